@@ -1,0 +1,1 @@
+"""What a run is: the options, their checks, and the recipes."""

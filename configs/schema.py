@@ -1,0 +1,249 @@
+"""Every option once: name, type, unit, default, check.
+
+In YAML the keys are upper case (`TRAIN.BASE_LR`), in Python lower case (`config.train.base_lr`). The keys and the
+defaults of PaddleViT are kept; see its `config.py` for the originals. This module needs no torch.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+
+def _as_tuple(value: Any) -> Any:
+    """YAML has no tuples: a list is one, and so is PaddleViT's text '(0.9, 0.999)'."""
+    if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
+        try:
+            return tuple(float(part) for part in value[1:-1].split(",") if part.strip())
+        except ValueError:
+            return value
+    return tuple(value) if isinstance(value, list) else value
+
+
+Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def _not_yet(feature: str, neutral: Any = None) -> Any:
+    """A key of PaddleViT's whose feature is not there yet: only its neutral value is accepted."""
+    return Field(neutral, description=f"{feature}: not available yet", json_schema_extra={"not_yet": feature})
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_there_yet(self) -> "Section":
+        for name, field in type(self).model_fields.items():
+            feature = (field.json_schema_extra or {}).get("not_yet")
+            if feature and getattr(self, name) != field.default:
+                neutral = "null" if field.default is None else str(field.default).lower()
+                raise ValueError(f"{field.alias}: {feature} is not available yet; remove it or set it to {neutral}")
+        return self
+
+
+class Amp(Section):
+    """Mixed precision. In YAML `AMP: true` is short for `AMP: {ENABLED: true}`."""
+
+    enabled: bool = Field(False, description="train and evaluate under autocast")
+    dtype: Literal["float16", "bfloat16"] | None = Field(
+        None, description="autocast dtype; null: float16 on a GPU, bfloat16 on a CPU"
+    )
+
+
+class Data(Section):
+    batch_size: int = Field(256, ge=1, description="images per device in one forward pass of training")
+    batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
+    data_path: str = Field("/dataset/imagenet/", description="folder (or file) of the data set")
+    dataset: str = Field("imagenet2012", description="which data set; see datasets/__init__.py for the table")
+    image_size: int = Field(224, ge=1, description="pixels on a side of the model's input")
+    image_channels: Literal[1, 3] = Field(3, description="1: grey, 3: RGB")
+    crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop's share of the shorter side")
+    num_workers: int | None = Field(
+        None, ge=0, description="loading processes per rank; null: one per core, none for data held in memory"
+    )
+    imagenet_mean: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
+    imagenet_std: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
+    val_fraction: float | None = Field(
+        None, gt=0, lt=1, description="held out per class where a data set has no validation split; null: its custom"
+    )
+    split_seed: int = Field(0, ge=0, description="seed of that split; apart from SEED, so that no seed sees other data")
+    random_crop_scale: Pair = Field((0.08, 1.0), description="training crop's area as a share of the image")
+    random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop's width / height")
+    hflip_prob: Probability = Field(0.5, description="probability of a horizontal flip in training")
+    affine_degrees: float = Field(0.0, ge=0, le=180, description="random rotation in training, degrees either way")
+    affine_translate: float = Field(0.0, ge=0, le=1, description="random shift in training, share of the image's side")
+    affine_scale: Pair = Field((1.0, 1.0), description="random zoom in training, factor from..to")
+
+    @property
+    def eval_batch_size(self) -> int:
+        return self.batch_size_eval or self.batch_size
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
+            if len(values) != self.image_channels:
+                raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")
+        if min(self.imagenet_std) <= 0:
+            raise ValueError("IMAGENET_STD must be greater than 0")
+        for key in ("RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO", "AFFINE_SCALE"):
+            low, high = getattr(self, key.lower())
+            if not 0 < low <= high:
+                raise ValueError(f"{key} ({low}, {high}) must rise and be greater than 0")
+        if self.random_crop_scale[1] > 1:
+            raise ValueError("RANDOM_CROP_SCALE is a share of the image, at most 1")
+        return self
+
+
+_VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", "MLP_RATIO", "QKV_BIAS")
+
+
+class Model(Section):
+    type: Literal["vit", "timm"] = Field("vit", description="vit: built from these keys; timm: any timm model by NAME")
+    name: str = Field("vit", description="a name for the log; for TYPE timm the timm model's name")
+    resume: str | None = Field(None, description="checkpoint (file or its folder) whose whole state is continued")
+    pretrained: str | None = Field(
+        None, description="weights to start from: .safetensors, .pth, .npz, .pdparams; for TYPE timm also 'timm'"
+    )
+    num_classes: int = Field(1000, ge=1, description="classes of the head")
+    freeze_backbone: bool = Field(False, description="train the head alone")
+    dropout: Probability = Field(0.0, description="after the position embedding and both projections, not in the head")
+    attention_dropout: Probability = Field(0.0, description="on the attention weights")
+    droppath: Probability = Field(0.0, description="stochastic depth at the last block, rising linearly from 0")
+    patch_size: int = Field(16, ge=1, description="pixels on a side of a patch")
+    embed_dim: int = Field(768, ge=1, description="width of a token")
+    num_heads: int = Field(12, ge=1, description="attention heads")
+    attn_head_size: int | None = Field(None, ge=1, description="width of a head; null: EMBED_DIM / NUM_HEADS")
+    depth: int = Field(12, ge=1, description="blocks")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden width of the MLP / EMBED_DIM")
+    qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
+    # Swin, BEiT, CaiT
+    window_size: Any = _not_yet("windowed attention (Swin)")
+    stage_depths: Any = _not_yet("stages (Swin)")
+    qk_scale: Any = _not_yet("a custom attention scale (Swin)")
+    ape: Any = _not_yet("Swin's absolute position embedding")
+    patch_norm: Any = _not_yet("Swin's patch norm")
+    init_values: Any = _not_yet("layer scale (BEiT, CaiT)")
+    use_abs_pos_emb: Any = _not_yet("BEiT's position embedding switch")
+    use_rel_pos_bias: Any = _not_yet("relative position bias (BEiT)")
+    depth_token_only: Any = _not_yet("class attention (CaiT)")
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_file_name(cls, name: str) -> str:
+        if not name or "/" in name:
+            raise ValueError("must be a plain name")
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _family_first(cls, values: Any) -> Any:
+        """A Swin file fails on its TYPE, not on the first of the keys that follow from it."""
+        if isinstance(values, dict) and isinstance(values.get("TYPE"), str) and values["TYPE"] not in ("vit", "timm"):
+            raise ValueError(f"TYPE: {values['TYPE']} is not available yet; available are vit, timm")
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> "Model":
+        if self.type == "timm":
+            for key in _VIT_ONLY:
+                if getattr(self, key.lower()) != type(self).model_fields[key.lower()].default:
+                    raise ValueError(f"{key} has no meaning for TYPE timm, whose NAME says it all; remove it")
+        if self.type == "vit" and self.attn_head_size is None and self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"EMBED_DIM {self.embed_dim} is no multiple of NUM_HEADS {self.num_heads}; "
+                "change one of them or set ATTN_HEAD_SIZE"
+            )
+        return self
+
+
+class Optimizer(Section):
+    name: str = Field("AdamW", description="AdamW, Adam, SGD, or any other of timm's optimizers by its name")
+    eps: float = Field(1e-8, gt=0, description="added to the denominator")
+    betas: Pair = Field((0.9, 0.999), description="decay of the first and second moment")
+    momentum: Probability = Field(0.9, description="of SGD and its kin")
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("both must lie in 0 <= beta < 1")
+        return betas
+
+
+class Train(Section):
+    last_epoch: int = Field(0, ge=0, description="epochs already done: training starts at the next (without a resume)")
+    num_epochs: int = Field(300, ge=1, description="epochs")
+    max_steps: int | None = Field(None, ge=1, description="stop, with a checkpoint, when the run has done these steps")
+    warmup_epochs: float = Field(32, ge=0, description="epochs of linear warm-up, counted in NUM_EPOCHS")
+    weight_decay: float = Field(0.3, ge=0, description="decoupled; not on biases, norms and tokens")
+    base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
+    warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
+    end_lr: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
+    linear_scaled_lr: int | None = Field(
+        None, ge=1, description="multiplies the three rates by global batch size / this; null: rates as they stand"
+    )
+    grad_clip: float | None = Field(None, ge=0, description="max gradient norm, global; null or 0: no clipping")
+    accum_iter: int = Field(1, ge=1, description="forward passes per optimizer step")
+    layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate's factor per layer downwards")
+    smoothing: Probability = Field(0.0, description="label smoothing")
+    model_ema: bool = Field(False, description="average the weights exponentially; evaluation judges the average")
+    model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="its decay per step")
+    model_ema_force_cpu: bool = _not_yet("an average in the host's memory", False)
+    mixup_alpha: float = Field(0.0, ge=0, description="Beta parameter of mixup; 0: off")
+    mixup_prob: Probability = Field(1.0, description="probability that a batch is mixed at all")
+    mixup_switch_prob: Probability = Field(0.5, description="probability of CutMix where both are on")
+    mixup_mode: Literal["batch"] = Field("batch", description="one mixing weight per batch")
+    cutmix_alpha: float = Field(0.0, ge=0, description="Beta parameter of CutMix; 0: off")
+    optimizer: Optimizer = Optimizer()
+    # DeiT
+    cutmix_minmax: Any = _not_yet("CutMix by side lengths")
+    color_jitter: float = _not_yet("colour jitter", 0.0)
+    auto_augment: bool = _not_yet("AutoAugment", False)
+    rand_augment: bool = _not_yet("RandAugment", False)
+    rand_augment_layers: Any = _not_yet("RandAugment")
+    rand_augment_magnitude: Any = _not_yet("RandAugment")
+    random_erase_prob: float = _not_yet("random erasing", 0.0)
+    random_erase_mode: Any = _not_yet("random erasing")
+    random_erase_count: Any = _not_yet("random erasing")
+    random_erase_split: bool = _not_yet("random erasing", False)
+    distillation_type: Any = _not_yet("distillation")
+    distillation_alpha: Any = _not_yet("distillation")
+    distillation_tau: Any = _not_yet("distillation")
+    teacher_model: Any = _not_yet("distillation")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Train":
+        if self.warmup_epochs > self.num_epochs:
+            raise ValueError(
+                f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
+            )
+        if self.last_epoch > self.num_epochs:
+            raise ValueError(f"LAST_EPOCH {self.last_epoch} exceeds NUM_EPOCHS {self.num_epochs}: nothing is left")
+        return self
+
+
+class Config(Section):
+    """All options of one run, checked and frozen."""
+
+    save: str = Field("./output", description="folder in which each run makes a folder of its own")
+    save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
+    keep_checkpoints: int = Field(3, ge=0, description="periodic checkpoints kept besides last and best")
+    report_freq: int = Field(20, ge=1, description="steps between log lines")
+    validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
+    seed: int = Field(0, ge=0, description="of all chance in the run")
+    eval: bool = Field(False, description="evaluate only")
+    amp: Amp = Amp()
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.model.type == "vit" and self.data.image_size % self.model.patch_size:
+            raise ValueError(
+                f"DATA.IMAGE_SIZE {self.data.image_size} is no multiple of MODEL.PATCH_SIZE {self.model.patch_size}"
+            )
+        if self.eval and not (self.model.pretrained or self.model.resume):
+            raise ValueError("EVAL needs weights to evaluate: give -pretrained or -resume")
+        return self

@@ -1,0 +1,128 @@
+"""Bytes -> uint8 crop, the fast path.
+
+torchvision decodes the plain JPEGs, a fifth faster than Pillow; Pillow decodes all else. An image (C, H, W) has its
+channels innermost in memory, as decoders write them, and so resampling runs at twice the speed of a planar image.
+"""
+
+import contextlib
+import io
+import math
+import random
+import warnings
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch.nn.functional import interpolate
+from torchvision.io import decode_jpeg
+
+from utils.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # EPS is left out: Pillow runs Ghostscript for it
+Box = tuple[int, int, int, int]  # top, left, height, width in pixels
+
+# Of damaged EXIF data, which ImageNet has: the pixels are sound.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
+
+
+def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
+    """Decodes a whole image, turned as its EXIF data say.
+
+    Args:
+        data: the file's bytes: JPEG, PNG, WebP, BMP, GIF, TIFF or PPM, recognized by content.
+        channels: 1 for grey, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
+        name: what to call the image in an error.
+
+    Returns:
+        torch.uint8 (channels, H, W). 16-bit grey is scaled to 8 bits.
+
+    Raises:
+        UserError: no such image, or one that is truncated, damaged, too large or of floating-point pixels.
+    """
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.format in ("JPEG", "MPO") and image.mode == mode and not _is_turned(image):
+                with contextlib.suppress(RuntimeError):  # Pillow has the last word on what torchvision refuses
+                    return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            return _decode_with_pillow(image, mode)
+    except UnidentifiedImageError as error:
+        raise UserError(f"{name}: is no image in any of {', '.join(FORMATS)}; replace or remove it") from error
+    except Exception as error:  # on damaged files Pillow raises nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{name}: cannot be decoded ({reason}); replace or remove it") from error
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # damaged EXIF data say nothing; the pixels are sound all the same
+        return False
+
+
+def _decode_with_pillow(image: Image.Image, mode: str) -> torch.Tensor:
+    image.load()
+    if _is_turned(image):
+        ImageOps.exif_transpose(image, in_place=True)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range: save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        image = _scale_to_8_bits(image)
+    image.info.pop("transparency", None)  # changes no pixel; Pillow would warn of it
+    pixels = np.array(image.convert(mode))
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+def _scale_to_8_bits(image: Image.Image) -> Image.Image:
+    """From 16 bits of grey, in mode I;16 or I; Pillow's own conversion turns all values above 255 white."""
+    values = np.array(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError("pixels lie outside 0..65535: save it with 8 or 16 bits")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
+    """The box of a torch.uint8 image (C, H, W), resampled to (C, size, size): bicubic, antialiased.
+
+    A box of that size already is returned as a view, its pixels untouched.
+    """
+    top, left, height, width = box
+    return _resize(image[:, top : top + height, left : left + width], size, size)
+
+
+def centre_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor:
+    """The centre of a torch.uint8 image (C, H, W) as (C, size, size), for evaluation.
+
+    The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it; rounding is that of
+    torchvision's Resize and CenterCrop.
+    """
+    short_target = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
+    height, width = (side * short_target // min(image.shape[1:]) for side in image.shape[1:])
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return _resize(image, height, width)[:, top : top + size, left : left + size]
+
+
+def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    if image.shape[1:] == (height, width):
+        return image
+    return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True)[0]
+
+
+def random_crop_box(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], rng: random.Random
+) -> Box:
+    """A random box inside an image of `height` x `width` pixels, by the rule of torchvision's RandomResizedCrop.
+
+    Its area is a share of the image's drawn from `scale`, its width / height is drawn from `ratio` on a logarithmic
+    scale. After ten boxes that stick out, the central one comes nearest to `ratio`.
+    """
+    log_ratio = [math.log(bound) for bound in ratio]
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(*log_ratio))
+        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < box_height <= height and 0 < box_width <= width:
+            return rng.randint(0, height - box_height), rng.randint(0, width - box_width), box_height, box_width
+    box_height = min(height, round(width / ratio[0]))
+    box_width = min(width, round(height * ratio[1]))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width

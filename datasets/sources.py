@@ -1,0 +1,207 @@
+"""Where the samples are and what their labels are.
+
+Each data set is one function, `name(options, split) -> Samples`, of the options under DATA and 'train' or 'val'. All
+raise a UserError where files are missing or not what they should be.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import Data
+from datasets.cifar import read_batch, read_class_names
+from datasets.decode import decode_image
+from datasets.listing import Listing, class_names_in, read_class_folders, read_list, read_table
+from utils.errors import UserError
+
+
+class Samples:
+    """The images and labels of one split.
+
+    `targets` (N,) int64 are labels into `class_names`; `in_memory` tells whether `image` is free of waiting for a disk.
+    """
+
+    in_memory = False
+
+    def __init__(self, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
+        self.targets = np.asarray(targets, dtype=np.int64)
+        self.class_names = class_names
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def image(self, index: int, channels: int) -> torch.Tensor:
+        """torch.uint8 (channels, H, W), to be read only; raises a UserError naming a file that is no image."""
+        raise NotImplementedError
+
+
+class ImageFiles(Samples):
+    """Images in files of their own, at `paths` relative to `root`."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], targets: Sequence[int] | np.ndarray, class_names: list[str]
+    ) -> None:
+        super().__init__(targets, class_names)
+        self.root = root
+        # One array, for a million str objects would be copied into each worker as their reference counts change.
+        self.paths = np.array([os.fsencode(path) for path in paths])
+
+    def image(self, index: int, channels: int) -> torch.Tensor:
+        path = self.root / os.fsdecode(self.paths[index])
+        try:
+            data = path.read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: cannot be read ({reason}); restore it or take it off the list") from error
+        return decode_image(data, channels, str(path))
+
+
+class ImageArray(Samples):
+    """Images held in memory, uint8 (N, 1 or 3, H, W)."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
+        super().__init__(targets, class_names)
+        self.images = images
+
+    def image(self, index: int, channels: int) -> torch.Tensor:
+        image = torch.from_numpy(self.images[index])
+        if channels == len(image):
+            return image
+        return image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
+
+
+class FakeImages(Samples):
+    """Noise in place of pictures, to measure everything but the reading of files."""
+
+    def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
+        rng = np.random.default_rng(num_samples)
+        super().__init__(rng.integers(num_classes, size=num_samples), [str(label) for label in range(num_classes)])
+        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
+
+    def image(self, index: int, channels: int) -> torch.Tensor:
+        return self.pool[index % len(self.pool), :channels]
+
+
+def _grey(image: torch.Tensor) -> torch.Tensor:
+    """ITU-R 601 luma of an RGB image in fixed point, as Pillow computes it."""
+    red, green, blue = image.int()
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).byte()[None]
+
+
+def split_stratified(
+    targets: Sequence[int] | np.ndarray, val_fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (train, val), both disjoint and together complete: a pure function of its arguments.
+
+    `val_fraction` of each class is held out, rounded; of a class with two samples or more at least one goes to each
+    side; a single sample goes to train.
+    """
+    targets = np.asarray(targets)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    is_val = np.zeros(len(targets), dtype=bool)
+    for label in np.unique(targets):
+        members = np.flatnonzero(targets == label)
+        num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
+        is_val[rng.permutation(members)[:num_val]] = True
+    return np.flatnonzero(~is_val), np.flatnonzero(is_val)
+
+
+def _split(targets: Sequence[int], options: Data, split: str, custom_fraction: float) -> np.ndarray:
+    train, val = split_stratified(targets, options.val_fraction or custom_fraction, options.split_seed)
+    if not len(val):
+        raise UserError(f"{options.data_path}: no class has two images, so none can be held out; add a split for val")
+    return train if split == "train" else val
+
+
+def _split_files(listing: Listing, options: Data, split: str) -> ImageFiles:
+    chosen = _split(listing.targets, options, split, custom_fraction=0.1)
+    paths, targets = ([column[index] for index in chosen] for column in (listing.paths, listing.targets))
+    return ImageFiles(listing.root, paths, targets, listing.class_names)
+
+
+def imagenet2012(options: Data, split: str) -> ImageFiles:
+    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH: a path relative to it and a label a line."""
+    return ImageFiles(*read_list(Path(options.data_path) / f"{split}_list.txt"))
+
+
+def folder(options: Data, split: str) -> ImageFiles:
+    """A folder per class under DATA_PATH/train and DATA_PATH/val; without val the images are split."""
+    root = Path(options.data_path)
+    train, val = root / "train", root / "val"
+    if not val.is_dir():
+        return _split_files(read_class_folders(train if train.is_dir() else root), options, split)
+    if train.is_dir():
+        differing = set(class_names_in(train)) ^ set(class_names_in(val))
+        if differing:
+            raise UserError(f"{root}: class folder '{min(differing)}' is only in one of train and val; add or drop it")
+    return ImageFiles(*read_class_folders(root / split))
+
+
+def csv(options: Data, split: str) -> ImageFiles:
+    """DATA_PATH/train.csv and DATA_PATH/val.csv, with the columns image_path,target; a single file is split."""
+    path = Path(options.data_path)
+    train_file = path if path.is_file() else path / "train.csv"
+    val_file = path / "val.csv"
+    if not val_file.is_file():
+        return _split_files(read_table(train_file, train_file), options, split)
+    return ImageFiles(*read_table(val_file if split == "val" else train_file, train_file))
+
+
+def caltech101(options: Data, split: str) -> ImageFiles:
+    """The folder `101_ObjectCategories`, at DATA_PATH or in it, split; the background is no class."""
+    root = _at_or_in(options.data_path, "101_ObjectCategories")
+    return _split_files(read_class_folders(root, leave_out="BACKGROUND_Google"), options, split)
+
+
+def caltech256(options: Data, split: str) -> ImageFiles:
+    """The folder `256_ObjectCategories`, at DATA_PATH or in it, split; the clutter is no class."""
+    root = _at_or_in(options.data_path, "256_ObjectCategories")
+    return _split_files(read_class_folders(root, leave_out="257.clutter"), options, split)
+
+
+def cifar10(options: Data, split: str) -> ImageArray:
+    """The unpacked Python version, the folder `cifar-10-batches-py`, at DATA_PATH or in it."""
+    root = _at_or_in(options.data_path, "cifar-10-batches-py")
+    names = [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
+    return _cifar([root / name for name in names], "labels", root / "batches.meta", "label_names")
+
+
+def cifar100(options: Data, split: str) -> ImageArray:
+    """The unpacked Python version, the folder `cifar-100-python`, at DATA_PATH or in it; its 100 fine labels."""
+    root = _at_or_in(options.data_path, "cifar-100-python")
+    return _cifar([root / ("train" if split == "train" else "test")], "fine_labels", root / "meta", "fine_label_names")
+
+
+def digits(options: Data, split: str) -> ImageArray:
+    """The 1,797 handwritten digits of 8 x 8 grey pixels that come with scikit-learn; a fifth is held out."""
+    from sklearn.datasets import load_digits  # takes a second, which no other data set should wait for
+
+    bunch = load_digits()
+    chosen = _split(bunch.target, options, split, custom_fraction=0.2)
+    images = np.round(bunch.images[chosen, None] * (255 / 16)).astype(np.uint8)
+    return ImageArray(images, bunch.target[chosen], [str(name) for name in bunch.target_names])
+
+
+def fake(options: Data, split: str) -> FakeImages:
+    """1,280 training and 256 validation samples of noise, of IMAGE_SIZE, in 1,000 classes."""
+    return FakeImages(1280 if split == "train" else 256, num_classes=1000, size=options.image_size)
+
+
+def _at_or_in(data_path: str, name: str) -> Path:
+    inner = Path(data_path) / name
+    return inner if inner.is_dir() else Path(data_path)
+
+
+def _cifar(files: list[Path], label_key: str, names_file: Path, names_key: str) -> ImageArray:
+    class_names = read_class_names(names_file, names_key)
+    images, targets = zip(*(read_batch(file, label_key, len(class_names)) for file in files), strict=True)
+    return ImageArray(np.concatenate(images), np.concatenate(targets), class_names)

@@ -1,0 +1,1 @@
+"""How a run goes: the trainer and its parts."""

@@ -1,0 +1,45 @@
+"""Parameter groups and the optimizer."""
+
+import timm.optim
+import torch
+from torch import nn
+
+from configs.schema import Train
+from utils.errors import UserError, nearest
+
+_FUSED = ("adam", "adamw", "sgd")
+
+
+def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
+    """timm's optimizer of that name; weight decay spares biases, norms and tokens. Fused where torch has it so.
+
+    Raises:
+        UserError: timm knows no optimizer of that name.
+    """
+    chosen = options.optimizer
+    name = chosen.name.lower()
+    if name not in timm.optim.list_optimizers():
+        hint = nearest(name, timm.optim.list_optimizers())
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name}{hint}")
+    info = timm.optim.get_optimizer_info(name)
+    arguments = {}
+    if info.has_betas:
+        arguments["betas"] = chosen.betas
+    if info.has_eps:
+        arguments["eps"] = chosen.eps
+    if name in _FUSED:
+        arguments["fused"] = True
+    return timm.optim.create_optimizer_v2(
+        model,
+        opt=name,
+        lr=options.base_lr,
+        weight_decay=options.weight_decay,
+        momentum=chosen.momentum,
+        layer_decay=options.layer_decay,
+        **arguments,
+    )
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)

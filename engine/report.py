@@ -1,0 +1,165 @@
+"""What a run tells while it goes: log lines, progress bar, metrics.csv, TensorBoard, plots, result.json."""
+
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from configs.schema import Config
+from engine.precision import SkippingScaler
+from engine.step import EpochProgress
+from utils.distributed import ProcessContext
+from utils.logger import MetricsFile, RunLogger, progress_bar
+from utils.metrics import Metrics, to_metrics
+from utils.plots import CurvePlots
+
+_COLUMNS = [
+    "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
+    "images_per_second", "data_wait_share", "loss_scale", "skipped_steps", "peak_memory_bytes", "train_seconds",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The state of training at a step. Throughput is over all devices, since the report before."""
+
+    step: int
+    lr: float
+    latest: Metrics
+    average: Metrics
+    images_per_second: float
+    data_wait_share: float
+    loss_scale: float
+    skipped_steps: int
+    peak_memory_bytes: int
+
+
+class Reporter:
+    """Follows a training run on every rank; only the main process writes for the run."""
+
+    def __init__(
+        self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, scaler: SkippingScaler
+    ) -> None:
+        self.config, self.context, self.folder, self.logger, self.scaler = config, context, folder, logger, scaler
+        self.last: StepReport | None = None
+        self._first_step = True
+
+    def start(self, epochs_done: int, steps_done: int) -> None:
+        """Opens the files; what they hold of later epochs is dropped (a resumed run goes through those again)."""
+        if self.context.is_main:
+            self._metrics = MetricsFile(self.folder / "metrics.csv", _COLUMNS, epochs_done)
+            self._board = SummaryWriter(self.folder, purge_step=steps_done)
+            self._plots = CurvePlots(self.folder / "metrics.csv")
+
+    def start_epoch(self, progress: EpochProgress) -> None:
+        title = f"Epoch {progress.epoch + 1}/{self.config.train.num_epochs}"
+        self._bar = progress_bar(progress.steps, progress.done_steps, title, self.context)
+        self._open_interval(progress, progress.sums.reduced(self.context))
+
+    def _open_interval(self, progress: EpochProgress, sums: torch.Tensor) -> None:
+        self._since = time.perf_counter()
+        self._sums_then = sums
+        self._wait_then = progress.data_wait_seconds
+
+    def after_step(self, progress: EpochProgress) -> None:
+        self._bar.update()
+        done = progress.done_steps
+        if self._first_step or done % self.config.report_freq == 0 or done == progress.steps:
+            self._first_step = False
+            self._report(progress)
+
+    def _report(self, progress: EpochProgress) -> None:
+        sums = progress.sums.reduced(self.context)
+        latest = to_metrics(sums - self._sums_then)
+        seconds = time.perf_counter() - self._since
+        self.last = StepReport(
+            step=progress.epoch * progress.steps + progress.done_steps,
+            lr=progress.lr,
+            latest=latest,
+            average=to_metrics(sums),
+            images_per_second=latest.samples / seconds,
+            data_wait_share=(progress.data_wait_seconds - self._wait_then) / seconds,
+            loss_scale=self.scaler.get_scale(),
+            skipped_steps=int(self.scaler.skipped),
+            peak_memory_bytes=peak_memory_bytes(self.context.device),
+        )
+        self.logger.info(self._line(progress, latest, self.last.average))
+        own = to_metrics(progress.sums.sums)
+        self.logger.rank(self._line(progress, own, own))
+        self._bar.set_postfix_str(f"loss {latest.loss:.4f}, {self.last.images_per_second:.0f} images/s")
+        if self.context.is_main:
+            self._write_scalars(self.last)
+        self._open_interval(progress, sums)
+
+    def _line(self, progress: EpochProgress, latest: Metrics, average: Metrics) -> str:
+        now = self.last
+        return (
+            f"Epoch[{progress.epoch + 1:03d}/{self.config.train.num_epochs:03d}], "
+            f"Step[{progress.done_steps - 1:04d}/{progress.steps:04d}], Lr: {now.lr:.6f}, "
+            f"Loss: {latest.loss:.4f} ({average.loss:.4f}), Avg Acc: {average.top1:.2f}%, "
+            f"images/s: {now.images_per_second:.1f}, data wait: {now.data_wait_share:.0%}, "
+            f"loss scale: {now.loss_scale:g}, skipped: {now.skipped_steps}, "
+            f"memory: {now.peak_memory_bytes / 1e9:.2f} GB"
+        )
+
+    def _write_scalars(self, report: StepReport) -> None:
+        for name in ("lr", "images_per_second", "data_wait_share", "loss_scale", "skipped_steps"):
+            self._board.add_scalar(f"train/{name}", getattr(report, name), report.step)
+        self._board.add_scalar("train/loss", report.latest.loss, report.step)
+
+    def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
+        """train_seconds: of the whole run so far, without evaluation."""
+        self._bar.close()
+        report = self.last
+        if not self.context.is_main or report is None:
+            return
+        self._metrics.append(
+            {
+                "epoch": progress.epoch + 1,
+                "step": report.step,
+                "lr": report.lr,
+                "train_loss": report.average.loss,
+                "train_top1": report.average.top1,
+                "val_loss": validation.loss if validation else "",
+                "val_top1": validation.top1 if validation else "",
+                "val_top5": validation.top5 if validation else "",
+                "images_per_second": round(report.images_per_second, 2),
+                "data_wait_share": round(report.data_wait_share, 4),
+                "loss_scale": report.loss_scale,
+                "skipped_steps": report.skipped_steps,
+                "peak_memory_bytes": report.peak_memory_bytes,
+                "train_seconds": round(train_seconds, 3),
+            }
+        )
+        if validation:
+            for name in ("loss", "top1", "top5"):
+                self._board.add_scalar(f"val/{name}", getattr(validation, name), report.step)
+        self._plots.update()
+
+    def finish(self, result: dict) -> None:
+        if self.context.is_main:
+            self._plots.update(now=True)
+            self._board.close()
+            write_result(self.folder, result)
+
+
+def write_result(folder: Path, result: dict) -> None:
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def validation_line(title: str, metrics: Metrics, seconds: float) -> str:
+    return (
+        f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, "
+        f"Validation Acc@5: {metrics.top5:.2f}%, time: {seconds:.2f}"
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Of the device where it has memory of its own, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,128 @@
+"""One batch's whole life, top to bottom: training and evaluation.
+
+Legend: B images per batch, C channels, S pixels on a side.
+Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.ACCUM_ITER` of them make a step.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from configs.schema import Config
+from datasets.loader import Batch
+from datasets.sampler import PADDING
+from datasets.transforms import DeviceTransform
+from engine.optimizer import set_lr
+from engine.parallel import gradient_sync, share_buffers
+from engine.precision import Precision
+from engine.schedule import Schedule
+from models import set_training
+from utils.chance import derive_seed
+from utils.distributed import ProcessContext
+from utils.metrics import Metrics, MetricSums, to_metrics
+
+
+@dataclass
+class Learner:
+    """All that a step touches. `model` is the bare one, `parallel` what the forward pass goes through."""
+
+    config: Config
+    context: ProcessContext
+    model: nn.Module
+    parallel: nn.Module
+    ema: ModelEmaV3 | None
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    schedule: Schedule
+    transform: DeviceTransform
+    mixup: nn.Module
+
+    @property
+    def judged_model(self) -> nn.Module:
+        """What is evaluated and handed out: the average where there is one."""
+        return self.ema.module if self.ema else self.model
+
+
+@dataclass
+class EpochProgress:
+    """Where an epoch stands: steps and batches of it that are done, sums so far, seconds spent waiting for data."""
+
+    epoch: int
+    steps: int
+    batches: int
+    sums: MetricSums
+    done_steps: int = 0
+    lr: float = 0.0
+    data_wait_seconds: float = field(default=0.0)
+
+
+def train_one_epoch(
+    learner: Learner,
+    batches: Iterator[Batch],
+    progress: EpochProgress,
+    stop_step: int,
+    after_step: Callable[[EpochProgress], None],
+) -> None:
+    """Trains from `progress.done_steps` to the epoch's end, or to `stop_step` of it, and calls back after each step.
+
+    The loss of a step is the mean over all samples of its accumulation window on all ranks, a short last window
+    included. The host waits for the device nowhere here.
+    """
+    options, scaler = learner.config.train, learner.precision.scaler
+    set_training(learner.model, learner.config.model.freeze_backbone)
+    while progress.done_steps < stop_step:
+        step = progress.epoch * progress.steps + progress.done_steps
+        progress.lr = learner.schedule.lr_at(step)
+        set_lr(learner.optimizer, progress.lr)
+        window = min(options.accum_iter, progress.batches - progress.done_steps * options.accum_iter)
+        samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
+
+        for micro_step in range(window):
+            waiting_since = time.perf_counter()
+            batch = next(batches)
+            progress.data_wait_seconds += time.perf_counter() - waiting_since
+
+            torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
+            images, targets = learner.mixup(learner.transform(batch.images, batch.affine), batch.targets)
+            with gradient_sync(learner.parallel, micro_step == window - 1):
+                with learner.precision.autocast():
+                    logits = learner.parallel(images)
+                loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=options.smoothing)
+                scaler.scale(loss / samples).backward()
+            progress.sums.add(loss.detach(), logits.detach(), batch.targets)
+
+        if options.grad_clip:
+            scaler.unscale_(learner.optimizer)
+            nn.utils.clip_grad_norm_(learner.model.parameters(), options.grad_clip)
+        scaler.step(learner.optimizer)
+        scaler.update()
+        learner.optimizer.zero_grad(set_to_none=True)
+        if learner.ema:
+            learner.ema.update(learner.model)
+        progress.done_steps += 1
+        after_step(progress)
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    transform: DeviceTransform,
+    precision: Precision,
+    context: ProcessContext,
+) -> Metrics:
+    """Loss and hits over all samples of all ranks, each counted once."""
+    model.eval()
+    share_buffers(model, context)
+    sums = MetricSums(context.device)
+    for batch in batches:
+        with precision.autocast():
+            logits = model(transform(batch.images))
+        loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=PADDING)
+        sums.add(loss, logits, batch.targets)
+    return to_metrics(sums.reduced(context))

@@ -1,0 +1,225 @@
+"""A run from its options to its result: builds the parts, resumes, decides when to evaluate, save and stop."""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+
+from configs.load import to_yaml
+from configs.schema import Config
+from datasets import eval_loader, read_samples, train_loader, train_sampler
+from datasets.transforms import DeviceTransform, build_mixup
+from engine.checkpoint import BEST, LAST, save_checkpoint
+from engine.optimizer import build_optimizer
+from engine.parallel import parallelize
+from engine.precision import Precision
+from engine.report import Reporter, peak_memory_bytes, validation_line
+from engine.schedule import build_schedule
+from engine.step import EpochProgress, Learner, evaluate, train_one_epoch
+from models import build_model
+from utils.chance import derive_seed
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.logger import RunLogger
+from utils.metrics import Metrics, MetricSums
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What must be equal for the order of samples, and so a resumed run, to be the same."""
+
+    samples: int
+    batch_size: int  # over all ranks, in one micro-step
+    accum_iter: int
+    seed: int
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.samples // self.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.batches_per_epoch // self.accum_iter)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far; epochs count from 1."""
+
+    top1: float
+    top5: float
+    epoch: int
+
+
+class Trainer:
+    """One training run, fresh or resumed from the `checkpoint` of `engine.checkpoint`."""
+
+    def __init__(
+        self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, checkpoint: dict | None
+    ) -> None:
+        self.config, self.context, self.folder, self.logger = config, context, folder, logger
+        self.train_samples = read_samples(config, "train")
+        self.val_loader = eval_loader(config, read_samples(config, "val"), context)
+        self.sampler = train_sampler(config, self.train_samples, context)
+        self.geometry = Geometry(
+            len(self.train_samples), config.data.batch_size * context.world_size, config.train.accum_iter, config.seed
+        )
+        self.best: Best | None = None
+        self.train_seconds = 0.0
+        self.learner = build_learner(config, context, self.geometry, logger)
+        self.progress = self._progress(epoch=config.train.last_epoch)
+        if checkpoint:
+            self._restore(checkpoint)
+        self.learner.parallel = parallelize(self.learner.model, context)
+        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
+
+    def _progress(self, epoch: int) -> EpochProgress:
+        geometry = self.geometry
+        return EpochProgress(
+            epoch, geometry.steps_per_epoch, geometry.batches_per_epoch, MetricSums(self.context.device)
+        )
+
+    def train(self) -> dict[str, Any]:
+        """Trains to the last epoch, or to `TRAIN.MAX_STEPS`.
+
+        Returns:
+            what `result.json` says: the best top-1 and top-5 in percent, where they are, speed and memory.
+        """
+        progress, accum_iter = self.progress, self.config.train.accum_iter
+        self.reporter.start(progress.epoch, progress.epoch * progress.steps + progress.done_steps)
+        first_batch = progress.epoch * progress.batches + progress.done_steps * accum_iter
+        sampler = replace(self.sampler, first_batch=first_batch)
+        batches = iter(train_loader(self.config, self.train_samples, sampler, self.context))
+        while self.progress.epoch < self.config.train.num_epochs and self._train_epoch(batches):
+            pass
+        result = self._result()
+        self.reporter.finish(result)
+        return result
+
+    def _train_epoch(self, batches: Any) -> bool:
+        """Trains, evaluates, records and saves one epoch; False when `TRAIN.MAX_STEPS` ends the run."""
+        progress = self.progress
+        first_step = progress.epoch * progress.steps
+        max_steps = self.config.train.max_steps
+        stop_step = progress.steps if max_steps is None else min(progress.steps, max_steps - first_step)
+        self.reporter.start_epoch(progress)
+        started = time.perf_counter()
+        train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
+        self.train_seconds += time.perf_counter() - started
+        if progress.done_steps < progress.steps:
+            self._save(is_best=False)
+            return False
+        epochs_done = progress.epoch + 1
+        validation = self._evaluate(epochs_done) if self._is_due(epochs_done, self.config.validate_freq) else None
+        is_best = validation is not None and (self.best is None or validation.top1 > self.best.top1)
+        if is_best:
+            self.best = Best(validation.top1, validation.top5, epochs_done)
+        self.reporter.end_epoch(progress, validation, self.train_seconds)
+        self.progress = self._progress(epochs_done)
+        stops = max_steps is not None and epochs_done * progress.steps >= max_steps
+        if is_best or stops or self._is_due(epochs_done, self.config.save_freq):
+            self._save(is_best)
+        return not stops
+
+    def _is_due(self, epochs_done: int, every: int) -> bool:
+        return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
+
+    def _evaluate(self, epochs_done: int) -> Metrics:
+        started = time.perf_counter()
+        learner = self.learner
+        metrics = evaluate(learner.judged_model, self.val_loader, learner.transform, learner.precision, self.context)
+        title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
+        self.logger.info(validation_line(title, metrics, time.perf_counter() - started))
+        return metrics
+
+    def _save(self, is_best: bool) -> None:
+        """Every rank must call it; the main process writes."""
+        learner, progress = self.learner, self.progress
+        sums = progress.sums.reduced(self.context)
+        if not self.context.is_main:
+            return
+        state = {
+            "model": learner.model.state_dict(),
+            "ema": learner.ema.module.state_dict() if learner.ema else None,
+            "optimizer": learner.optimizer.state_dict(),
+            "precision": learner.precision.state_dict(),
+            "epoch": progress.epoch,
+            "done_steps": progress.done_steps,
+            "sums": sums,
+            "geometry": asdict(self.geometry),
+            "best": asdict(self.best) if self.best else None,
+            "train_seconds": self.train_seconds,
+            "options": to_yaml(self.config),
+        }
+        at_epoch_end = progress.done_steps == 0 and self._is_due(progress.epoch, self.config.save_freq)
+        periodic = f"epoch-{progress.epoch:03d}" if at_epoch_end else None
+        save_checkpoint(self.folder, state, is_best, periodic, self.config.keep_checkpoints)
+        self.logger.info(f"----- Save model: {self.folder / (BEST if is_best else LAST)}")
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        """Raises UserError where the run cannot go on from it."""
+        learner = self.learner
+        if (checkpoint["ema"] is None) != (learner.ema is None):
+            raise UserError("TRAIN.MODEL_EMA: is not what the checkpoint was trained with; set it alike to resume")
+        then = Geometry(**checkpoint["geometry"])
+        if then != self.geometry and checkpoint["done_steps"]:
+            raise UserError(
+                f"-resume: the checkpoint lies inside an epoch of {then}, this run has {self.geometry}; "
+                "resume with the same, or from a checkpoint at an epoch's end"
+            )
+        try:
+            learner.model.load_state_dict(checkpoint["model"])
+            if learner.ema:
+                learner.ema.module.load_state_dict(checkpoint["ema"])
+            learner.optimizer.load_state_dict(checkpoint["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"-resume: the checkpoint is of another model: {str(error).splitlines()[0]}") from None
+        learner.precision.load_state_dict(checkpoint["precision"])
+        self.progress = self._progress(checkpoint["epoch"])
+        self.progress.done_steps = checkpoint["done_steps"]
+        if self.context.is_main:
+            self.progress.sums.sums.copy_(checkpoint["sums"])
+        self.best = Best(**checkpoint["best"]) if checkpoint["best"] else None
+        self.train_seconds = checkpoint["train_seconds"]
+        self.logger.info(f"----- Resume: epoch {checkpoint['epoch'] + 1}, step {checkpoint['done_steps']}")
+
+    def _result(self) -> dict[str, Any]:
+        progress = self.progress
+        batches = progress.epoch * progress.batches + progress.done_steps * self.config.train.accum_iter
+        first = self.config.train.last_epoch * progress.batches
+        return {
+            "top1": self.best.top1 if self.best else None,
+            "top5": self.best.top5 if self.best else None,
+            "epoch": self.best.epoch if self.best else None,
+            "checkpoint": str(self.folder / (BEST if self.best else LAST)),
+            "images_per_second": (batches - first) * self.geometry.batch_size / max(self.train_seconds, 1e-9),
+            "train_seconds": self.train_seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "finished": progress.epoch == self.config.train.num_epochs,
+        }
+
+
+def build_learner(config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger) -> Learner:
+    """The model and all around it, alike on every rank."""
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    model, notes = build_model(config)
+    for note in notes:
+        logger.info(f"----- Pretrained: {note}")
+    model.to(context.device)
+    options = config.train
+    global_batch_size = geometry.batch_size * geometry.accum_iter
+    return Learner(
+        config=config,
+        context=context,
+        model=model,
+        parallel=model,
+        ema=ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None,
+        optimizer=build_optimizer(model, options),
+        precision=Precision(config.amp, context.device),
+        schedule=build_schedule(options, geometry.steps_per_epoch, global_batch_size),
+        transform=DeviceTransform(config.data).to(context.device),
+        mixup=build_mixup(options, config.model.num_classes),
+    )

@@ -1,0 +1,25 @@
+"""Trains or evaluates a Vision Transformer in one process, on the first visible GPU or else on the CPU.
+
+    CUDA_VISIBLE_DEVICES=0 python main_single_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
+        -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
+"""
+
+import sys
+
+from configs.load import load
+from utils.errors import exit_status
+
+SCRIPT = "main_single_gpu.py"
+
+
+def main(argv: list[str]) -> int:
+    command = load(argv, SCRIPT)
+    from engine.run import run  # torch loads only after the options were found right
+    from utils.distributed import single
+
+    run(command, single(), SCRIPT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main, sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""What is trained: `MODEL.TYPE` -> constructor."""
+
+from torch import nn
+
+from configs.schema import Config
+from models.vit import build_vit
+from models.weights import load_pretrained
+from models.zoo import build_timm
+from utils.errors import UserError
+
+MODELS = {"vit": build_vit, "timm": build_timm}
+
+
+def build_model(config: Config) -> tuple[nn.Module, list[str]]:
+    """The model of `config.model`, with its pretrained weights, and what to say of those in the log.
+
+    Raises:
+        UserError: the model cannot be built or the weights do not fit it.
+    """
+    model = MODELS[config.model.type](config)
+    notes: list[str] = []
+    if config.model.pretrained and not (config.model.type == "timm" and config.model.pretrained == "timm"):
+        notes = load_pretrained(model, config.model.pretrained)
+    if config.model.freeze_backbone:
+        freeze_backbone(model)
+    return model, notes
+
+
+def freeze_backbone(model: nn.Module) -> None:
+    """Leaves only the head trainable.
+
+    Raises:
+        UserError: the model has no head with parameters.
+    """
+    head = model.get_classifier()
+    model.requires_grad_(False)
+    head.requires_grad_(True)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("MODEL.FREEZE_BACKBONE: this model has no head to train")
+
+
+def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
+    """Training mode; a frozen backbone stays in evaluation mode, so that its dropout and statistics rest too."""
+    model.train(not backbone_is_frozen)
+    if backbone_is_frozen:
+        model.get_classifier().train()

@@ -1,0 +1,96 @@
+"""Makes a small data set in ImageNet's form, of real photographs, without a download.
+
+    python scripts/make_imagenet_sample.py -output data/imagenet_sample
+
+The images are random crops of the sample photographs that come with scikit-learn and matplotlib. A class is one quarter
+of one photograph in one order of its colours, so that it can be learned from a few images. The lists are PaddleViT's:
+train_list.txt and val_list.txt, a path and a label a line.
+"""
+
+import argparse
+import itertools
+import random
+from pathlib import Path
+
+import matplotlib
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+QUARTERS = list(itertools.product((0, 0.5), (0, 0.5)))  # left, top as shares of the photograph
+COLOUR_ORDERS = list(itertools.permutations(range(3)))
+
+
+def main() -> None:
+    options = parse_arguments()
+    scenes = class_scenes(options.classes)
+    (options.output / "val").mkdir(parents=True)
+    for label in range(options.classes):
+        (options.output / "train" / class_name(label)).mkdir(parents=True)
+    rng = random.Random(options.seed)
+    for split, count in (("train", options.train), ("val", options.val)):
+        lines = []
+        for number in range(count):
+            label = number % options.classes
+            parent = f"train/{class_name(label)}/{class_name(label)}" if split == "train" else "val/val"
+            path = f"{parent}_{number:08d}.JPEG"
+            random_crop(scenes[label], options.size, rng).save(options.output / path, quality=90)
+            lines.append(f"{path} {label}\n")
+        (options.output / f"{split}_list.txt").write_text("".join(lines))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Makes a small data set in ImageNet's form.", allow_abbrev=False)
+    parser.add_argument("-output", type=Path, required=True, help="folder to make")
+    parser.add_argument("-classes", type=int, default=10, help="classes (default: 10)")
+    parser.add_argument("-train", type=int, default=200, help="training images in all (default: 200)")
+    parser.add_argument("-val", type=int, default=51, help="validation images in all (default: 51)")
+    parser.add_argument("-size", type=width_and_height, default="500x375", help="pixels (default: 500x375)")
+    parser.add_argument("-seed", type=int, default=0, help="of the crops (default: 0)")
+    options = parser.parse_args()
+    if options.output.exists():
+        parser.error(f"{options.output} exists: remove it or name another folder")
+    if not 1 <= options.classes <= min(options.train, options.val):
+        parser.error(f"{options.classes} classes need as many images in train and in val")
+    if options.classes > len(photographs()) * len(QUARTERS) * len(COLOUR_ORDERS):
+        parser.error(f"{options.classes} classes are more than the photographs give")
+    return options
+
+
+def width_and_height(text: str) -> tuple[int, int]:
+    width, height = text.split("x")
+    return int(width), int(height)
+
+
+def photographs() -> list[Image.Image]:
+    photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    portrait = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    return [*photos, Image.open(portrait).convert("RGB")] if portrait.exists() else photos
+
+
+def class_scenes(count: int) -> list[Image.Image]:
+    """One picture per class: what its images are crops of."""
+    kinds = itertools.product(COLOUR_ORDERS, QUARTERS, photographs())
+    return [scene(photo, quarter, order) for order, quarter, photo in itertools.islice(kinds, count)]
+
+
+def scene(photo: Image.Image, quarter: tuple[float, float], colour_order: tuple[int, ...]) -> Image.Image:
+    left, top = int(photo.width * quarter[0]), int(photo.height * quarter[1])
+    part = photo.crop((left, top, left + photo.width // 2, top + photo.height // 2))
+    bands = part.split()
+    return Image.merge("RGB", [bands[index] for index in colour_order])
+
+
+def random_crop(picture: Image.Image, size: tuple[int, int], rng: random.Random) -> Image.Image:
+    """Of 70 to 100 % of the picture's sides, resized to `size` (width, height)."""
+    share = rng.uniform(0.7, 1)
+    left, top = (rng.uniform(0, side * (1 - share)) for side in picture.size)
+    box = (left, top, left + picture.width * share, top + picture.height * share)
+    return picture.resize(size, Image.Resampling.BICUBIC, box=box)
+
+
+def class_name(label: int) -> str:
+    return f"n{label:08d}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Sets up .venv and runs the tests; arguments go to pytest.
+set -euo pipefail
+source "$(dirname "$0")/venv.sh"
+use_venv requirements.txt requirements-dev.txt
+.venv/bin/python -m pytest "$@"

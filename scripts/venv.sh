@@ -1,0 +1,19 @@
+# Sourced by the scripts beside it: makes .venv with the given requirement files, or reuses it while they are unchanged.
+# PYTHON chooses the interpreter (3.11 or later).
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+use_venv() {
+    local stamp=.venv/.installed
+    local wanted
+    wanted=$(cat "$@")
+    if [ ! -x .venv/bin/python ]; then
+        "${PYTHON:-python3}" -c 'import sys; sys.exit("error: Python 3.11 or later is needed; set PYTHON" if sys.version_info < (3, 11) else 0)'
+        "${PYTHON:-python3}" -m venv .venv
+    fi
+    if [[ "$(cat "$stamp" 2>/dev/null)" != *"$wanted"* ]]; then
+        echo "Installing into .venv (about two minutes, 6 GB) ..."
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check $(printf -- '-r %s ' "$@")
+        echo "$wanted" >"$stamp"
+    fi
+}

@@ -1,0 +1,177 @@
+"""From files and flags to one `Config`: the order, the types, and one line for every mistake."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.load import load, to_yaml
+from configs.schema import Config
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(list(argv))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_order_is_defaults_base_yaml_flags_opts(tmp_path):
+    write(
+        tmp_path, "base.yaml", "DATA: {BATCH_SIZE: 1, IMAGE_SIZE: 32}\nTRAIN: {BASE_LR: 1e-1, ACCUM_ITER: 2}\nSEED: 5"
+    )
+    recipe = write(tmp_path, "recipe.yaml", "BASE: ['base.yaml']\nDATA: {BATCH_SIZE: 3}\nTRAIN: {BASE_LR: 2e-2}")
+    config = load([f"-cfg={recipe}", "-batch_size=4", "-opts", "TRAIN.BASE_LR=3e-3"]).config
+    assert config.data.crop_pct == 0.875  # default
+    assert (config.data.image_size, config.train.accum_iter, config.seed) == (32, 2, 5)  # BASE
+    assert config.data.batch_size == 4  # flag over YAML
+    assert config.train.base_lr == 3e-3  # -opts over all
+
+
+def test_paddlevits_notation(tmp_path):
+    text = "TRAIN:\n    BASE_LR: 3e-3\n    GRAD_CLIP: None\n    OPTIMIZER:\n        BETAS: (0.9, 0.95)\nBASE: ['']\n"
+    train = load([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
+    assert (train.base_lr, train.grad_clip, train.optimizer.betas) == (3e-3, None, (0.9, 0.95))
+
+
+def test_batch_size_sets_the_evaluation_batch_size_too():
+    assert load(["-batch_size=64"]).config.data.eval_batch_size == 64
+    assert load(["-batch_size=64", "-batch_size_eval=7"]).config.data.eval_batch_size == 7
+
+
+def test_explicit_zero_is_a_value(tmp_path):
+    recipe = write(tmp_path, "a.yaml", "DATA: {NUM_WORKERS: 4}\nTRAIN: {WARMUP_EPOCHS: 3, LAST_EPOCH: 2}")
+    config = load([f"-cfg={recipe}", "-num_workers=0", "-last_epoch=0", "-opts", "TRAIN.WARMUP_EPOCHS=0"]).config
+    assert (config.data.num_workers, config.train.last_epoch, config.train.warmup_epochs) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("dash", ["-", "--"])
+@pytest.mark.parametrize("joint", ["=", " "])
+def test_every_spelling_of_a_flag(dash, joint):
+    argv = f"{dash}image_size{joint}384 {dash}amp {dash}dataset{joint}folder".split()
+    config = load(argv).config
+    assert (config.data.image_size, config.amp.enabled, config.data.dataset) == (384, True, "folder")
+
+
+def test_amp_as_switch_and_as_section(tmp_path):
+    switch = write(tmp_path, "a.yaml", "AMP: true")
+    assert load([f"-cfg={switch}", "-amp_dtype=bfloat16"]).config.amp.model_dump() == {
+        "enabled": True,
+        "dtype": "bfloat16",
+    }
+    section = write(tmp_path, "b.yaml", "AMP: {DTYPE: float16}")
+    assert not load([f"-cfg={section}"]).config.amp.enabled
+    assert load([f"-cfg={section}", "-amp"]).config.amp.dtype == "float16"
+
+
+def test_saved_options_give_the_same_run(tmp_path):
+    argv = ["-amp", "-image_size=64", "-opts", "TRAIN.OPTIMIZER.BETAS=(0.9, 0.98)", "TRAIN.BASE_LR=1e-5", "SEED=3"]
+    config = load(argv).config
+    assert load([f"-cfg={write(tmp_path, 'saved.yaml', to_yaml(config))}"]).config == config
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_recipes_load(recipe):
+    assert isinstance(load([f"-cfg={recipe}"]).config, Config)
+
+
+def test_numbers_are_yaml_1_2(tmp_path):
+    recipe = write(tmp_path, "a.yaml", "SEED: 010\nTRAIN: {BASE_LR: 1e-3, END_LR: .5, WEIGHT_DECAY: 1}\nSAVE: on")
+    config = load([f"-cfg={recipe}"]).config
+    assert (config.seed, config.train.base_lr, config.train.end_lr, config.train.weight_decay) == (10, 1e-3, 0.5, 1)
+    assert config.save == "on"
+
+
+YAML_MISTAKES = {
+    "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
+    "wrong section": ("BASE_LR: 1", r":1: unknown key BASE_LR; did you mean TRAIN.BASE_LR\?"),
+    "lower case": ("train: {}", r":1: unknown key train; did you mean TRAIN\?"),
+    "wrong type": ("DATA:\n  IMAGE_SIZE: big", r":2: DATA.IMAGE_SIZE is 'big': input should be a valid integer"),
+    "text for a number": ("SEED: '3'", r":1: SEED is '3'"),
+    "bool for a number": ("SEED: true", r":1: SEED is True"),
+    "yes for a bool": ("EVAL: yes", r":1: EVAL is 'yes'"),
+    "no section": ("TRAIN: 3", r":1: TRAIN is 3: must be a section of keys"),
+    "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
+    "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
+    "one beta": ("TRAIN: {OPTIMIZER: {BETAS: (0.9)}}", r":1: TRAIN.OPTIMIZER.BETAS"),
+    "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS .*0 <= beta < 1"),
+    "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
+    "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
+    "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
+    "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
+    "broken": ("SEED: [1", r":\d+: "),
+    "feature to come": ("TRAIN:\n  RAND_AUGMENT: true", r":2: TRAIN.RAND_AUGMENT: RandAugment is not available yet"),
+    "family to come": ("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6]", r":2: MODEL.TYPE: swin is not available yet"),
+    "warm-up": ("TRAIN: {NUM_EPOCHS: 3}", r"TRAIN.WARMUP_EPOCHS 32 exceeds NUM_EPOCHS 3"),
+    "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is no multiple of MODEL.PATCH_SIZE 16"),
+    "heads": ("MODEL: {NUM_HEADS: 5}", r"MODEL.EMBED_DIM 768 is no multiple of NUM_HEADS 5"),
+    "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
+    "no weights": ("EVAL: true", r":1: EVAL needs weights"),
+    "no meaning": ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 3}", r"MODEL.DEPTH has no meaning for TYPE timm"),
+    "base": ("BASE: 3", r":1: BASE must be a list of files"),
+    "deep": ("[" * 5000, r"nested too deeply|expected"),
+    "digits": ("SEED: " + "9" * 5000, r":1: "),
+}
+
+
+@pytest.mark.parametrize("mistake", YAML_MISTAKES)
+def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
+    text, expected = YAML_MISTAKES[mistake]
+    message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text)}")
+    assert re.search(expected, message), message
+
+
+FLAG_MISTAKES = {
+    "unknown": (["-batchsize=4"], r"unknown flag -batchsize; did you mean -batch_size\?"),
+    "abbreviated": (["-e"], r"unknown flag -e"),
+    "stray word": (["foo"], r"unknown flag foo"),
+    "type": (["-batch_size=x"], r"-batch_size.*invalid int value: 'x'"),
+    "value": (["-accum_iter=0"], r"-accum_iter: TRAIN.ACCUM_ITER is 0"),
+    "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
+    "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
+    "opts value": (["-opts", "SEED=[1"], r"cannot be read as a value"),
+    "dtype": (["-amp_dtype=int8"], r"-amp_dtype: AMP.DTYPE is 'int8'"),
+    "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
+    "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("mistake", FLAG_MISTAKES)
+def test_mistakes_in_flags(mistake):
+    argv, expected = FLAG_MISTAKES[mistake]
+    assert re.search(expected, error_of(*argv)), error_of(*argv)
+
+
+def test_base_in_a_circle_is_named(tmp_path):
+    write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
+    write(tmp_path, "b.yaml", "BASE: ['a.yaml']")
+    assert "a.yaml -> b.yaml -> a.yaml" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
+
+
+def test_error_in_a_base_file_names_that_file(tmp_path):
+    write(tmp_path, "base.yaml", "\nSEEDS: 1")
+    message = error_of(f"-cfg={write(tmp_path, 'a.yaml', 'BASE: [base.yaml]')}")
+    assert "base.yaml:2: unknown key SEEDS; did you mean SEED?" in message
+
+
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_help_needs_no_torch(script):
+    code = f"import sys, runpy; sys.argv = ['{script}', '-h']\ntry: runpy.run_path('{script}', run_name='__main__')\n"
+    code += "except SystemExit as end: print('status', end.code, 'torch' in sys.modules)"
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    print(f"-h took {time.perf_counter() - started:.2f} s")
+    assert "status 0 False" in result.stdout
+    assert "-batch_size N" in result.stdout and "examples:" in result.stdout

@@ -1,0 +1,88 @@
+"""What tests of several folders share: tiny runs, in this process or as a user would start them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.load import load
+from utils.distributed import ProcessContext
+
+ROOT = Path(__file__).parents[1]
+
+TINY_VIT = [
+    "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
+    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
+]  # fmt: skip
+GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # two ranks of a test share two cores
+
+
+@pytest.fixture
+def cpu() -> ProcessContext:
+    return ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def digits_argv(tmp_path) -> list[str]:
+    """Flags of a run on the embedded digits that takes a second or two."""
+    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3"]
+    return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
+
+
+def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0) -> str:
+    """Runs an entry script as a user does, from the project's folder; returns what it printed, both streams."""
+    command = [sys.executable, *launcher, *argv]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    output = result.stdout + result.stderr
+    assert result.returncode == status, output
+    return output
+
+
+def only_run(output: Path, kind: str = "train") -> Path:
+    """The one run folder of that kind in an output folder."""
+    (folder,) = output.glob(f"{kind}-*")
+    return folder
+
+
+def read_result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def train(argv: list[str], context: ProcessContext) -> Path:
+    """Trains in this process and returns the run's folder."""
+    from engine.run import run
+
+    command = load(argv)
+    root = Path(command.config.save)
+    before = set(root.glob("train-*")) if root.exists() else set()
+    run(command, context, "main_single_gpu.py")
+    if command.config.model.resume:
+        path = Path(command.config.model.resume)
+        return path if path.is_dir() else path.parent
+    (folder,) = set(root.glob("train-*")) - before
+    return folder
+
+
+def assert_same_state(one: object, other: object, where: str = "") -> None:
+    """Bit for bit, through nested dicts and lists."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same_state(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same_state(left, right, f"{where}[{index}]")
+    else:
+        assert one == other, where

@@ -1,0 +1,207 @@
+"""The documented commands, started as a user starts them, on a small ImageNet-style folder of real JPEGs."""
+
+import csv
+import re
+
+import pytest
+import torch
+from conftest import TINY_VIT, only_run, read_result, run_script
+
+from engine.checkpoint import load_checkpoint
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+RECIPE = """
+DATA:
+    IMAGE_SIZE: 32
+    CROP_PCT: 0.875
+MODEL:
+    TYPE: vit
+    NAME: vit_test
+    NUM_CLASSES: 10
+    PATCH_SIZE: 16
+    EMBED_DIM: 32
+    DEPTH: 2
+    NUM_HEADS: 2
+TRAIN:
+    NUM_EPOCHS: 2
+    WARMUP_EPOCHS: 1
+    BASE_LR: 3e-3
+    GRAD_CLIP: 1.0
+SAVE_FREQ: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """24 training and 7 validation JPEGs, and a recipe."""
+    root = tmp_path_factory.mktemp("imagenet")
+    sizes = ("-classes=4", "-train=24", "-val=7", "-size=80x60")
+    run_script("scripts/make_imagenet_sample.py", f"-output={root / 'data'}", *sizes)
+    (root / "vit.yaml").write_text(RECIPE)
+    return root
+
+
+def flags(imagenet, output, *more):
+    return (
+        f"-cfg={imagenet / 'vit.yaml'}", "-dataset=imagenet2012", "-batch_size=8",
+        f"-data_path={imagenet / 'data'}", f"-output={output}", *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(imagenet):
+    """The output folder of the documented single-GPU command, and what it printed."""
+    printed = run_script("main_single_gpu.py", *flags(imagenet, imagenet / "single", "-amp"))
+    return only_run(imagenet / "single"), printed
+
+
+def test_what_a_run_leaves(trained):
+    folder, _ = trained
+    names = {path.name for path in folder.iterdir()}
+    expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "loss.png", "accuracy.png", "result.json"}
+    assert names >= expected | {"last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert re.fullmatch(r"train-\d{8}-\d\d-\d\d", folder.name)
+    for picture in ("loss.png", "accuracy.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]
+    result = read_result(folder)
+    assert result["top1"] == max(float(row["val_top1"]) for row in rows)
+    assert result["images_per_second"] > 0 and result["peak_memory_bytes"] > 1e8 and result["finished"]
+
+
+def test_log_lines_keep_paddlevits_form(trained):
+    folder, printed = trained
+    log = (folder / "log.txt").read_text()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line) for line in log.splitlines() if "Epoch[" in line)
+    step = r"Epoch\[002/002\], Step\[0002/0003\], Lr: 0\.\d{6}, Loss: \d\.\d{4} \(\d\.\d{4}\), Avg Acc: [\d.]+%, "
+    step += r"images/s: [\d.]+, data wait: \d+%, loss scale: 1, skipped: 0, memory: [\d.]+ GB"
+    validation = r"----- Epoch\[002/002\], Validation Loss: [\d.]+, Validation Acc@1: [\d.]+%, "
+    validation += r"Validation Acc@5: [\d.]+%, time: [\d.]+"
+    for pattern in (step, validation, "bfloat16 autocast"):
+        assert re.search(pattern, log), pattern
+        assert re.search(pattern, printed), pattern
+
+
+def test_the_printed_command_evaluates_the_result(trained, imagenet):
+    folder, printed = trained
+    command = re.search(r"Evaluate it: python (.*)", printed).group(1).split()
+    evaluated = run_script(*command, f"-output={imagenet / 'printed'}")
+    assert "bfloat16 autocast" in evaluated  # the saved options carry -amp
+    assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]
+
+
+def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
+    from utils.logger import make_run_folder
+
+    folders = {make_run_folder(tmp_path, "train") for _ in range(5)}
+    assert len(folders) == 5 and all(folder.is_dir() for folder in folders)
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["plain", "torchrun"])
+def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
+    more = ("-amp",) if launcher else ("-ngpus=2",)
+    argv = flags(imagenet, tmp_path, *more)
+    run_script("main_multi_gpu.py", *argv, "-batch_size=4", "-opts", "TRAIN.MAX_STEPS=4", launcher=launcher)
+    folder = only_run(tmp_path)
+    assert {"log_0.txt", "log_1.txt"} <= {path.name for path in folder.iterdir()}
+    assert not read_result(folder)["finished"]
+    run_script("main_multi_gpu.py", *argv, "-batch_size=4", f"-resume={folder}", launcher=launcher)
+    result = read_result(folder)
+    assert result["finished"]
+    best = folder / "best"  # with or without its ending
+    run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={best}", launcher=launcher)
+    assert read_result(only_run(tmp_path, "eval"))["top1"] == result["top1"]
+
+
+def test_one_process_at_batch_8_and_two_at_batch_4_are_the_same(imagenet, tmp_path):
+    """24 samples in batches of 8, 2 to a step: the second step of an epoch has one batch only.
+
+    With SGD, whose steps are as close as the gradients; AdamW blows up the rounding of those that are zero.
+    """
+    ema = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5")
+    more = ("-accum_iter=2", "-opts", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.1", "DATA.NUM_WORKERS=0", *ema)
+    run_script("main_single_gpu.py", *flags(imagenet, tmp_path / "one", *more))
+    run_script("main_multi_gpu.py", *flags(imagenet, tmp_path / "two", "-batch_size=4", "-ngpus=2", *more))
+    one, two = (load_checkpoint(only_run(tmp_path / name) / "last.pth") for name in ("one", "two"))
+    for part in ("model", "ema"):
+        for name, value in one[part].items():
+            assert torch.allclose(value, two[part][name], atol=1e-6), f"{part}.{name}"
+    losses = []
+    for name in ("one", "two"):
+        with open(only_run(tmp_path / name) / "metrics.csv", newline="") as file:
+            losses.append([float(row[key]) for row in csv.DictReader(file) for key in ("train_loss", "val_loss")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tmp_path, ranks):
+    """7 samples, batches of 2."""
+    argv = flags(imagenet, tmp_path, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
+    run_script("main_single_gpu.py", *argv)
+    run_script("main_multi_gpu.py", *argv, f"-ngpus={ranks}")
+    one, many = (read_result(folder) for folder in sorted(tmp_path.glob("eval-*")))
+    assert (one["top1"], one["top5"]) == (many["top1"], many["top5"])
+    assert one["loss"] == pytest.approx(many["loss"], abs=1e-6)
+
+
+def test_batch_norm_is_evaluated_alike_on_all_ranks(imagenet, tmp_path):
+    """Running statistics differ between ranks until they are shared."""
+    recipe = tmp_path / "resnet.yaml"
+    recipe.write_text(
+        "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
+    )
+    argv = flags(imagenet, tmp_path, f"-cfg={recipe}", "-image_size=32", "-ngpus=2", "-batch_size=4")
+    run_script("main_multi_gpu.py", *argv)
+    trained = read_result(only_run(tmp_path))
+    run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={trained['checkpoint']}")
+    assert read_result(only_run(tmp_path, "eval"))["top1"] == trained["top1"]
+
+
+def test_dry_run_tells_sizes_and_trains_nothing(imagenet, tmp_path):
+    printed = run_script(
+        "main_single_gpu.py", "-cfg=configs/vit_base_patch16_224.yaml", f"-data_path={imagenet / 'data'}",
+        f"-output={tmp_path / 'out'}", "-batch_size=4", "-accum_iter=4", "-dry_run",
+    )  # fmt: skip
+    assert "parameters: 86.568 M" in printed
+    assert "forward pass: 35.13 GFLOPs per image" in printed
+    assert "global batch size: 16" in printed and "steps per epoch: 2" in printed  # 6 batches, 4 to a step
+    assert not (tmp_path / "out").exists()
+
+
+MISTAKES = {
+    "no data": (("-data_path=/nowhere",), r"/nowhere"),
+    "no weights": (("-eval", "-pretrained=nothing"), r"nothing"),
+    "no checkpoint": (("-resume=nothing.pth",), r"nothing\.pth: there is no checkpoint"),
+    "unknown key": (("-opts", "TRAIN.BASE_LRR=1"), r"unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
+    "unwritable": (("-output=/proc/none",), r"/proc/none cannot be written"),
+    "paddle's state": (("-resume=tests/fixtures/paddlevit_small/checkpoint.pdparams",), "start from its weights"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(imagenet, tmp_path, mistake):
+    more, expected = MISTAKES[mistake]
+    printed = run_script("main_single_gpu.py", *flags(imagenet, tmp_path, *more), status=1)
+    errors = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and re.search(expected, errors[0]), printed
+    assert "Traceback" not in printed
+
+
+def test_a_mistake_on_all_ranks_is_one_line_too(imagenet, tmp_path):
+    argv = flags(imagenet, tmp_path, "-data_path=/nowhere", "-ngpus=2")
+    printed = run_script("main_multi_gpu.py", *argv, status=1)
+    assert printed.count("error: ") == 1 and "/nowhere" in printed and "Traceback" not in printed
+
+
+def test_debug_shows_the_traceback(imagenet, tmp_path):
+    printed = run_script("main_single_gpu.py", *flags(imagenet, tmp_path, "-data_path=/nowhere", "-debug"), status=1)
+    assert "Traceback" in printed
+
+
+def test_tiny_options_are_real_keys():
+    from configs.load import load
+
+    assert load(["-opts", *TINY_VIT]).config.model.embed_dim == 16

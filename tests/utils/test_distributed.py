@@ -1,0 +1,170 @@
+"""Processes find each other under every launcher, and end together however one of them ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils import distributed
+from utils.errors import UserError
+
+WORKER = str(Path(__file__).with_name("distributed_worker.py"))
+LIMIT_SECONDS = 60  # for a launch that takes 3 s on an idle machine
+AGREED = {"rank 0/2 local 0/2 cpu sum 3 run-0", "rank 1/2 local 1/2 cpu sum 3 run-0"}
+
+
+@dataclass
+class Ended:
+    status: int
+    out: str
+    err: str
+
+
+def start(command: list[str], **variables: str) -> subprocess.Popen:
+    """Starts `command` with no GPU and no launcher's variables but the given ones."""
+    launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen) -> Ended:
+    """Waits until `process` and all that write to its output have ended."""
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    return Ended(process.returncode, out, err)
+
+
+def run(case: str, *words: str) -> Ended:
+    return end(start([sys.executable, WORKER, case, *words]))
+
+
+def started_and_ready() -> subprocess.Popen:
+    process = start([sys.executable, WORKER, "wait"])
+    ready = 0
+    while ready < 2:
+        ready += process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_script_launches_itself():
+    words = ["-path=/a b/$$c", "${local_rank}"]
+    ended = run("agree", *words)
+    assert ended.status == 0, ended.err
+    assert set(ended.out.splitlines()) >= AGREED | set(words)
+    assert f"by torchrun with {max(1, torch.get_num_threads() // 2)} threads" in ended.out
+    assert ended.err == ""
+
+
+def test_torchrun_launches_it():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    ended = end(start([*torchrun, WORKER, "one_fails"]))
+    assert set(ended.out.splitlines()) >= AGREED
+    assert ended.status == 1
+    assert ended.err.count("error: disk: full\n") == 1
+
+
+def srun(case: str) -> list[subprocess.Popen]:
+    """The two processes that srun would start for `case`."""
+    step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": case, "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"SLURM_STEP_NODELIST": "node7", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    return [start([sys.executable, WORKER, case], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step) for rank in "01"]
+
+
+def mpirun(case: str) -> list[subprocess.Popen]:
+    """The two processes that Open MPI's mpirun would start for `case` in a Slurm job."""
+    job = {"PMIX_NAMESPACE": f"{os.getpid()}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun started its daemon
+    ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
+
+
+@pytest.mark.parametrize("launcher", [srun, mpirun])
+def test_other_launchers_processes_meet(launcher):
+    both = [end(process) for process in launcher("agree")]
+    assert [ended.status for ended in both] == [0, 0], both
+    lines = [line for ended in both for line in ended.out.splitlines()]
+    assert set(lines) == AGREED | {f"by {launcher.__name__} with None threads"}
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+def test_real_mpirun():
+    open_mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    open_mpi |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+    ended = end(start(["mpirun", "-np", "2", sys.executable, WORKER, "agree"], **open_mpi))
+    assert ended.status == 0, ended.err
+    assert set(ended.out.splitlines()) >= AGREED
+
+
+@pytest.mark.parametrize("case", ["one_fails", "all_fail"])
+def test_an_error_ends_all_and_is_told_once(case):
+    ended = run(case)
+    assert ended.status == 1
+    assert ended.err == ("error: list: not found\n" if case == "all_fail" else "error: disk: full\n")
+
+
+def test_a_killed_process_ends_all():
+    ended = run("one_is_killed")
+    assert ended.status == 128 + signal.SIGKILL
+    assert ended.err == "error: the process of rank 1 was ended by SIGKILL; was host memory short?\n"
+
+
+def test_where_nobody_ends_the_others_they_end_themselves():
+    cases = ("one_fails_one_hears_nothing", "one_crashes", "one_is_killed")
+    started = [process for case in cases for process in srun(case)]
+    deaf, failed, healthy, crashed, bereft, killed = (end(process) for process in started)
+    assert (deaf.status, deaf.err) == (1, "")
+    assert (failed.status, failed.err) == (1, "error: disk: full\n")
+    assert (healthy.status, healthy.err) == (1, "")
+    assert crashed.status == 1
+    assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
+    assert (killed.status, killed.err) == (-signal.SIGKILL, "")
+    assert bereft.status == 1
+    assert bereft.err == "error: another process of this run ended without a word; was host memory short?\n"
+
+
+def test_ctrl_c_ends_all():
+    process = started_and_ready()
+    process.send_signal(signal.SIGINT)
+    ended = end(process)
+    assert ended.status == 130
+    assert ended.err == "interrupted\n"
+
+
+def test_a_killed_launcher_leaves_no_process():
+    process = started_and_ready()
+    process.kill()
+    end(process)
+
+
+def test_a_process_whose_launcher_is_gone_ends_at_once():
+    ended = end(start([sys.executable, WORKER, "agree"], RANK="0", WORLD_SIZE="2", AMPVIT_PARENT_PID="1"))
+    assert (ended.status, ended.out, ended.err) == (1, "", "")
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    class Properties:
+        uuid = "GPU-1"
+
+    store = dist.HashStore()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(distributed, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert distributed._own_device(store, local_rank=0, local_world_size=2) == torch.device("cuda:0")
+    with pytest.raises(UserError, match=r"2 processes on this host, but 1 visible"):
+        distributed._own_device(store, local_rank=1, local_world_size=2)
+
+
+def test_one_process_needs_no_group():
+    context = distributed.single()
+    numbers = torch.ones(3)
+    assert context.is_main
+    assert distributed.sum_reduce(numbers, context) is numbers
+    assert distributed.broadcast_object("a name", context) == "a name"

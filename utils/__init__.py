@@ -1,0 +1,1 @@
+"""Leaves: they import nothing of the project but each other."""

@@ -1,0 +1,106 @@
+"""Console, log files, CSV, TensorBoard, progress bar: what a run leaves besides its weights."""
+
+import csv
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+
+def make_run_folder(root: Path, kind: str) -> Path:
+    """Makes `root/{kind}-%Y%m%d-%H-%M`, with a number behind it where another run has that name.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    name = f"{kind}-{time.strftime('%Y%m%d-%H-%M')}"
+    for number in range(1, 1000):
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if root.exists() and not root.is_dir():
+                raise UserError(f"SAVE: {root} is a file; give a folder with -output") from None
+            continue
+        except OSError as error:
+            raise UserError(f"SAVE: {root} cannot be written: {error.strerror}; give another with -output") from None
+        return folder
+    raise UserError(f"SAVE: {root} holds a thousand runs of this minute; give another folder with -output")
+
+
+class _Console(logging.Handler):
+    """Writes above the progress bar, not through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+class RunLogger:
+    """`info` speaks for the run (main process: console and log.txt), `rank` for one rank (log_{rank}.txt).
+
+    Each line in a file starts with the time.
+    """
+
+    def __init__(self, folder: Path | None, context: ProcessContext) -> None:
+        self._run = _logger("run", [])
+        self._rank = _logger("rank", [])
+        if context.is_main:
+            self._run.addHandler(_Console())
+        if folder:
+            formatter = logging.Formatter("%(asctime)s %(message)s")
+            names = {self._rank: f"log_{context.rank}.txt"} | ({self._run: "log.txt"} if context.is_main else {})
+            for logger, name in names.items():
+                handler = logging.FileHandler(folder / name)
+                handler.setFormatter(formatter)
+                logger.addHandler(handler)
+
+    def info(self, message: str) -> None:
+        self._run.info(message)
+
+    def rank(self, message: str) -> None:
+        self._rank.info(message)
+
+
+def _logger(name: str, handlers: list[logging.Handler]) -> logging.Logger:
+    logger = logging.getLogger(f"ampvit.{name}")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers = handlers
+    return logger
+
+
+class MetricsFile:
+    """`metrics.csv`: a row per epoch. On resuming, rows of later epochs than the checkpoint's are dropped."""
+
+    def __init__(self, path: Path, columns: list[str], last_epoch: int) -> None:
+        self.path = path
+        self.columns = columns
+        rows = [row for row in read_rows(path) if int(row["epoch"]) <= last_epoch] if path.exists() else []
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def append(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def progress_bar(total: int, done: int, title: str, context: ProcessContext) -> tqdm:
+    """A bar on the terminal of the main process; nothing where the output is no terminal."""
+    shown = context.is_main and sys.stderr.isatty()
+    return tqdm(total=total, initial=done, desc=title, unit="step", leave=False, disable=not shown)

@@ -1,0 +1,97 @@
+"""Files that arrive whole or not at all: written beside, synced, renamed, and carrying their own SHA-256.
+
+The seal is the comment that a ZIP archive may end with; `torch.save` writes ZIP archives, so a sealed file is still an
+ordinary one that `torch.load` reads.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import UserError
+
+_DIGEST_BYTES = 64
+_NO_COMMENT = b"\0\0"
+_SEAL_START = (len(b"sha256=") + _DIGEST_BYTES).to_bytes(2, "little") + b"sha256="
+_CHUNK_BYTES = 1 << 22
+
+
+class _Digester:
+    """A file object for `torch.save` that hashes what passes and keeps the error that torch would hide."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save_sealed(path: Path, content: Any) -> None:
+    """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
+
+    Raises:
+        UserError: it could not be written; the old file stays, and no part of the new one.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            digester = _Digester(file)
+            try:
+                torch.save(content, digester)
+            except RuntimeError as error:
+                raise (digester.error or error) from None
+            file.seek(-len(_NO_COMMENT), os.SEEK_END)
+            file.write(_SEAL_START + digester.sha256.hexdigest().encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be saved: {error.strerror}; make room and resume") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def verify(path: Path, required: bool = False) -> None:
+    """Compares a sealed file with its seal; a file without one passes unless a seal is `required`.
+
+    Raises:
+        UserError: the content is not what was written.
+    """
+    with open(path, "rb") as file:
+        content_bytes = file.seek(0, os.SEEK_END) - len(_SEAL_START) - _DIGEST_BYTES
+        file.seek(max(content_bytes, 0))
+        seal = file.read()
+        if not seal.startswith(_SEAL_START):
+            if required:
+                raise UserError(f"{path}: is damaged or none of our checkpoints (no checksum); take another")
+            return
+        file.seek(0)
+        sha256 = hashlib.sha256()
+        while content_bytes:
+            chunk = file.read(min(content_bytes, _CHUNK_BYTES))
+            sha256.update(chunk)
+            content_bytes -= len(chunk)
+        sha256.update(_NO_COMMENT)
+    if sha256.hexdigest().encode() != seal[len(_SEAL_START) :]:
+        raise UserError(f"{path}: is damaged (its checksum does not match); take another")
