@@ -15,7 +15,7 @@ from engine.precision import Precision
 from engine.report import peak_memory_bytes, validation_line, write_result
 from engine.step import evaluate
 from engine.trainer import Trainer
-from models import build_model
+from models import build_model, place
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger, make_run_folder
@@ -88,7 +88,7 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     model, notes = build_model(config)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
-    model.to(context.device)
+    place(model, context.device)
     samples = read_samples(config, "val")
     started = time.perf_counter()
     metrics = evaluate(

@@ -19,7 +19,7 @@ from engine.precision import Precision
 from engine.report import Reporter, peak_memory_bytes, validation_line
 from engine.schedule import build_schedule
 from engine.step import EpochProgress, Learner, evaluate, train_one_epoch
-from models import build_model
+from models import build_model, place
 from utils.chance import derive_seed
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -208,7 +208,7 @@ def build_learner(config: Config, context: ProcessContext, geometry: Geometry, l
     model, notes = build_model(config)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
-    model.to(context.device)
+    place(model, context.device)
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
     return Learner(

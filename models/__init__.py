@@ -1,5 +1,6 @@
 """What is trained: `MODEL.TYPE` -> constructor."""
 
+import torch
 from torch import nn
 
 from configs.schema import Config
@@ -24,6 +25,18 @@ def build_model(config: Config) -> tuple[nn.Module, list[str]]:
     if config.model.freeze_backbone:
         freeze_backbone(model)
     return model, notes
+
+
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on its device, with the attention that is faster there.
+
+    On a CPU that is the explicit one: torch's fused kernels took 1.0 (fp32) to 3 times (bf16) as long for ViT's shapes.
+    """
+    if device.type == "cpu":
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = False
+    return model.to(device)
 
 
 def freeze_backbone(model: nn.Module) -> None:

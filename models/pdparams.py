@@ -90,11 +90,11 @@ def _check_claims(stream: BinaryIO) -> None:
     stream.seek(0)
 
 
-def _tensor(file: Path, name: Any, value: Any) -> torch.Tensor:
+def _tensor(file: Path, name: str, value: Any) -> torch.Tensor:
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]  # (PaddlePaddle's own name, array)
     dtype = value.dtype if isinstance(value, _ArrayRecord) else None
-    if not isinstance(name, str) or not isinstance(dtype, _DtypeRecord) or dtype.code not in _FLOATING:
+    if not isinstance(dtype, _DtypeRecord) or dtype.code not in _FLOATING:
         raise UserError(f"{file}: {few([name])} is no array of floating-point numbers; give the .pdparams of a model")
     numbers = np.frombuffer(value.data, dtype.byte_order + dtype.code).astype(dtype.code)
     return as_tensor(numbers.reshape(value.shape, order="F" if value.column_major else "C"))

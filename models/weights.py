@@ -116,18 +116,14 @@ def _unwrapped(file: Path, content: Any) -> dict:
 
 def _is_backed(tensor: torch.Tensor) -> bool:
     """Stride 0 makes 10^12 numbers of four bytes, and meta or sparse tensors need none: do not touch such."""
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
-    is_whole = tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-    return tensor.device.type == "cpu" and is_whole
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _without_wrapper_prefixes(state: State) -> State:
     """DDP's 'module.' in front and torch.compile's '_orig_mod.' anywhere."""
-    return {
-        re.sub(r"^(module\.)+", "", str(name).replace("_orig_mod.", "")): tensor.detach()
-        for name, tensor in state.items()
-    }
+    return {re.sub(r"^(module\.)+", "", str(name).replace("_orig_mod.", "")): tensor for name, tensor in state.items()}
 
 
 def _read_safetensors(file: Path) -> State:

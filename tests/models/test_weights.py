@@ -3,7 +3,6 @@
 import os
 import pickle
 import re
-import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 
@@ -69,6 +68,16 @@ def paddle_state() -> dict[str, np.ndarray]:
     state = pickle.loads((FIXTURE / "vit.pdparams").read_bytes())
     del state["StructuredToParameterName@@"]
     return state
+
+
+class PaddleTensor:
+    """Pickles as PaddlePaddle's own tensors do."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __reduce__(self):
+        return tuple, (("linear_0.w_0", self.array),)
 
 
 def pickled(path: Path, content: object, protocol: int = 4) -> Path:
@@ -140,7 +149,7 @@ def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pdparams_in_every_protocol_and_memory_order(tmp_path, protocol):
-    state = {name: np.asfortranarray(array) for name, array in paddle_state().items()}
+    state = {name: PaddleTensor(np.asfortranarray(array)) for name, array in paddle_state().items()}
     expected = read_weights(str(FIXTURE / "vit.pdparams"))
     read = read_weights(str(pickled(tmp_path / "vit.pdparams", OrderedDict(state), protocol)))
     assert all(torch.equal(read[name], expected[name]) for name in expected)
@@ -228,6 +237,15 @@ def test_average_weights_of_a_checkpoint_come_before_its_others(tmp_path):
     save_sealed(tmp_path / "last.pth", {"format": 1, "model": other.state_dict(), "ema": average.state_dict()})
     load_pretrained(model, str(tmp_path / "last.pth"))
     assert torch.equal(logits(model), logits(average))
+
+
+def test_weights_saved_on_a_gpu_arrive_on_the_cpu(tmp_path):
+    path, source, model = tmp_path / "vit.pth", random_vit(), small_vit()
+    torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes().replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0"))
+    assert b"cuda:0" in path.read_bytes()
+    load_pretrained(model, str(path))
+    assert torch.equal(logits(model), logits(source))
 
 
 def test_half_precision_weights_arrive_in_the_models_type(tmp_path):
@@ -367,7 +385,7 @@ def test_many_missing_tensors_are_counted(tmp_path):
 def test_a_file_of_another_model(tmp_path, ending):
     path = tmp_path / f"resnet.{ending}"
     save = torch.save if ending == "pth" else safetensors.torch.save_file
-    save({f"layer{i}\n\x1b[2J": torch.ones(1) for i in range(9)}, path)
+    save({f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}, path)
     message = refusal(path)
     assert "none of which this model has" in message and "and 6 more" in message and message.isprintable()
 
@@ -486,13 +504,19 @@ def test_pdparams_with_a_shape_beyond_its_bytes(tmp_path):
     assert "is damaged" in refusal(tmp_path / "vit.pdparams")
 
 
-def test_pdparams_that_claims_to_remember_billions_of_objects(tmp_path):
-    content = b"\x80\x04]r" + (2**31).to_bytes(4, "little") + b"."
-    (tmp_path / "vit.pdparams").write_bytes(content)
-    tracemalloc.start()
+def test_pdparams_that_claims_to_remember_more_than_there_is(tmp_path):
+    """The unpickler would make room for all of them: 2 ** 24 take 256 MB, 2 ** 32 the whole machine."""
+    (tmp_path / "vit.pdparams").write_bytes(b"\x80\x04}r" + (2**24).to_bytes(4, "little") + b".")
     assert "is damaged" in refusal(tmp_path / "vit.pdparams")
-    assert tracemalloc.get_traced_memory()[1] < 1 << 24
-    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("content", [None, [1], {"model": 3}, np.ones(3)])
+def test_pdparams_without_a_dict(tmp_path, content):
+    assert "holds no dict of weights" in refusal(pickled(tmp_path / "vit.pdparams", content))
+
+
+def test_pdparams_with_nothing_in_it(tmp_path):
+    assert "holds nothing," in refusal(pickled(tmp_path / "vit.pdparams", {"model": {}}))
 
 
 def test_npz_with_a_shape_beyond_its_bytes(tmp_path):
@@ -538,17 +562,17 @@ def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
 
 
 @pytest.mark.parametrize(
-    "called", ["builtins eval", "numpy load", "numpy fromfile", "numpy.lib loads", "collections deque", "os system"]
+    "called", ["builtins eval", "numpy load", "numpy fromfile", "numpy ndarray.load", "collections deque", "os system"]
 )
 def test_pdparams_may_name_nothing_else(tmp_path, called):
     (tmp_path / "vit.pdparams").write_bytes(b"c%b\n(S'x'\ntR." % called.replace(" ", "\n").encode())
     assert f"asks for {called.replace(' ', '.')}," in refusal(tmp_path / "vit.pdparams")
 
 
-@pytest.mark.parametrize("content", [b"\x80\x02cnumpy\nndarray.load\n.", b"\x80\x02X\x01\x00\x00\x00aQ.", b"Pa\n."])
-def test_pdparams_by_dotted_names_and_persistent_ids(tmp_path, content):
+@pytest.mark.parametrize("content", [b"\x80\x02X\x01\x00\x00\x00aQ.", b"Pa\n."])
+def test_pdparams_refer_to_nothing_outside(tmp_path, content):
     (tmp_path / "vit.pdparams").write_bytes(content)
-    refusal(tmp_path / "vit.pdparams")
+    assert "is damaged" in refusal(tmp_path / "vit.pdparams")
 
 
 @pytest.mark.parametrize("zipped", [True, False])

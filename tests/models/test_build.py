@@ -1,0 +1,139 @@
+"""Recipes and options -> models: sizes, initialization, frozen backbones, timm's families."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models import VisionTransformer
+
+from configs.load import load
+from models import build_model, place, set_training
+from models.vit import build_vit
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+
+# Millions of parameters, all counted.
+SIZES = {
+    "tiny_patch16_224": 5.717, "tiny_patch16_384": 5.790, "small_patch32_224": 22.879, "small_patch32_384": 22.915,
+    "small_patch16_224": 22.051, "small_patch16_384": 22.197, "base_patch32_224": 88.224, "base_patch32_384": 88.297,
+    "base_patch16_224": 86.568, "base_patch16_384": 86.859, "large_patch32_224": 306.535, "large_patch32_384": 306.633,
+    "large_patch16_224": 304.327, "large_patch16_384": 304.716, "huge_patch14_224": 632.046,
+}  # fmt: skip
+
+
+def millions(model: torch.nn.Module) -> float:
+    return round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_paddlevits_fifteen_sizes(size):
+    config = load([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
+    assert config.model.name == f"vit_{size}" and config.train.grad_clip == 1.0
+    with torch.device("meta"):
+        assert millions(build_vit(config)) == SIZES[size]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_builds(recipe):
+    config = load([f"-cfg={recipe}"]).config
+    with torch.device("meta"):
+        model, _ = build_model(config)
+        shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
+        assert model(torch.empty(shape)).shape == (1, config.model.num_classes)
+
+
+def vit_config(*options: str):
+    tiny = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+    return load(["-image_size=32", "-opts", *tiny, *options]).config
+
+
+def test_forward_pass_is_timms():
+    model = build_vit(vit_config("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5")).eval()
+    plain = VisionTransformer(
+        img_size=32, patch_size=16, num_classes=5, embed_dim=24, depth=2, num_heads=3, qkv_bias=True
+    ).eval()
+    plain.load_state_dict(model.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(images), plain(images))
+    model.head.reset_parameters()
+    plain.load_state_dict(model.state_dict())
+    assert plain(images).abs().sum() > 0 and torch.equal(model(images), plain(images))
+
+
+def test_dropout_is_where_paddlevit_has_it():
+    model = build_vit(vit_config("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125"))
+    block = model.blocks[1]
+    assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.25,) * 4
+    assert block.attn.attn_drop.p == 0.5 and block.drop_path1.drop_prob == 0.125
+    assert model.head_drop.p == 0.0
+
+
+def test_head_size_of_its_own():
+    model = build_vit(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
+    assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(("width", "patch"), [(48, 2), (96, 4), (768, 16)])
+def test_initialization_follows_the_width(width, patch):
+    options = [f"MODEL.EMBED_DIM={width}", f"MODEL.PATCH_SIZE={patch}", "MODEL.NUM_HEADS=4", "MODEL.DEPTH=1"]
+    torch.manual_seed(0)
+    model = build_vit(load(["-image_size=64", "-opts", *options]).config)
+    patch_std = (2 / (3 * patch**2 + width)) ** 0.5
+    assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch_std, rel=0.05)
+    assert model.pos_embed.std().item() == pytest.approx(width**-0.5, rel=0.05)
+    assert model.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * width)) ** 0.5, rel=0.05)
+
+
+def test_frozen_backbone_trains_the_head_alone_and_rests():
+    config = vit_config("MODEL.FREEZE_BACKBONE=true", "MODEL.DROPOUT=0.5")
+    model, _ = build_model(config)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trainable == {"head.weight", "head.bias"}
+    set_training(model, backbone_is_frozen=True)
+    assert model.head.training and not model.blocks[0].training
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.forward_features(images), model.forward_features(images))
+
+
+def test_frozen_batch_norm_keeps_its_statistics():
+    config = load(["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]).config
+    model, _ = build_model(config)
+    before = model.bn1.running_mean.clone()
+    set_training(model, backbone_is_frozen=True)
+    model(torch.randn(2, 3, 32, 32))
+    assert torch.equal(before, model.bn1.running_mean)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "test_vit", "vit_tiny_patch16_224", "convnext_atto"])
+def test_any_timm_model_by_name(name):
+    config = load(["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]).config
+    with torch.device("meta"):
+        model, _ = build_model(config)
+        assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
+        assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
+
+
+def test_unknown_timm_model_names_its_neighbour():
+    config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
+    with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
+        build_model(config)
+
+
+def test_option_a_family_does_not_take():
+    config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
+    with pytest.raises(UserError, match=r"resnet18 does not take an option that was set.*attn_drop_rate"):
+        build_model(config)
+
+
+def test_explicit_attention_on_a_cpu_computes_the_same():
+    model = timm.create_model("test_vit").eval()
+    images = torch.randn(2, 3, 160, 160)
+    assert model.blocks[0].attn.fused_attn
+    fused = model(images)
+    placed = place(model, torch.device("cpu"))
+    assert not placed.blocks[0].attn.fused_attn
+    assert torch.allclose(fused, placed(images), atol=1e-5)
