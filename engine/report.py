@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 from configs.schema import Config
 from engine.precision import SkippingScaler
@@ -47,6 +48,7 @@ class Reporter:
         self.config, self.context, self.folder, self.logger, self.scaler = config, context, folder, logger, scaler
         self.last: StepReport | None = None
         self._first_step = True
+        self._bar: tqdm | None = None
 
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Opens the files; what they hold of later epochs is dropped (a resumed run goes through those again)."""
@@ -57,7 +59,7 @@ class Reporter:
 
     def start_epoch(self, progress: EpochProgress) -> None:
         title = f"Epoch {progress.epoch + 1}/{self.config.train.num_epochs}"
-        self._bar = progress_bar(progress.steps, progress.done_steps, title, self.context)
+        self._bar = progress_bar(title, self.context, progress.steps, progress.done_steps)
         self._open_interval(progress, progress.sums.reduced(self.context))
 
     def _open_interval(self, progress: EpochProgress, sums: torch.Tensor) -> None:
@@ -141,6 +143,8 @@ class Reporter:
         self._plots.update()
 
     def finish(self, result: dict) -> None:
+        if self._bar:
+            self._bar.close()
         if self.context.is_main:
             self._plots.update(now=True)
             self._board.close()

@@ -5,7 +5,7 @@ Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.AC
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.schema import Config
-from datasets.loader import Batch
+from datasets.loader import Batch, Loader
 from datasets.sampler import PADDING
 from datasets.transforms import DeviceTransform
 from engine.optimizer import set_lr
@@ -24,6 +24,7 @@ from engine.schedule import Schedule
 from models import set_training
 from utils.chance import derive_seed
 from utils.distributed import ProcessContext
+from utils.logger import progress_bar
 from utils.metrics import Metrics, MetricSums, to_metrics
 
 
@@ -111,7 +112,7 @@ def train_one_epoch(
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
-    batches: Iterable[Batch],
+    loader: Loader,
     transform: DeviceTransform,
     precision: Precision,
     context: ProcessContext,
@@ -120,7 +121,7 @@ def evaluate(
     model.eval()
     share_buffers(model, context)
     sums = MetricSums(context.device)
-    for batch in batches:
+    for batch in progress_bar("Validation", context, len(loader), unit="batch", over=loader):
         with precision.autocast():
             logits = model(transform(batch.images))
         loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=PADDING)

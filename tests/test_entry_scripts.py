@@ -93,6 +93,14 @@ def test_the_printed_command_evaluates_the_result(trained, imagenet):
     assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]
 
 
+def test_a_checkpoint_can_be_evaluated_by_the_folder_of_its_run(trained, imagenet):
+    folder, _ = trained
+    run_script("main_single_gpu.py", *flags(imagenet, imagenet / "resumed", "-eval", "-amp", f"-resume={folder}"))
+    with open(folder / "metrics.csv", newline="") as file:
+        *_, last = csv.DictReader(file)
+    assert read_result(only_run(imagenet / "resumed", "eval"))["top1"] == float(last["val_top1"])
+
+
 def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
     from utils.logger import make_run_folder
 

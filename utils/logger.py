@@ -4,6 +4,7 @@ import csv
 import logging
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def progress_bar(total: int, done: int, title: str, context: ProcessContext) -> tqdm:
-    """A bar on the terminal of the main process; nothing where the output is no terminal."""
+def progress_bar(
+    title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
+) -> tqdm:
+    """A bar on the terminal of the main process, `over` something or moved by hand; nothing where none looks on."""
     shown = context.is_main and sys.stderr.isatty()
-    return tqdm(total=total, initial=done, desc=title, unit="step", leave=False, disable=not shown)
+    return tqdm(over, title, total, initial=done, unit=unit, leave=False, disable=not shown)

@@ -65,7 +65,7 @@ def test_workers_do_not_change_a_batch(cpu, workers):
         return list(train_loader(config, samples, train_sampler(config, samples, cpu), cpu))
 
     alone, shared = batches(0), batches(workers)
-    assert len(alone) == len(shared) == 1438 // 50
+    assert len(alone) == len(shared) == 1437 // 50
     for one, other in zip(alone, shared, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -75,12 +75,12 @@ def test_evaluation_batches_are_padded(cpu):
     batches = list(eval_loader(config, read_samples(config, "val"), cpu))
     targets = torch.cat([batch.targets for batch in batches])
     assert [len(batch.images) for batch in batches] == [50] * 8
-    assert (targets >= 0).sum() == 359 and (targets[359:] == PADDING).all()
+    assert (targets >= 0).sum() == 360 and (targets[360:] == PADDING).all()
 
 
 def test_too_few_samples_and_too_few_classes(cpu):
-    config = config_for("DATA.BATCH_SIZE=1439")
-    with pytest.raises(UserError, match="1438 training samples do not fill one batch of 1439"):
+    config = config_for("DATA.BATCH_SIZE=1438")
+    with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
         train_sampler(config, read_samples(config, "train"), cpu)
     with pytest.raises(UserError, match=r"labels up to 9, but MODEL.NUM_CLASSES is 9; set it to 10 or more"):
         read_samples(config_for("MODEL.NUM_CLASSES=9"), "train")
