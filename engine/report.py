@@ -73,6 +73,8 @@ class Reporter:
         if self._first_step or done % self.config.report_freq == 0 or done == progress.steps:
             self._first_step = False
             self._report(progress)
+        if done == progress.steps:
+            self._bar.close()
 
     def _report(self, progress: EpochProgress) -> None:
         sums = progress.sums.reduced(self.context)
@@ -115,7 +117,6 @@ class Reporter:
 
     def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
         """train_seconds: of the whole run so far, without evaluation."""
-        self._bar.close()
         report = self.last
         if not self.context.is_main or report is None:
             return

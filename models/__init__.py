@@ -21,7 +21,7 @@ def build_model(config: Config) -> tuple[nn.Module, list[str]]:
     model = MODELS[config.model.type](config)
     notes: list[str] = []
     if config.model.pretrained and not (config.model.type == "timm" and config.model.pretrained == "timm"):
-        notes = load_pretrained(model, config.model.pretrained)
+        notes = load_pretrained(model, config.model.pretrained, needs_head=config.eval)
     if config.model.freeze_backbone:
         freeze_backbone(model)
     return model, notes

@@ -62,13 +62,14 @@ def read_weights(path: str) -> State:
         raise UserError(f"{file}: is damaged or no {kind} file ({reason}); fetch it again or give another") from error
 
 
-def load_pretrained(model: nn.Module, path: str) -> list[str]:
+def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> list[str]:
     """Loads the weights of a file into a bare `model`: all of it, save a head of another class count, which stays new.
 
     Position embeddings (1, N, D) of another grid are interpolated. Returns lines for the log on what was done.
 
     Raises:
-        UserError: as `read_weights`; a tensor missing, of another shape, not finite. The model is then unchanged.
+        UserError: as `read_weights`; a tensor missing, of another shape, not finite; a new head where `needs_head`
+            says that it will not be trained. The model is then unchanged.
     """
     file = find_weights(path)
     found, own = read_weights(str(file)), model.state_dict()
@@ -79,7 +80,10 @@ def load_pretrained(model: nn.Module, path: str) -> list[str]:
     lines = [f"weights: {file}, {len(found)} tensors"]
     lines += _drop_pre_logits(found, own)
     lines += _fit_pos_embed(model, found, own)
-    lines += _keep_new_heads(model, found, own)
+    new_heads = _keep_new_heads(model, found, own)
+    if new_heads and needs_head:
+        raise UserError(f"{file}: cannot be evaluated, {new_heads[0]}; set MODEL.NUM_CLASSES to the file's")
+    lines += new_heads
     unused = [name for name in found if name not in own]
     if unused:
         lines.append(f"not used: {few(unused, most=8)}")

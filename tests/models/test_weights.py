@@ -306,6 +306,17 @@ def test_a_file_without_a_head_gives_a_new_one(tmp_path):
     assert torch.equal(model.head.weight, head)
 
 
+@pytest.mark.parametrize("classes", [None, 7])
+def test_an_evaluation_needs_the_head(tmp_path, classes):
+    state = small_vit(num_classes=classes or 10).state_dict()
+    torch.save({name: tensor for name, tensor in state.items() if classes or "head" not in name}, tmp_path / "vit.pth")
+    model = small_vit()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=r"vit\.pth: cannot be evaluated, head: .*MODEL\.NUM_CLASSES"):
+        load_pretrained(model, str(tmp_path / "vit.pth"), needs_head=True)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_both_heads_of_a_distilled_model(tmp_path):
     arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 3}
     make = timm.models.deit.VisionTransformerDistilled
