@@ -7,13 +7,15 @@
 import sys
 
 from configs.load import load
-from utils.errors import exit_status
+from utils.errors import UserError, exit_status
 
 SCRIPT = "main_single_gpu.py"
 
 
 def main(argv: list[str]) -> int:
     command = load(argv, SCRIPT)
+    if command.num_processes not in (None, 1):
+        raise UserError(f"-ngpus {command.num_processes}: this script is one process; start main_multi_gpu.py")
     from engine.run import run  # torch loads only after the options were found right
     from utils.distributed import single
 

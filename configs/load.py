@@ -179,10 +179,10 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
         if not equals:
             raise UserError(f"-opts {option}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
         layers.lay_key(key, parse_scalar(text), f"-opts {option}")
-    return Command(validate(layers), arguments.dry_run, arguments.ngpus)
+    return Command(_validate(layers), arguments.dry_run, arguments.ngpus)
 
 
-def validate(layers: _Layers) -> Config:
+def _validate(layers: _Layers) -> Config:
     try:
         return Config.model_validate(layers.values)
     except ValidationError as invalid:

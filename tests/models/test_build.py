@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -137,3 +138,15 @@ def test_explicit_attention_on_a_cpu_computes_the_same():
     placed = place(model, torch.device("cpu"))
     assert not placed.blocks[0].attn.fused_attn
     assert torch.allclose(fused, placed(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint"])
+def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
+    """By the options a user gives, with and without the ending; the logits are PaddlePaddle 3.3.1's own."""
+    fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
+    config = load([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
+    model, _ = build_model(config)
+    reference = np.load(fixtures / "reference.npz")
+    with torch.no_grad():
+        logits = place(model.eval(), torch.device("cpu"))(torch.from_numpy(reference["images"]))
+    assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5

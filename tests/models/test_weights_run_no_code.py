@@ -1,0 +1,73 @@
+"""No code in a file of weights ever runs."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from weight_files import google_arrays, paddle_state, pickled, random_vit, refusal
+
+
+class Bomb:
+    """Writes a file when unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.target}",)
+
+
+@pytest.fixture
+def bomb(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "proof")))
+    assert (tmp_path / "proof").exists(), "the bomb must be live for these tests to say something"
+    yield Bomb(tmp_path / "exploded")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
+    forbidden = f"{os.system.__module__}.system"
+    for content in (bomb, {"a": bomb}, {"model": paddle_state(), "optimizer": [bomb]}, {bomb.target.name: (1, bomb)}):
+        assert f"asks for {forbidden}," in refusal(pickled(tmp_path / "vit.pdparams", content, protocol))
+
+
+@pytest.mark.parametrize(
+    "called", ["builtins eval", "numpy load", "numpy fromfile", "numpy ndarray.load", "collections deque", "os system"]
+)
+def test_pdparams_may_name_nothing_else(tmp_path, called):
+    (tmp_path / "vit.pdparams").write_bytes(b"c%b\n(S'x'\ntR." % called.replace(" ", "\n").encode())
+    assert f"asks for {called.replace(' ', '.')}," in refusal(tmp_path / "vit.pdparams")
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02X\x01\x00\x00\x00aQ.", b"Pa\n."])
+def test_pdparams_refer_to_nothing_outside(tmp_path, content):
+    (tmp_path / "vit.pdparams").write_bytes(content)
+    assert "is damaged" in refusal(tmp_path / "vit.pdparams")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_no_code_runs_from_torch_files(tmp_path, bomb, zipped):
+    for content in (bomb, {"model": random_vit().state_dict(), "args": bomb}):
+        torch.save(content, tmp_path / "vit.pth", _use_new_zipfile_serialization=zipped)
+        assert f"asks for {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
+
+
+def test_a_whole_pickled_module_is_refused_by_name(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "vit.pth")
+    assert "asks for torch.nn.modules.linear.Linear," in refusal(tmp_path / "vit.pth")
+
+
+def test_no_code_runs_from_npz(tmp_path, bomb):
+    arrays = google_arrays(random_vit()) | {"cls": np.array([bomb], dtype=object)}
+    np.savez(tmp_path / "vit.npz", allow_pickle=True, **arrays)
+    refusal(tmp_path / "vit.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("ending", ["safetensors", "npz", "pth", "pt"])
+def test_no_code_runs_from_a_plain_pickle_under_another_ending(tmp_path, bomb, ending):
+    refusal(pickled(tmp_path / f"vit.{ending}", bomb))

@@ -1,0 +1,127 @@
+"""What a run writes: sealed files, metrics.csv, run folders, plots; and the seeds all chance follows from."""
+
+import errno
+import itertools
+import random
+
+import pytest
+import torch
+
+from engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
+from utils.chance import derive_seed
+from utils.errors import UserError
+from utils.logger import MetricsFile, make_run_folder, read_rows
+from utils.plots import CurvePlots
+from utils.sealed import save_sealed, verify
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    path = tmp_path / "state.pth"
+    save_sealed(path, {"weights": torch.arange(100.0), "step": 3})
+    return path
+
+
+def test_a_sealed_file_is_an_ordinary_one(sealed):
+    verify(sealed, required=True)
+    content = torch.load(sealed, weights_only=True)
+    assert content["step"] == 3 and torch.equal(content["weights"], torch.arange(100.0))
+
+
+def test_every_flipped_bit_is_seen(sealed):
+    content = sealed.read_bytes()
+    rng = random.Random(0)
+    for position in range(0, len(content), 3):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << rng.randrange(8)
+        sealed.write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            verify(sealed, required=True)
+
+
+def test_every_truncation_is_seen(sealed):
+    content = sealed.read_bytes()
+    for length in range(0, len(content), 7):
+        sealed.write_bytes(content[:length])
+        with pytest.raises(UserError, match="is damaged"):
+            verify(sealed, required=True)
+
+
+def test_a_file_without_a_seal_passes_where_none_is_required(tmp_path):
+    torch.save({"a": 1}, tmp_path / "plain.pth")
+    (tmp_path / "tiny.pth").write_bytes(b"x")
+    verify(tmp_path / "plain.pth")
+    verify(tmp_path / "tiny.pth")
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_torso(sealed, monkeypatch):
+    before = sealed.read_bytes()
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("utils.sealed.os.fsync", full)
+    with pytest.raises(UserError, match=r"state\.pth: cannot be saved: No space left on device"):
+        save_sealed(sealed, {"weights": torch.zeros(10)})
+    assert sealed.read_bytes() == before and list(sealed.parent.iterdir()) == [sealed]
+
+
+def test_a_full_disk_while_torch_writes_is_named(tmp_path, monkeypatch):
+    """`/dev/full` takes no byte; torch alone reports a RuntimeError without the reason."""
+    monkeypatch.setattr("utils.sealed.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
+    with pytest.raises(UserError, match=r"x\.pth: cannot be saved: No space left on device"):
+        save_sealed(tmp_path / "x.pth", torch.zeros(10**5))
+
+
+def test_best_last_and_the_newest_few(tmp_path):
+    for epoch in range(1, 6):
+        is_best = epoch == 2
+        save_checkpoint(tmp_path, {"epoch": epoch}, is_best=is_best, periodic=f"epoch-{epoch:03d}", keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [BEST, "epoch-004.pth", "epoch-005.pth", LAST]
+    assert load_checkpoint(tmp_path / BEST)["epoch"] == 2
+    assert load_checkpoint(tmp_path / LAST)["epoch"] == 5
+
+
+@pytest.mark.parametrize("content", [{"format": 99}, {"model": {}}, [1]])
+def test_a_foreign_checkpoint_is_refused(tmp_path, content):
+    save_sealed(tmp_path / "x.pth", content)
+    with pytest.raises(UserError, match=r"x\.pth: is no checkpoint of format 1"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def test_metrics_of_later_epochs_are_dropped_on_resuming(tmp_path):
+    path = tmp_path / "metrics.csv"
+    metrics = MetricsFile(path, ["epoch", "loss"], last_epoch=0)
+    for epoch in (1, 2, 3):
+        metrics.append({"epoch": epoch, "loss": epoch / 10})
+    resumed = MetricsFile(path, ["epoch", "loss"], last_epoch=1)
+    resumed.append({"epoch": 2, "loss": 0.25})
+    assert read_rows(path) == [{"epoch": "1", "loss": "0.1"}, {"epoch": "2", "loss": "0.25"}]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"SAVE: .*file.*-output"):
+        make_run_folder(tmp_path / "file", "train")
+
+
+def test_plots_show_what_the_file_holds(tmp_path):
+    columns = ["epoch", "train_loss", "val_loss", "train_top1", "val_top1", "val_top5"]
+    metrics = MetricsFile(tmp_path / "metrics.csv", columns, last_epoch=0)
+    plots = CurvePlots(tmp_path / "metrics.csv")
+    plots.update(now=True)  # nothing to show yet
+    empty = (tmp_path / "loss.png").read_bytes()
+    for epoch, validation in ((1, ""), (2, 0.5)):  # not every epoch is evaluated
+        row = dict.fromkeys(columns, validation) | {"epoch": epoch, "train_loss": 1.0, "train_top1": 50.0}
+        metrics.append(row)
+    plots.update()
+    assert (tmp_path / "loss.png").read_bytes() == empty  # drawn a moment ago
+    plots.update(now=True)
+    assert (tmp_path / "loss.png").read_bytes() != empty
+
+
+def test_seeds_are_the_same_on_every_machine_and_apart_from_one_another():
+    assert derive_seed(0, "augment", 1, 2) == 5333272824936365706
+    uses = itertools.product((0, 1), ("order", "augment"), range(20), range(20))
+    seeds = {derive_seed(*use) for use in uses}
+    assert len(seeds) == 1600 and all(0 <= seed < 2**63 for seed in seeds)
