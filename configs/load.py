@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from pydantic import ValidationError
 
 from configs.schema import Config, Section
-from configs.strict_yaml import KeyPath, parse_scalar, read_yaml
+from configs.strict_yaml import KeyPath, parse_scalar, read_yaml, write_yaml
 from utils.errors import UserError, nearest
 
 _EXAMPLES = """examples:
@@ -45,7 +44,7 @@ class Flag:
 _FLAGS = {
     "what to run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision, in training and evaluation"),
-        Flag("amp_dtype", ("AMP.DTYPE",), str, "float16 or bfloat16"),
+        Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision in float16 or bfloat16"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "forward passes per optimizer step"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "epochs already done"),
@@ -174,6 +173,8 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
         if value is not None:
             for key in flag.keys:
                 layers.lay_key(key, value, f"-{flag.name}")
+    if arguments.amp_dtype:
+        layers.lay_key("AMP.ENABLED", True, "-amp_dtype")
     for option in arguments.opts:
         key, equals, text = option.partition("=")
         if not equals:
@@ -198,7 +199,7 @@ def _one_line(error: dict[str, Any], layers: _Layers) -> str:
     path = tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "model_type":
-        message = "must be a section of keys"
+        message = "must be true, false or a section of keys" if path == ("AMP",) else "must be a section of keys"
     if isinstance(error["input"], dict) and error["type"] == "value_error":
         # Said by a section of its keys: the message opens with the key.
         path = (*path, *message.split()[0].rstrip(":").split("."))
@@ -223,7 +224,7 @@ def _keys(section: type[Section], prefix: str) -> Any:
 
 def to_yaml(config: Config) -> str:
     """The resolved options as a YAML file that gives the same `Config` again."""
-    return yaml.safe_dump(_to_dict(config), sort_keys=False, default_flow_style=None, width=120)
+    return write_yaml(_to_dict(config))
 
 
 def _to_dict(section: Section) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def _as_tuple(value: Any) -> Any:
 
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Path = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -54,7 +55,7 @@ class Amp(Section):
 class Data(Section):
     batch_size: int = Field(256, ge=1, description="images per device in one forward pass of training")
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
-    data_path: str = Field("/dataset/imagenet/", description="folder (or file) of the data set")
+    data_path: Path = Field("/dataset/imagenet/", description="folder (or file) of the data set")
     dataset: str = Field("imagenet2012", description="which data set; see datasets/__init__.py for the table")
     image_size: int = Field(224, ge=1, description="pixels on a side of the model's input")
     image_channels: Literal[1, 3] = Field(3, description="1: grey, 3: RGB")
@@ -67,7 +68,7 @@ class Data(Section):
     val_fraction: float | None = Field(
         None, gt=0, lt=1, description="held out per class where a data set has no validation split; null: its custom"
     )
-    split_seed: int = Field(0, ge=0, description="seed of that split; apart from SEED, so that no seed sees other data")
+    split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, whatever SEED is")
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop's area as a share of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop's width / height")
     hflip_prob: Probability = Field(0.5, description="probability of a horizontal flip in training")
@@ -101,8 +102,8 @@ _VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", 
 class Model(Section):
     type: Literal["vit", "timm"] = Field("vit", description="vit: built from these keys; timm: any timm model by NAME")
     name: str = Field("vit", description="a name for the log; for TYPE timm the timm model's name")
-    resume: str | None = Field(None, description="checkpoint (file or its folder) whose whole state is continued")
-    pretrained: str | None = Field(
+    resume: Path | None = Field(None, description="checkpoint (file or its folder) whose whole state is continued")
+    pretrained: Path | None = Field(
         None, description="weights to start from: .safetensors, .pth, .npz, .pdparams; for TYPE timm also 'timm'"
     )
     num_classes: int = Field(1000, ge=1, description="classes of the head")
@@ -176,7 +177,7 @@ class Train(Section):
     num_epochs: int = Field(300, ge=1, description="epochs")
     max_steps: int | None = Field(None, ge=1, description="stop, with a checkpoint, when the run has done these steps")
     warmup_epochs: float = Field(32, ge=0, description="epochs of linear warm-up, counted in NUM_EPOCHS")
-    weight_decay: float = Field(0.3, ge=0, description="decoupled; not on biases, norms and tokens")
+    weight_decay: float = Field(0.3, ge=0, description="weight decay; not on biases, norms and tokens")
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
     end_lr: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
@@ -218,20 +219,20 @@ class Train(Section):
             raise ValueError(
                 f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
             )
-        if self.last_epoch > self.num_epochs:
-            raise ValueError(f"LAST_EPOCH {self.last_epoch} exceeds NUM_EPOCHS {self.num_epochs}: nothing is left")
+        if self.last_epoch >= self.num_epochs:
+            raise ValueError(f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: nothing is left to train")
         return self
 
 
 class Config(Section):
     """All options of one run, checked and frozen."""
 
-    save: str = Field("./output", description="folder in which each run makes a folder of its own")
+    save: Path = Field("./output", description="folder in which each run makes a folder of its own")
     save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
     keep_checkpoints: int = Field(3, ge=0, description="periodic checkpoints kept besides last and best")
     report_freq: int = Field(20, ge=1, description="steps between log lines")
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
-    seed: int = Field(0, ge=0, description="of all chance in the run")
+    seed: int = Field(0, ge=0, lt=2**63, description="of all chance in the run")
     eval: bool = Field(False, description="evaluate only")
     amp: Amp = Amp()
     data: Data = Data()

@@ -35,8 +35,20 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+class _StrictDumper(yaml.SafeDumper):
+    """Quotes what the strict loader would not read as a string."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012
+
+
 for _tag, _pattern, _first in _RESOLVERS:
-    _StrictLoader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
+    for _class in (_StrictLoader, _StrictDumper):
+        _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
+
+
+def write_yaml(values: dict[str, Any]) -> str:
+    """The text from which `read_yaml` gives the same values again."""
+    return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:

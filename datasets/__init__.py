@@ -42,8 +42,8 @@ def read_samples(config: Config, split: str) -> Samples:
     return samples
 
 
-def train_sampler(config: Config, samples: Samples, context: ProcessContext, first_batch: int = 0) -> TrainSampler:
-    """The order of training from batch `first_batch` of the run on.
+def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> TrainSampler:
+    """The order of training.
 
     Raises:
         UserError: there are fewer samples than one batch on every rank.
@@ -55,7 +55,6 @@ def train_sampler(config: Config, samples: Samples, context: ProcessContext, fir
         config.seed,
         context.rank,
         context.world_size,
-        first_batch,
     )
     if sampler.batches_per_epoch == 0:
         raise UserError(
@@ -70,5 +69,7 @@ def train_loader(config: Config, samples: Samples, sampler: TrainSampler, contex
 
 
 def eval_loader(config: Config, samples: Samples, context: ProcessContext) -> Loader:
-    sampler = EvalSampler(len(samples), config.data.eval_batch_size, context.rank, context.world_size)
+    largest_useful = -(-len(samples) // context.world_size)
+    batch_size = min(config.data.eval_batch_size, largest_useful)
+    sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
     return Loader(BatchReader(samples, config.data, None), sampler, context)

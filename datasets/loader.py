@@ -128,6 +128,6 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Launchers send their signals to the workers too; those end when their rank does, not before it has saved."""
+    """Launchers and terminals send their signals to the workers too; those end when their rank does, and in silence."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -188,13 +188,16 @@ def digits(options: Data, split: str) -> ImageArray:
 
     bunch = load_digits()
     images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-    train_images, val_images, train_targets, val_targets = train_test_split(
-        images,
-        bunch.target,
-        test_size=options.val_fraction or 0.2,
-        stratify=bunch.target,
-        random_state=options.split_seed,
-    )
+    try:
+        train_images, val_images, train_targets, val_targets = train_test_split(
+            images,
+            bunch.target,
+            test_size=options.val_fraction or 0.2,
+            stratify=bunch.target,
+            random_state=options.split_seed,
+        )
+    except ValueError as error:
+        raise UserError(f"DATA.VAL_FRACTION {options.val_fraction}: {error}") from error
     names = [str(name) for name in bunch.target_names]
     if split == "train":
         return ImageArray(train_images, train_targets, names)

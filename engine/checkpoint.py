@@ -26,8 +26,13 @@ def save_checkpoint(folder: Path, state: dict[str, Any], is_best: bool, periodic
         _put_beside(last, folder / BEST)
     if periodic and keep:
         _put_beside(last, folder / f"{periodic}.pth")
-        for old in sorted(folder.glob("epoch-*.pth"))[:-keep]:
-            old.unlink()
+        _keep_newest(folder, keep)
+
+
+def _keep_newest(folder: Path, keep: int) -> None:
+    written = sorted(folder.glob("epoch-*.pth"), key=lambda path: path.stat().st_mtime_ns)
+    for old in written[:-keep]:
+        old.unlink()
 
 
 def _put_beside(source: Path, target: Path) -> None:
@@ -53,6 +58,14 @@ def find_checkpoint(path: str) -> Path:
     return found
 
 
+def saved_best(folder: Path) -> dict[str, Any] | None:
+    """What the `best.pth` of a run's folder says of itself; None where there is no whole one."""
+    try:
+        return load_checkpoint(folder / BEST)["best"]
+    except UserError:
+        return None
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint that `save_checkpoint` wrote; no code in the file runs.
 
@@ -64,7 +77,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with -pretrained={path} "
             "and -last_epoch"
         )
-    verify(path, required=True)
+    try:
+        verify(path, required=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is no checkpoint of format {FORMAT}; resume with the version that wrote it")

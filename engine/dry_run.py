@@ -9,43 +9,40 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from configs.schema import Config
-from datasets import read_samples, train_sampler
+from datasets import read_samples
 from engine.checkpoint import find_checkpoint, load_checkpoint
-from engine.optimizer import build_optimizer
+from engine.trainer import Trainer
 from models import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger
 
 
-def dry_run(config: Config, context: ProcessContext, logger: RunLogger) -> None:
-    """Options were checked before; here lists, weights, checkpoint, model, optimizer and output folder are.
+def dry_run(config: Config, context: ProcessContext) -> None:
+    """Builds what the run would: data, model, weights, optimizer, the state to resume; and tries its output folder.
 
     Raises:
         UserError: the first thing that would stop the run.
     """
-    _check_writable(Path(config.save))
-    if config.model.resume:
-        load_checkpoint(find_checkpoint(config.model.resume))
-    model, notes = build_model(config)
-    for note in notes:
-        logger.info(f"pretrained: {note}")
+    logger = RunLogger(None, context)
+    checkpoint = find_checkpoint(config.model.resume) if config.model.resume else None
+    folder = checkpoint.parent if checkpoint else Path(config.save)
+    _check_writable(folder)
+    if config.eval:
+        weights = str(checkpoint or config.model.pretrained)
+        options = config.model.model_copy(update={"pretrained": weights})
+        model, _ = build_model(config.model_copy(update={"model": options}), context.device)
+        logger.info(f"validation: {len(read_samples(config, 'val'))} images")
+    else:
+        trainer = Trainer(config, context, folder, logger, load_checkpoint(checkpoint) if checkpoint else None)
+        geometry, model = trainer.geometry, trainer.learner.model
+        logger.info(f"global batch size: {geometry.batch_size * geometry.accum_iter}")
+        logger.info(f"steps per epoch: {geometry.steps_per_epoch}")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, of them trained: {trained / 1e6:.3f} M")
-    logger.info(
-        f"forward pass: {forward_flops(model, config) / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)"
-    )
-    val_samples = read_samples(config, "val")
-    logger.info(f"validation: {len(val_samples)} images")
-    if not config.eval:
-        build_optimizer(model, config.train)
-        train_samples = read_samples(config, "train")
-        sampler = train_sampler(config, train_samples, context)
-        accum_iter = config.train.accum_iter
-        logger.info(f"training: {len(train_samples)} images, {len(train_samples.class_names)} classes")
-        logger.info(f"global batch size: {config.data.batch_size * context.world_size * accum_iter}")
-        logger.info(f"steps per epoch: {-(-sampler.batches_per_epoch // accum_iter)}")
+    flops = forward_flops(model, config)
+    logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
     logger.info("dry run: all that the run needs is there")
 
 

@@ -14,7 +14,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     """timm's optimizer of that name; weight decay spares biases, norms and tokens. Fused where torch has it so.
 
     Raises:
-        UserError: timm knows no optimizer of that name.
+        UserError: timm knows no optimizer of that name, or cannot build it.
     """
     chosen = options.optimizer
     name = chosen.name.lower()
@@ -29,15 +29,30 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
         arguments["eps"] = chosen.eps
     if name in _FUSED:
         arguments["fused"] = True
-    return timm.optim.create_optimizer_v2(
-        model,
-        opt=name,
-        lr=options.base_lr,
-        weight_decay=options.weight_decay,
-        momentum=chosen.momentum,
-        layer_decay=options.layer_decay,
-        **arguments,
-    )
+    try:
+        return timm.optim.create_optimizer_v2(
+            model,
+            opt=name,
+            lr=options.base_lr,
+            weight_decay=options.weight_decay,
+            momentum=chosen.momentum,
+            layer_decay=options.layer_decay,
+            **arguments,
+        )
+    except Exception as error:  # some of timm's need packages, or options, of their own
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; take AdamW") from error
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """Takes up the moments of a state; weight decay, betas and the like stay as the present options have them.
+
+    Raises:
+        ValueError: the state is of other parameters.
+    """
+    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, options in zip(optimizer.param_groups, configured, strict=True):
+        group.update(options)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -9,6 +9,7 @@ from configs.schema import Amp
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _NEVER = 2**31 - 1
+_LOWEST_SCALE = 1.0  # below it lies 0, under which every gradient looks finite and turns to NaN
 
 
 class SkippingScaler(torch.amp.GradScaler):
@@ -30,6 +31,7 @@ class SkippingScaler(torch.amp.GradScaler):
             for found_inf in state["found_inf_per_device"].values():
                 self.skipped += found_inf.clamp(max=1)
         super().update(new_scale)
+        self._scale.clamp_(min=_LOWEST_SCALE)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"skipped": self.skipped.item()}

@@ -60,7 +60,9 @@ class Reporter:
     def start_epoch(self, progress: EpochProgress) -> None:
         title = f"Epoch {progress.epoch + 1}/{self.config.train.num_epochs}"
         self._bar = progress_bar(title, self.context, progress.steps, progress.done_steps)
-        self._open_interval(progress, progress.sums.reduced(self.context))
+        sums = progress.sums.reduced(self.context)
+        self._epoch_started, self._samples_before = time.perf_counter(), to_metrics(sums).samples
+        self._open_interval(progress, sums)
 
     def _open_interval(self, progress: EpochProgress, sums: torch.Tensor) -> None:
         self._since = time.perf_counter()
@@ -74,6 +76,7 @@ class Reporter:
             self._first_step = False
             self._report(progress)
         if done == progress.steps:
+            self._epoch_seconds = time.perf_counter() - self._epoch_started
             self._bar.close()
 
     def _report(self, progress: EpochProgress) -> None:
@@ -130,8 +133,8 @@ class Reporter:
                 "val_loss": validation.loss if validation else "",
                 "val_top1": validation.top1 if validation else "",
                 "val_top5": validation.top5 if validation else "",
-                "images_per_second": round(report.images_per_second, 2),
-                "data_wait_share": round(report.data_wait_share, 4),
+                "images_per_second": round((report.average.samples - self._samples_before) / self._epoch_seconds, 2),
+                "data_wait_share": round(progress.data_wait_seconds / self._epoch_seconds, 4),
                 "loss_scale": report.loss_scale,
                 "skipped_steps": report.skipped_steps,
                 "peak_memory_bytes": report.peak_memory_bytes,
@@ -141,7 +144,11 @@ class Reporter:
         if validation:
             for name in ("loss", "top1", "top5"):
                 self._board.add_scalar(f"val/{name}", getattr(validation, name), report.step)
-        self._plots.update()
+
+    def draw(self) -> None:
+        """The plots, after the checkpoint: they can wait."""
+        if self.context.is_main:
+            self._plots.update()
 
     def finish(self, result: dict) -> None:
         if self._bar:

@@ -1,5 +1,6 @@
 """What an entry script starts: training, evaluation, or a dry run."""
 
+import shlex
 import time
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from engine.precision import Precision
 from engine.report import peak_memory_bytes, validation_line, write_result
 from engine.step import evaluate
 from engine.trainer import Trainer
-from models import build_model, place
+from models import build_model
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
-from utils.logger import RunLogger, make_run_folder
+from utils.logger import RunLogger, is_run_folder, make_run_folder
 
 
 def run(command: Command, context: ProcessContext, script: str) -> None:
@@ -30,7 +31,7 @@ def run(command: Command, context: ProcessContext, script: str) -> None:
     config = command.config
     try:
         if command.dry_run:
-            dry_run(config, context, RunLogger(None, context))
+            dry_run(config, context)
         elif config.eval:
             _evaluate(config, context)
         else:
@@ -40,64 +41,45 @@ def run(command: Command, context: ProcessContext, script: str) -> None:
             f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size}, {config.amp}; "
             f"lower -batch_size, raise -accum_iter, or use -amp ({str(error).splitlines()[0]})"
         ) from error
-
-
-def _open_log(config: Config, context: ProcessContext, folder: Path) -> RunLogger:
-    logger = RunLogger(folder, context)
-    if context.is_main:
-        (folder / "config.yaml").write_text(to_yaml(config))
-    logger.info(to_yaml(config))
-    precision = Precision(config.amp, context.device)
-    logger.info(f"----- {context.world_size} process(es), {context.device.type}, {precision.describe()}")
-    logger.info(f"----- Output: {folder}")
-    return logger
-
-
-def _new_folder(config: Config, kind: str, context: ProcessContext) -> Path:
-    return broadcast_object(make_run_folder(Path(config.save), kind) if context.is_main else None, context)
+    except OSError as error:
+        raise UserError(f"{error.filename or 'the system'}: {error.strerror or error}") from error
 
 
 def _train(config: Config, context: ProcessContext, script: str) -> None:
-    checkpoint = None
-    folder = None
+    checkpoint, folder = None, None
     if config.model.resume:
         path = find_checkpoint(config.model.resume)
         checkpoint = load_checkpoint(path)
-        if (path.parent / "config.yaml").exists():
-            folder = path.parent  # a resumed run goes on in its own folder
+        folder = path.parent if is_run_folder(path.parent) else None  # a resumed run goes on in its own folder
+    options_file = "config.yaml" if folder is None else "config-resumed.yaml"
     folder = folder or _new_folder(config, "train", context)
-    # The saved options give the whole run again, from its start.
-    fresh = config.model_copy(update={"model": config.model.model_copy(update={"resume": None})})
-    logger = _open_log(fresh, context, folder)
+    logger = _open_log(_with_model(config, resume=None), context, folder, options_file)
+    if checkpoint:
+        config = _with_model(config, pretrained=None)  # the checkpoint has all weights
     result = Trainer(config, context, folder, logger, checkpoint).train()
     if not result["finished"]:
-        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; go on with -resume={folder}")
+        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; go on with -resume={shlex.quote(str(folder))}")
     if result["top1"] is not None:
+        command = f"-cfg={folder}/config.yaml", "-eval", f"-pretrained={result['checkpoint']}"
         logger.info(
             f"----- Best top-1: {result['top1']:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
-            f"      Evaluate it: python {script} -cfg={folder}/config.yaml -eval -pretrained={result['checkpoint']}"
+            f"      Evaluate it: python {script} {shlex.join(command)}"
         )
 
 
 def _evaluate(config: Config, context: ProcessContext) -> None:
     folder = _new_folder(config, "eval", context)
-    logger = _open_log(config, context, folder)
+    logger = _open_log(config, context, folder, "config.yaml")
     if config.model.resume:
-        weights = str(find_checkpoint(config.model.resume))
-        config = config.model_copy(update={"model": config.model.model_copy(update={"pretrained": weights})})
-    model, notes = build_model(config)
+        config = _with_model(config, pretrained=str(find_checkpoint(config.model.resume)))
+    model, notes = build_model(config, context.device)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
-    place(model, context.device)
-    samples = read_samples(config, "val")
+    precision = Precision(config.amp, context.device)
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
+    loader = eval_loader(config, read_samples(config, "val"), context)
     started = time.perf_counter()
-    metrics = evaluate(
-        model,
-        eval_loader(config, samples, context),
-        DeviceTransform(config.data).to(context.device),
-        Precision(config.amp, context.device),
-        context,
-    )
+    metrics = evaluate(model, loader, DeviceTransform(config.data).to(context.device), precision, context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, seconds))
     if context.is_main:
@@ -105,7 +87,25 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
             "top1": metrics.top1,
             "top5": metrics.top5,
             "loss": metrics.loss,
+            "checkpoint": config.model.pretrained,
             "images_per_second": metrics.samples / seconds,
             "peak_memory_bytes": peak_memory_bytes(context.device),
         }
         write_result(folder, result)
+
+
+def _new_folder(config: Config, kind: str, context: ProcessContext) -> Path:
+    return broadcast_object(make_run_folder(Path(config.save), kind) if context.is_main else None, context)
+
+
+def _open_log(config: Config, context: ProcessContext, folder: Path, options_file: str) -> RunLogger:
+    logger = RunLogger(folder, context)
+    if context.is_main:
+        (folder / options_file).write_text(to_yaml(config))
+    logger.info(to_yaml(config))
+    logger.info(f"----- Output: {folder}")
+    return logger
+
+
+def _with_model(config: Config, **changes: str | None) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})

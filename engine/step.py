@@ -6,7 +6,7 @@ Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.AC
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class EpochProgress:
     sums: MetricSums
     done_steps: int = 0
     lr: float = 0.0
-    data_wait_seconds: float = field(default=0.0)
+    data_wait_seconds: float = 0.0
 
 
 def train_one_epoch(
@@ -72,7 +72,7 @@ def train_one_epoch(
     """Trains from `progress.done_steps` to the epoch's end, or to `stop_step` of it, and calls back after each step.
 
     The loss of a step is the mean over all samples of its accumulation window on all ranks, a short last window
-    included. The host waits for the device nowhere here.
+    included. With a fused optimizer the host waits for the device nowhere in here but in `after_step`.
     """
     options, scaler = learner.config.train, learner.precision.scaler
     set_training(learner.model, learner.config.model.freeze_backbone)

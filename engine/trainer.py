@@ -12,14 +12,14 @@ from configs.load import to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples, train_loader, train_sampler
 from datasets.transforms import DeviceTransform, build_mixup
-from engine.checkpoint import BEST, LAST, save_checkpoint
-from engine.optimizer import build_optimizer
+from engine.checkpoint import BEST, LAST, save_checkpoint, saved_best
+from engine.optimizer import build_optimizer, load_optimizer
 from engine.parallel import parallelize
 from engine.precision import Precision
 from engine.report import Reporter, peak_memory_bytes, validation_line
 from engine.schedule import build_schedule
 from engine.step import EpochProgress, Learner, evaluate, train_one_epoch
-from models import build_model, place
+from models import build_model
 from utils.chance import derive_seed
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -62,14 +62,21 @@ class Trainer:
     ) -> None:
         self.config, self.context, self.folder, self.logger = config, context, folder, logger
         self.train_samples = read_samples(config, "train")
-        self.val_loader = eval_loader(config, read_samples(config, "val"), context)
+        self.val_samples = read_samples(config, "val")
+        self.val_loader = eval_loader(config, self.val_samples, context)
         self.sampler = train_sampler(config, self.train_samples, context)
         self.geometry = Geometry(
             len(self.train_samples), config.data.batch_size * context.world_size, config.train.accum_iter, config.seed
         )
         self.best: Best | None = None
-        self.train_seconds = 0.0
+        self.train_seconds, self.images = 0.0, 0
         self.learner = build_learner(config, context, self.geometry, logger)
+        logger.info(f"----- {context.world_size} process(es), {context.device}, {self.learner.precision.describe()}")
+        classes = len(self.train_samples.class_names)
+        logger.info(
+            f"----- Data: {len(self.train_samples)} training images of {classes} classes, "
+            f"{len(self.val_samples)} for validation; the model has {config.model.num_classes} classes"
+        )
         self.progress = self._progress(epoch=config.train.last_epoch)
         if checkpoint:
             self._restore(checkpoint)
@@ -106,9 +113,10 @@ class Trainer:
         max_steps = self.config.train.max_steps
         stop_step = progress.steps if max_steps is None else min(progress.steps, max_steps - first_step)
         self.reporter.start_epoch(progress)
-        started = time.perf_counter()
+        started, images_before = time.perf_counter(), self._images_done()
         train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
         self.train_seconds += time.perf_counter() - started
+        self.images += self._images_done() - images_before
         if progress.done_steps < progress.steps:
             self._save(is_best=False)
             return False
@@ -122,7 +130,13 @@ class Trainer:
         stops = max_steps is not None and epochs_done * progress.steps >= max_steps
         if is_best or stops or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
+        self.reporter.draw()
         return not stops
+
+    def _images_done(self) -> int:
+        """Of the present epoch, over all ranks."""
+        progress = self.progress
+        return min(progress.done_steps * self.geometry.accum_iter, progress.batches) * self.geometry.batch_size
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
@@ -145,6 +159,7 @@ class Trainer:
             "model": learner.model.state_dict(),
             "ema": learner.ema.module.state_dict() if learner.ema else None,
             "optimizer": learner.optimizer.state_dict(),
+            "optimizer_name": self.config.train.optimizer.name,
             "precision": learner.precision.state_dict(),
             "epoch": progress.epoch,
             "done_steps": progress.done_steps,
@@ -152,6 +167,7 @@ class Trainer:
             "geometry": asdict(self.geometry),
             "best": asdict(self.best) if self.best else None,
             "train_seconds": self.train_seconds,
+            "images": self.images,
             "options": to_yaml(self.config),
         }
         at_epoch_end = progress.done_steps == 0 and self._is_due(progress.epoch, self.config.save_freq)
@@ -161,9 +177,19 @@ class Trainer:
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Raises UserError where the run cannot go on from it."""
-        learner = self.learner
+        learner, options = self.learner, self.config.train
         if (checkpoint["ema"] is None) != (learner.ema is None):
             raise UserError("TRAIN.MODEL_EMA: is not what the checkpoint was trained with; set it alike to resume")
+        if checkpoint["optimizer_name"] != options.optimizer.name:
+            raise UserError(
+                f"TRAIN.OPTIMIZER.NAME: the checkpoint was trained with {checkpoint['optimizer_name']}; set it alike"
+            )
+        if options.last_epoch not in (0, checkpoint["epoch"]):
+            raise UserError(
+                f"-last_epoch {options.last_epoch}: the checkpoint has {checkpoint['epoch']}; leave it out"
+            )
+        if checkpoint["epoch"] > options.num_epochs:
+            raise UserError(f"TRAIN.NUM_EPOCHS {options.num_epochs}: the checkpoint has {checkpoint['epoch']} already")
         then = Geometry(**checkpoint["geometry"])
         if then != self.geometry and checkpoint["done_steps"]:
             raise UserError(
@@ -174,41 +200,39 @@ class Trainer:
             learner.model.load_state_dict(checkpoint["model"])
             if learner.ema:
                 learner.ema.module.load_state_dict(checkpoint["ema"])
-            learner.optimizer.load_state_dict(checkpoint["optimizer"])
+            load_optimizer(learner.optimizer, checkpoint["optimizer"])
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"-resume: the checkpoint is of another model: {str(error).splitlines()[0]}") from None
+            raise UserError(f"-resume: the checkpoint is of another model: {error}") from None
         learner.precision.load_state_dict(checkpoint["precision"])
         self.progress = self._progress(checkpoint["epoch"])
         self.progress.done_steps = checkpoint["done_steps"]
         if self.context.is_main:
             self.progress.sums.sums.copy_(checkpoint["sums"])
-        self.best = Best(**checkpoint["best"]) if checkpoint["best"] else None
-        self.train_seconds = checkpoint["train_seconds"]
+        best = checkpoint["best"]
+        if best and best == saved_best(self.folder):  # else that file is gone, or belongs to what is now undone
+            self.best = Best(**best)
+        self.train_seconds, self.images = checkpoint["train_seconds"], checkpoint["images"]
         self.logger.info(f"----- Resume: epoch {checkpoint['epoch'] + 1}, step {checkpoint['done_steps']}")
 
     def _result(self) -> dict[str, Any]:
-        progress = self.progress
-        batches = progress.epoch * progress.batches + progress.done_steps * self.config.train.accum_iter
-        first = self.config.train.last_epoch * progress.batches
         return {
             "top1": self.best.top1 if self.best else None,
             "top5": self.best.top5 if self.best else None,
             "epoch": self.best.epoch if self.best else None,
             "checkpoint": str(self.folder / (BEST if self.best else LAST)),
-            "images_per_second": (batches - first) * self.geometry.batch_size / max(self.train_seconds, 1e-9),
+            "images_per_second": self.images / max(self.train_seconds, 1e-9),
             "train_seconds": self.train_seconds,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
-            "finished": progress.epoch == self.config.train.num_epochs,
+            "finished": self.progress.epoch == self.config.train.num_epochs,
         }
 
 
 def build_learner(config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger) -> Learner:
     """The model and all around it, alike on every rank."""
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, notes = build_model(config)
+    model, notes = build_model(config, context.device)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
-    place(model, context.device)
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
     return Learner(

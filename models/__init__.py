@@ -12,8 +12,8 @@ from utils.errors import UserError
 MODELS = {"vit": build_vit, "timm": build_timm}
 
 
-def build_model(config: Config) -> tuple[nn.Module, list[str]]:
-    """The model of `config.model`, with its pretrained weights, and what to say of those in the log.
+def build_model(config: Config, device: torch.device) -> tuple[nn.Module, list[str]]:
+    """The model of `config.model` on its device, with its pretrained weights, and what to say of those in the log.
 
     Raises:
         UserError: the model cannot be built or the weights do not fit it.
@@ -24,7 +24,7 @@ def build_model(config: Config) -> tuple[nn.Module, list[str]]:
         notes = load_pretrained(model, config.model.pretrained, needs_head=config.eval)
     if config.model.freeze_backbone:
         freeze_backbone(model)
-    return model, notes
+    return place(model, device), notes
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
@@ -45,9 +45,9 @@ def freeze_backbone(model: nn.Module) -> None:
     Raises:
         UserError: the model has no head with parameters.
     """
-    head = model.get_classifier()
     model.requires_grad_(False)
-    head.requires_grad_(True)
+    for head in _heads(model):
+        head.requires_grad_(True)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("MODEL.FREEZE_BACKBONE: this model has no head to train")
 
@@ -56,4 +56,11 @@ def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
     """Training mode; a frozen backbone stays in evaluation mode, so that its dropout and statistics rest too."""
     model.train(not backbone_is_frozen)
     if backbone_is_frozen:
-        model.get_classifier().train()
+        for head in _heads(model):
+            head.train()
+
+
+def _heads(model: nn.Module) -> tuple[nn.Module, ...]:
+    """One, or the two of a distilled model."""
+    classifier = model.get_classifier()
+    return classifier if isinstance(classifier, tuple) else (classifier,)

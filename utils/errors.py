@@ -26,7 +26,7 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
         if "-debug" in argv or "--debug" in argv:
             raise
         _let_lower_ranks_speak_first()
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
         if _rank() == 0:

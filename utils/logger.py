@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -35,6 +36,10 @@ def make_run_folder(root: Path, kind: str) -> Path:
     raise UserError(f"SAVE: {root} holds a thousand runs of this minute; give another folder with -output")
 
 
+def is_run_folder(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("config.yaml", "log.txt", "metrics.csv"))
+
+
 class _Console(logging.Handler):
     """Writes above the progress bar, not through it."""
 
@@ -50,8 +55,8 @@ class RunLogger:
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self._run = _logger("run", [])
-        self._rank = _logger("rank", [])
+        self._run = _logger("run")
+        self._rank = _logger("rank")
         if context.is_main:
             self._run.addHandler(_Console())
         if folder:
@@ -69,13 +74,13 @@ class RunLogger:
         self._rank.info(message)
 
 
-def _logger(name: str, handlers: list[logging.Handler]) -> logging.Logger:
+def _logger(name: str) -> logging.Logger:
     logger = logging.getLogger(f"ampvit.{name}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     for handler in logger.handlers:
         handler.close()
-    logger.handlers = handlers
+    logger.handlers = []
     return logger
 
 
@@ -85,11 +90,13 @@ class MetricsFile:
     def __init__(self, path: Path, columns: list[str], last_epoch: int) -> None:
         self.path = path
         self.columns = columns
-        rows = [row for row in read_rows(path) if int(row["epoch"]) <= last_epoch] if path.exists() else []
-        with open(path, "w", newline="") as file:
+        rows = read_rows(path) if path.exists() else []
+        temporary = path.with_name(f".{path.name}.tmp")
+        with open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(row for row in rows if int(row["epoch"]) <= last_epoch)
+        os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:
         with open(self.path, "a", newline="") as file:
@@ -97,8 +104,9 @@ class MetricsFile:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of the file; the torso of a last one, left by a crash, is passed over."""
     with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 def progress_bar(

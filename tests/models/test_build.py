@@ -13,6 +13,7 @@ from models import build_model, place, set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
+CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -41,7 +42,7 @@ def test_paddlevits_fifteen_sizes(size):
 def test_every_recipe_builds(recipe):
     config = load([f"-cfg={recipe}"]).config
     with torch.device("meta"):
-        model, _ = build_model(config)
+        model, _ = build_model(config, torch.device("meta"))
         shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
         assert model(torch.empty(shape)).shape == (1, config.model.num_classes)
 
@@ -91,7 +92,7 @@ def test_initialization_follows_the_width(width, patch):
 
 def test_frozen_backbone_trains_the_head_alone_and_rests():
     config = vit_config("MODEL.FREEZE_BACKBONE=true", "MODEL.DROPOUT=0.5")
-    model, _ = build_model(config)
+    model, _ = build_model(config, CPU)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable == {"head.weight", "head.bias"}
     set_training(model, backbone_is_frozen=True)
@@ -102,7 +103,7 @@ def test_frozen_backbone_trains_the_head_alone_and_rests():
 
 def test_frozen_batch_norm_keeps_its_statistics():
     config = load(["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]).config
-    model, _ = build_model(config)
+    model, _ = build_model(config, CPU)
     before = model.bn1.running_mean.clone()
     set_training(model, backbone_is_frozen=True)
     model(torch.randn(2, 3, 32, 32))
@@ -113,7 +114,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
 def test_any_timm_model_by_name(name):
     config = load(["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]).config
     with torch.device("meta"):
-        model, _ = build_model(config)
+        model, _ = build_model(config, torch.device("meta"))
         assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
         assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
 
@@ -121,13 +122,13 @@ def test_any_timm_model_by_name(name):
 def test_unknown_timm_model_names_its_neighbour():
     config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
     with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
-        build_model(config)
+        build_model(config, CPU)
 
 
 def test_option_a_family_does_not_take():
     config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
     with pytest.raises(UserError, match=r"resnet18 does not take an option that was set.*attn_drop_rate"):
-        build_model(config)
+        build_model(config, CPU)
 
 
 def test_explicit_attention_on_a_cpu_computes_the_same():
@@ -135,7 +136,7 @@ def test_explicit_attention_on_a_cpu_computes_the_same():
     images = torch.randn(2, 3, 160, 160)
     assert model.blocks[0].attn.fused_attn
     fused = model(images)
-    placed = place(model, torch.device("cpu"))
+    placed = place(model, CPU)
     assert not placed.blocks[0].attn.fused_attn
     assert torch.allclose(fused, placed(images), atol=1e-5)
 
@@ -145,8 +146,8 @@ def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
     """By the options a user gives, with and without the ending; the logits are PaddlePaddle 3.3.1's own."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
     config = load([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
-    model, _ = build_model(config)
+    model, _ = build_model(config, CPU)
     reference = np.load(fixtures / "reference.npz")
     with torch.no_grad():
-        logits = place(model.eval(), torch.device("cpu"))(torch.from_numpy(reference["images"]))
+        logits = model.eval()(torch.from_numpy(reference["images"]))
     assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
