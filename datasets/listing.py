@@ -88,10 +88,12 @@ def read_class_folders(root: Path, leave_out: str | None = None) -> Listing:
 
 
 def class_names_in(root: Path, leave_out: str | None = None) -> list[str]:
-    """The sorted names of the folders in `root`, but for one to leave out; a UserError where there are none."""
+    """The sorted names of the folders in `root`, but for one to leave out; a UserError below two."""
     names = [name for name, is_folder in _entries(root) if is_folder and name != leave_out]
     if not names:
         raise UserError(f"{root}: holds no folders; put the images of each class into a folder of its own")
+    if len(names) == 1:
+        raise UserError(f"{root}: holds one folder only, {names[0]}; name the folder that holds all classes")
     return names
 
 

@@ -80,7 +80,8 @@ class Trainer:
         self.progress = self._progress(epoch=config.train.last_epoch)
         if checkpoint:
             self._restore(checkpoint)
-        self.learner.parallel = parallelize(self.learner.model, context)
+        shape = (2, config.data.image_channels, config.data.image_size, config.data.image_size)
+        self.learner.parallel = parallelize(self.learner.model, context, torch.zeros(shape, device=context.device))
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
 
     def _progress(self, epoch: int) -> EpochProgress:
@@ -185,9 +186,7 @@ class Trainer:
                 f"TRAIN.OPTIMIZER.NAME: the checkpoint was trained with {checkpoint['optimizer_name']}; set it alike"
             )
         if options.last_epoch not in (0, checkpoint["epoch"]):
-            raise UserError(
-                f"-last_epoch {options.last_epoch}: the checkpoint has {checkpoint['epoch']}; leave it out"
-            )
+            raise UserError(f"-last_epoch {options.last_epoch}: the checkpoint has {checkpoint['epoch']}; leave it out")
         if checkpoint["epoch"] > options.num_epochs:
             raise UserError(f"TRAIN.NUM_EPOCHS {options.num_epochs}: the checkpoint has {checkpoint['epoch']} already")
         then = Geometry(**checkpoint["geometry"])

@@ -7,9 +7,9 @@ use_venv() {
     local stamp=.venv/.installed
     local wanted
     wanted=$(cat "$@")
-    if [ ! -x .venv/bin/python ]; then
+    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         "${PYTHON:-python3}" -c 'import sys; sys.exit("error: Python 3.11 or later is needed; set PYTHON" if sys.version_info < (3, 11) else 0)'
-        "${PYTHON:-python3}" -m venv .venv
+        "${PYTHON:-python3}" -m venv --clear .venv
     fi
     if [[ "$(cat "$stamp" 2>/dev/null)" != *"$wanted"* ]]; then
         echo "Installing into .venv (about two minutes, 6 GB) ..."

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import TINY_VIT, only_run, read_result, run_script
+from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_script
 
 from engine.checkpoint import load_checkpoint
 
@@ -122,6 +122,20 @@ def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
     best = folder / "best"  # with or without its ending
     run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={best}", launcher=launcher)
     assert read_result(only_run(tmp_path, "eval"))["top1"] == result["top1"]
+
+
+def test_three_ranks_resume_exactly(imagenet, tmp_path):
+    """A model of several gradient buckets: from three ranks on, how they are grouped shows in the sums."""
+    size = ("MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
+    argv = ("main_multi_gpu.py", *flags(imagenet, tmp_path, "-ngpus=3", "-batch_size=4"))
+    run_script(*argv, "-opts", *size)
+    unbroken = only_run(tmp_path).rename(tmp_path / "unbroken")
+    run_script(*argv, "-opts", *size, "TRAIN.MAX_STEPS=3")
+    stopped = only_run(tmp_path)
+    run_script(*argv, f"-resume={stopped}", "-opts", *size)
+    one, other = (load_checkpoint(folder / "last.pth") for folder in (unbroken, stopped))
+    for part in ("model", "optimizer", "sums", "best"):
+        assert_same_state(one[part], other[part], part)
 
 
 def test_one_process_at_batch_8_and_two_at_batch_4_are_the_same(imagenet, tmp_path):

@@ -208,10 +208,10 @@ def test_the_split_does_not_depend_on_the_order_of_the_file_system(tmp_path, mon
 
 
 def test_hidden_folders_and_files_are_no_classes_and_images(tmp_path):
-    write_classes(tmp_path, a=2)
+    write_classes(tmp_path, a=2, b=1)
     write_image(tmp_path / ".hidden" / "x.jpg")
     write_image(tmp_path / "a" / "._000.jpg")
-    assert listing.read_class_folders(tmp_path).paths == ["a/000.jpg", "a/001.jpg"]
+    assert listing.read_class_folders(tmp_path).paths == ["a/000.jpg", "a/001.jpg", "b/000.jpg"]
 
 
 def test_links_are_followed_but_never_up(tmp_path):
@@ -232,19 +232,22 @@ def test_links_are_followed_but_never_up(tmp_path):
 
 @pytest.mark.parametrize("ending", ["jpg", "JPEG", "png", "webp", "bmp", "Gif", "tif", "tiff", "ppm", "PGM"])
 def test_accepted_endings(tmp_path, ending):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / f"x.{ending}").touch()
-    assert listing.read_class_folders(tmp_path).paths == [f"a/x.{ending}"]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"x.{ending}").touch()
+    assert listing.read_class_folders(tmp_path).paths == [f"a/x.{ending}", f"b/x.{ending}"]
 
 
 def test_bad_folders_are_refused(tmp_path, monkeypatch):
     given = options(tmp_path)
     assert_refused(lambda: sources.folder(given, "train"), f"{tmp_path}: holds no folders", "put the images")
     write_classes(tmp_path / "train", cat=1)
+    assert_refused(lambda: sources.folder(given, "val"), f"{tmp_path}/train: holds one folder only, cat", "all classes")
+    write_classes(tmp_path / "train", dog=1)
     assert_refused(lambda: sources.folder(given, "val"), f"{tmp_path}: no class has two images", "add a split")
     (tmp_path / "train" / "empty").mkdir()
     assert_refused(lambda: sources.folder(given, "train"), f"{tmp_path}/train/empty: holds no images", "add some")
-    write_classes(tmp_path / "val", cat=1)
+    write_classes(tmp_path / "val", cat=1, dog=1)
     assert_refused(
         lambda: sources.folder(given, "train"), f"{tmp_path}: class folder 'empty' is only in one", "drop it"
     )
