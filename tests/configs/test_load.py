@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from configs.load import load, to_yaml
 from configs.schema import Config
@@ -73,6 +75,7 @@ def test_amp_as_switch_and_as_section(tmp_path):
     }
     section = write(tmp_path, "b.yaml", "AMP: {DTYPE: float16}")
     assert not load([f"-cfg={section}"]).config.amp.enabled
+    assert load(["-amp_dtype=bfloat16"]).config.amp.enabled
     assert load([f"-cfg={section}", "-amp"]).config.amp.dtype == "float16"
 
 
@@ -80,6 +83,19 @@ def test_saved_options_give_the_same_run(tmp_path):
     argv = ["-amp", "-image_size=64", "-opts", "TRAIN.OPTIMIZER.BETAS=(0.9, 0.98)", "TRAIN.BASE_LR=1e-5", "SEED=3"]
     config = load(argv).config
     assert load([f"-cfg={write(tmp_path, 'saved.yaml', to_yaml(config))}"]).config == config
+
+
+@given(text=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1))
+@example(text="1e3")
+@example(text="None")
+@example(text="0o17")
+@example(text="(0.9, 0.999)")
+@example(text="a: b # c")
+def test_any_path_survives_being_saved(text, tmp_path_factory):
+    config = Config.model_validate({"SAVE": text, "DATA": {"DATA_PATH": text}})
+    path = tmp_path_factory.mktemp("saved") / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load([f"-cfg={path}"]).config == config
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -102,6 +118,9 @@ YAML_MISTAKES = {
     "text for a number": ("SEED: '3'", r":1: SEED is '3'"),
     "bool for a number": ("SEED: true", r":1: SEED is True"),
     "yes for a bool": ("EVAL: yes", r":1: EVAL is 'yes'"),
+    "no switch": ("AMP: 1", r":1: AMP is 1: must be true, false or a section of keys"),
+    "empty path": ("SAVE: ''", r":1: SAVE is ''"),
+    "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: nothing is left"),
     "no section": ("TRAIN: 3", r":1: TRAIN is 3: must be a section of keys"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
     "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from configs.schema import Amp, Train
-from engine.optimizer import build_optimizer, set_lr
+from engine.optimizer import build_optimizer, load_optimizer, set_lr
 from engine.precision import Precision, SkippingScaler
 from engine.schedule import build_schedule
 from utils.errors import UserError
@@ -141,6 +141,37 @@ def test_fp16_overflow_backs_off_and_recovers():
     assert 0 < skipped < 16
     assert precision.scaler.get_scale() == 2.0 ** (16 - skipped)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_scale_never_reaches_zero():
+    """A scale of 0 would make every gradient finite, and NaN when it is divided out again."""
+    scaler = SkippingScaler(torch.device("cpu"), init_scale=2.0**16, dynamic=True)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    for step in range(200):
+        inputs = torch.full((1, 2), math.inf if step < 199 else 1.0)
+        scaler.scale(model(inputs).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.skipped == 199 and scaler.get_scale() == 1.0
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_loaded_moments_leave_the_options_as_they_are():
+    def optimizer(weight_decay: float) -> torch.optim.Optimizer:
+        return build_optimizer(nn.Linear(3, 2), Train.model_validate({"WEIGHT_DECAY": weight_decay}))
+
+    old, new = optimizer(0.1), optimizer(0.5)
+    for group in old.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    old.step()
+    load_optimizer(new, old.state_dict())
+    assert {group["weight_decay"] for group in new.param_groups} == {0.0, 0.5}
+    assert all(
+        torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(*(o.state.values() for o in (old, new)), strict=True)
+    )
 
 
 @pytest.mark.parametrize(

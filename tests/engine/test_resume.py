@@ -81,6 +81,33 @@ def test_fp16_scaler_resumes(digits_argv, cpu):
     assert_same_state(states(resumed), states(unbroken))
 
 
+MISTAKES = {
+    "optimizer": ("TRAIN.OPTIMIZER.NAME=SGD", r"OPTIMIZER.NAME: the checkpoint was trained with AdamW; set it alike"),
+    "average": ("TRAIN.MODEL_EMA=true", r"MODEL_EMA: is not what the checkpoint was trained with"),
+    "last epoch": ("TRAIN.LAST_EPOCH=1", r"-last_epoch 1: the checkpoint has 0"),
+    "model": ("MODEL.EMBED_DIM=32", r"the checkpoint is of another model: .*cls_token"),
+    "seed": ("SEED=5", r"inside an epoch"),
+}
+
+
+def test_mistakes_on_resuming(digits_argv, cpu):
+    stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    before = (stopped / "config.yaml").read_text()
+    for option, expected in MISTAKES.values():
+        with pytest.raises(UserError, match=f"(?s){expected}"):
+            train([f"-resume={stopped}", *digits_argv, option], cpu)
+    assert (stopped / "config.yaml").read_text() == before
+
+
+def test_an_abandoned_best_is_no_best(digits_argv, cpu):
+    """Resumed from before its own best: that epoch is undone, and the next evaluation is the best."""
+    argv = [*digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"]
+    folder = train(argv, cpu)
+    assert load_checkpoint(folder / "best.pth")["best"]["epoch"] == 2
+    train([f"-resume={folder / 'epoch-001.pth'}", *argv], cpu)
+    assert load_checkpoint(folder / "last.pth")["best"] == load_checkpoint(folder / "best.pth")["best"]
+
+
 def test_resume_into_another_geometry(digits_argv, cpu):
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     with pytest.raises(UserError, match="inside an epoch"):
