@@ -77,7 +77,7 @@ class Loader:
             collate_fn=_as_it_is,
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=_ignore_interrupts,
             multiprocessing_context=_worker_context() if workers else None,
         )
 
@@ -127,7 +127,9 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _ignore_signals(worker: int) -> None:
-    """Launchers and terminals send their signals to the workers too; those end when their rank does, and in silence."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches the workers too; they end with their rank, without a traceback each.
+
+    SIGTERM must work on them: by it Python ends, when it exits, the workers of a run that stopped early.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

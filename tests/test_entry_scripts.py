@@ -112,7 +112,8 @@ def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
 def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
     more = ("-amp",) if launcher else ("-ngpus=2",)
     argv = flags(imagenet, tmp_path, *more)
-    run_script("main_multi_gpu.py", *argv, "-batch_size=4", "-opts", "TRAIN.MAX_STEPS=4", launcher=launcher)
+    more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # workers that are at work when the run stops
+    run_script("main_multi_gpu.py", *argv, "-batch_size=4", *more, launcher=launcher)
     folder = only_run(tmp_path)
     assert {"log_0.txt", "log_1.txt"} <= {path.name for path in folder.iterdir()}
     assert not read_result(folder)["finished"]
