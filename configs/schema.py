@@ -239,6 +239,10 @@ class Config(Section):
     model: Model = Model()
     train: Train = Train()
 
+    def with_model(self, **changes: str | None) -> "Config":
+        """The same options but for some under MODEL."""
+        return self.model_copy(update={"model": self.model.model_copy(update=changes)})
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if self.model.type == "vit" and self.data.image_size % self.model.patch_size:

@@ -33,10 +33,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
     def image(self, index: int, channels: int) -> torch.Tensor:
         """torch.uint8 (channels, H, W), to be read only; raises a UserError naming a file that is no image."""
         raise NotImplementedError

@@ -30,11 +30,12 @@ def dry_run(config: Config, context: ProcessContext) -> None:
     _check_writable(folder)
     if config.eval:
         weights = str(checkpoint or config.model.pretrained)
-        options = config.model.model_copy(update={"pretrained": weights})
-        model, _ = build_model(config.model_copy(update={"model": options}), context.device)
+        model, _ = build_model(config.with_model(pretrained=weights), context.device)
         logger.info(f"validation: {len(read_samples(config, 'val'))} images")
     else:
-        trainer = Trainer(config, context, folder, logger, load_checkpoint(checkpoint) if checkpoint else None)
+        state = load_checkpoint(checkpoint) if checkpoint else None
+        options = config.with_model(pretrained=None) if state else config
+        trainer = Trainer(options, context, folder, logger, state)
         geometry, model = trainer.geometry, trainer.learner.model
         logger.info(f"global batch size: {geometry.batch_size * geometry.accum_iter}")
         logger.info(f"steps per epoch: {geometry.steps_per_epoch}")

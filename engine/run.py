@@ -53,9 +53,9 @@ def _train(config: Config, context: ProcessContext, script: str) -> None:
         folder = path.parent if is_run_folder(path.parent) else None  # a resumed run goes on in its own folder
     options_file = "config.yaml" if folder is None else "config-resumed.yaml"
     folder = folder or _new_folder(config, "train", context)
-    logger = _open_log(_with_model(config, resume=None), context, folder, options_file)
+    logger = _open_log(config.with_model(resume=None), context, folder, options_file)
     if checkpoint:
-        config = _with_model(config, pretrained=None)  # the checkpoint has all weights
+        config = config.with_model(pretrained=None)  # the checkpoint has all weights, and that file may be gone
     result = Trainer(config, context, folder, logger, checkpoint).train()
     if not result["finished"]:
         logger.info(f"----- Stopped at TRAIN.MAX_STEPS; go on with -resume={shlex.quote(str(folder))}")
@@ -71,7 +71,7 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     folder = _new_folder(config, "eval", context)
     logger = _open_log(config, context, folder, "config.yaml")
     if config.model.resume:
-        config = _with_model(config, pretrained=str(find_checkpoint(config.model.resume)))
+        config = config.with_model(pretrained=str(find_checkpoint(config.model.resume)))
     model, notes = build_model(config, context.device)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
@@ -105,7 +105,3 @@ def _open_log(config: Config, context: ProcessContext, folder: Path, options_fil
     logger.info(to_yaml(config))
     logger.info(f"----- Output: {folder}")
     return logger
-
-
-def _with_model(config: Config, **changes: str | None) -> Config:
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})

@@ -7,7 +7,9 @@ import pytest
 from conftest import GREY, TINY_VIT, assert_same_state, train
 from PIL import Image
 
+from configs.load import load
 from engine.checkpoint import load_checkpoint
+from engine.run import run
 from utils.errors import UserError
 
 # All chance there is: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
@@ -97,6 +99,20 @@ def test_mistakes_on_resuming(digits_argv, cpu):
         with pytest.raises(UserError, match=f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option], cpu)
     assert (stopped / "config.yaml").read_text() == before
+
+
+def test_the_pretrained_file_may_be_gone(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    argv = [f"-resume={folder}", *digits_argv, "MODEL.PRETRAINED=gone.pth"]
+    run(load(["-dry_run", *argv]), cpu, "main_single_gpu.py")
+    assert load_checkpoint(folder / "last.pth")["done_steps"] == 3  # looked at, not trained
+    assert load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=4"], cpu) / "last.pth")["done_steps"] == 4
+
+
+def test_a_dry_run_finds_what_would_stop_a_resumed_run(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    with pytest.raises(UserError, match="of another model"):
+        run(load(["-dry_run", f"-resume={folder}", *digits_argv, "MODEL.EMBED_DIM=32"]), cpu, "main_single_gpu.py")
 
 
 def test_an_abandoned_best_is_no_best(digits_argv, cpu):
