@@ -21,6 +21,9 @@ def _as_tuple(value: Any) -> Any:
 
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _as_tuple(value))
+]
 Path = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -44,12 +47,37 @@ class Section(BaseModel):
 
 
 class Amp(Section):
-    """Mixed precision. In YAML `AMP: true` is short for `AMP: {ENABLED: true}`."""
+    """Mixed precision. In YAML `AMP: true` is short for `AMP: {ENABLED: true}`. The scaling keys are Fleet's."""
 
-    enabled: bool = Field(False, description="train and evaluate under autocast")
+    enabled: bool = Field(False, description="train and evaluate in mixed precision")
     dtype: Literal["float16", "bfloat16"] | None = Field(
-        None, description="autocast dtype; null: float16 on a GPU, bfloat16 on a CPU"
+        None, description="the half type; null: float16 on a GPU, bfloat16 on a CPU"
     )
+    level: Literal["O1", "O2", "O3"] = Field(
+        "O1", description="O1: autocast; O2: half weights, fp32 masters and norms; O3: half weights, no masters"
+    )
+    tf32: bool | None = Field(None, description="TensorFloat-32 in what a GPU computes in fp32; null: as ENABLED")
+    init_loss_scaling: float = Field(65536.0, ge=1e-6, le=1e38, description="float16: the first loss scale")
+    use_dynamic_loss_scaling: bool = Field(True, description="float16: let the loss scale follow the overflows")
+    incr_ratio: float = Field(2.0, gt=1, description="factor by which the loss scale grows")
+    incr_every_n_steps: int = Field(2000, ge=1, lt=2**31, description="steps in a row without overflow until it grows")
+    decr_ratio: float = Field(0.5, gt=0, lt=1, description="factor by which the loss scale shrinks")
+    decr_every_n_nan_or_inf: int = Field(1, ge=1, description="overflows in a row until it shrinks")
+    min_loss_scaling: float = Field(1.0, ge=1e-6, le=1e38, description="the loss scale never falls below")
+    max_skipped_steps: int | None = Field(
+        18, ge=1, description="stop after so many non-finite gradients in a row, in any precision; null: never"
+    )
+    custom_white_list: Names = Field((), description="ops and modules (blocks.11.*) that compute in the half type")
+    custom_black_list: Names = Field((), description="ops and modules that compute in fp32; wins over the white list")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Amp":
+        if self.min_loss_scaling > self.init_loss_scaling:
+            raise ValueError(f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it")
+        both = sorted(set(self.custom_white_list) & set(self.custom_black_list))
+        if both:
+            raise ValueError(f"CUSTOM_WHITE_LIST has {both[0]}, and so has CUSTOM_BLACK_LIST; keep it in one of them")
+        return self
 
 
 class Data(Section):

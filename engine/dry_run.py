@@ -36,7 +36,7 @@ def dry_run(config: Config, context: ProcessContext) -> None:
         state = load_checkpoint(checkpoint) if checkpoint else None
         options = config.with_model(pretrained=None) if state else config
         trainer = Trainer(options, context, folder, logger, state)
-        geometry, model = trainer.geometry, trainer.learner.model
+        geometry, model = trainer.geometry, trainer.learner.weights.computing
         logger.info(f"global batch size: {geometry.batch_size * geometry.accum_iter}")
         logger.info(f"steps per epoch: {geometry.steps_per_epoch}")
     parameters = sum(parameter.numel() for parameter in model.parameters())

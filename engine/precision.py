@@ -1,61 +1,97 @@
-"""Autocast and the gradient scaler: the only reader of `AMP`.
+"""How a run computes: the only reader of `AMP`.
 
 The step calls everything here in every precision; what a precision does not need does nothing.
 """
 
 import torch
+from torch import nn
 
 from configs.schema import Amp
+from engine.diagnosis import Origin
+from engine.half_weights import FullWeights, half_copy
+from engine.op_lists import apply_op_lists
+from engine.scaler import LossScaler
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_NEVER = 2**31 - 1
-_LOWEST_SCALE = 1.0  # below it lies 0, under which every gradient looks finite and turns to NaN
-
-
-class SkippingScaler(torch.amp.GradScaler):
-    """A `GradScaler` that counts the steps it skips, on the device, and whose scale may stand still.
-
-    With a scale of 1 it guards fp32 and bf16 too: a step with a non-finite gradient leaves the weights as they are,
-    and with a fused optimizer the host need not wait to know it.
-    """
-
-    def __init__(self, device: torch.device, init_scale: float, dynamic: bool) -> None:
-        super().__init__(device.type, init_scale=init_scale)
-        if not dynamic:
-            self.set_backoff_factor(1.0)
-            self.set_growth_interval(_NEVER)
-        self.skipped = torch.zeros((), device=device)
-
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        for state in self._per_optimizer_states.values():
-            for found_inf in state["found_inf_per_device"].values():
-                self.skipped += found_inf.clamp(max=1)
-        super().update(new_scale)
-        self._scale.clamp_(min=_LOWEST_SCALE)
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"skipped": self.skipped.item()}
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        self.skipped.fill_(state["skipped"])
 
 
 class Precision:
-    """How a run computes: `autocast()` around forward passes, `scaler` around gradients.
+    """`autocast()` around forward passes, `scaler` around gradients, `weights` around the optimizer.
 
-    `AMP.DTYPE` null means float16 on a GPU and bfloat16 on a CPU.
+    O1 is autocast over fp32 weights (Apex O1, Colossal-AI's torch AMP). O2 computes with half weights and fp32 norms
+    and keeps fp32 master weights (Apex O2, Paddle O2, Colossal-AI's naive AMP). O3 keeps half weights only (Apex O3).
     """
 
     def __init__(self, options: Amp, device: torch.device) -> None:
+        self.options, self.device = options, device
         default = "float16" if device.type == "cuda" else "bfloat16"
         self.dtype = _DTYPES[options.dtype or default] if options.enabled else torch.float32
-        self.device = device
-        scales = self.dtype == torch.float16
-        self.scaler = SkippingScaler(device, init_scale=2.0**16 if scales else 1.0, dynamic=scales)
+        self.level = options.level if options.enabled else "O0"
+        self.tf32 = options.enabled if options.tf32 is None else options.tf32
+        self.scales = self.dtype == torch.float16
+        self.scaler = self._scaler()
+        self._set_tf32()
+
+    def _scaler(self) -> LossScaler:
+        options = self.options
+        if not self.scales:
+            return LossScaler(self.device, max_skipped=options.max_skipped_steps)
+        return LossScaler(
+            self.device,
+            init_scale=options.init_loss_scaling,
+            dynamic=options.use_dynamic_loss_scaling,
+            growth_factor=options.incr_ratio,
+            growth_interval=options.incr_every_n_steps,
+            backoff_factor=options.decr_ratio,
+            backoff_after=options.decr_every_n_nan_or_inf,
+            min_scale=options.min_loss_scaling,
+            max_skipped=options.max_skipped_steps,
+        )
+
+    def _set_tf32(self) -> None:
+        """Of a GPU's fp32 matrix products and convolutions; torch's own default is off for the first, on for the other.
+
+        The older of torch's two interfaces: reading it after setting the newer raises, and its compiler reads it.
+        """
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        torch.backends.cudnn.allow_tf32 = self.tf32
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        return torch.autocast(self.device.type, self.dtype, enabled=self.level in ("O1", "O2"))
+
+    def prepare(self, model: nn.Module) -> None:
+        """Applies the op lists to the fp32 model, once, before it is copied.
+
+        Raises:
+            UserError: a list names no op and no module.
+        """
+        if self.dtype != torch.float32:
+            options = self.options
+            # Without autocast the op behind a listed one expects half.
+            result_dtype = self.dtype if self.level == "O3" else None
+            lists = options.custom_white_list, options.custom_black_list
+            apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
+
+    def computing(self, model: nn.Module) -> nn.Module:
+        """The model that does the forward passes of the fp32 `model`: itself, or a copy in half."""
+        if self.level not in ("O2", "O3"):
+            return model
+        computing = half_copy(model, self.dtype, norms_too=self.level == "O3")
+        if self.level == "O3":
+            computing.register_forward_pre_hook(_InputCast(self.dtype))
+        return computing
+
+    def weights(self, model: nn.Module) -> FullWeights:
+        """The fp32 `model` beside the one that computes; without masters its own tensors are released."""
+        return FullWeights(model, self.computing(model), masters=self.level != "O3")
+
+    def cure(self, origin: Origin | None) -> str:
+        """What to change when gradients stay non-finite."""
+        if self.dtype == torch.float32:
+            return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP 1.0, and look at the images."
+        listed = f"AMP.CUSTOM_BLACK_LIST [{origin.module}], " if origin and origin.module else ""
+        other = "-amp_dtype=bfloat16" if self.scales else "no -amp"
+        return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
     def state_dict(self) -> dict:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}
@@ -67,9 +103,28 @@ class Precision:
 
     def describe(self) -> str:
         """For the log."""
-        if self.dtype == torch.float32:
-            return "float32"
         name = str(self.dtype).removeprefix("torch.")
-        slow = self.dtype == torch.float16 and self.device.type == "cpu"
-        hint = "; on a CPU about 100 times slower than -amp_dtype=bfloat16" if slow else ""
-        return f"{name} autocast over float32 weights{hint}"
+        parts = [{
+            "O0": "float32",
+            "O1": f"O1: {name} autocast over float32 weights",
+            "O2": f"O2: {name} weights, float32 norms and master weights",
+            "O3": f"O3: {name} weights and norms, no master weights",
+        }[self.level]]  # fmt: skip
+        if self.scales:
+            kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
+            parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
+        if self.device.type == "cuda":
+            parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
+        if self.dtype == torch.float16 and self.device.type == "cpu":
+            parts.append("on a CPU about 100 times slower than -amp_dtype=bfloat16")
+        return "; ".join(parts)
+
+
+class _InputCast:
+    """A forward pre-hook that casts the images: without autocast nothing else does. A class, so that copies have it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.to(self.dtype) for tensor in inputs)

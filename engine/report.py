@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from configs.schema import Config
-from engine.precision import SkippingScaler
+from engine.scaler import LossScaler
 from engine.step import EpochProgress
 from utils.distributed import ProcessContext
 from utils.logger import MetricsFile, RunLogger, progress_bar
@@ -43,7 +43,7 @@ class Reporter:
     """Follows a training run on every rank; only the main process writes for the run."""
 
     def __init__(
-        self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, scaler: SkippingScaler
+        self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, scaler: LossScaler
     ) -> None:
         self.config, self.context, self.folder, self.logger, self.scaler = config, context, folder, logger, scaler
         self.last: StepReport | None = None
@@ -91,7 +91,7 @@ class Reporter:
             images_per_second=latest.samples / seconds,
             data_wait_share=(progress.data_wait_seconds - self._wait_then) / seconds,
             loss_scale=self.scaler.get_scale(),
-            skipped_steps=int(self.scaler.skipped),
+            skipped_steps=self.scaler.skipped,
             peak_memory_bytes=peak_memory_bytes(self.context.device),
         )
         self.logger.info(self._line(progress, latest, self.last.average))

@@ -76,10 +76,12 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
     precision = Precision(config.amp, context.device)
+    precision.prepare(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
     loader = eval_loader(config, read_samples(config, "val"), context)
     started = time.perf_counter()
-    metrics = evaluate(model, loader, DeviceTransform(config.data).to(context.device), precision, context)
+    transform = DeviceTransform(config.data).to(context.device)
+    metrics = evaluate(precision.computing(model), loader, transform, precision, context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, seconds))
     if context.is_main:

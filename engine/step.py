@@ -17,24 +17,27 @@ from configs.schema import Config
 from datasets.loader import Batch, Loader
 from datasets.sampler import PADDING
 from datasets.transforms import DeviceTransform
+from engine.diagnosis import first_non_finite
+from engine.half_weights import FullWeights
 from engine.optimizer import set_lr
 from engine.parallel import gradient_sync, share_buffers
 from engine.precision import Precision
 from engine.schedule import Schedule
 from models import set_training
 from utils.chance import derive_seed
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, gather_objects
+from utils.errors import UserError
 from utils.logger import progress_bar
 from utils.metrics import Metrics, MetricSums, to_metrics
 
 
 @dataclass
 class Learner:
-    """All that a step touches. `model` is the bare one, `parallel` what the forward pass goes through."""
+    """All that a step touches. The optimizer updates `weights`; the forward pass goes through `parallel`."""
 
     config: Config
     context: ProcessContext
-    model: nn.Module
+    weights: FullWeights
     parallel: nn.Module
     ema: ModelEmaV3 | None
     optimizer: torch.optim.Optimizer
@@ -45,8 +48,8 @@ class Learner:
 
     @property
     def judged_model(self) -> nn.Module:
-        """What is evaluated and handed out: the average where there is one."""
-        return self.ema.module if self.ema else self.model
+        """What is evaluated: the average where there is one; it computes as the model in training does."""
+        return self.precision.computing(self.ema.module) if self.ema else self.weights.computing
 
 
 @dataclass
@@ -74,39 +77,69 @@ def train_one_epoch(
     The loss of a step is the mean over all samples of its accumulation window on all ranks, a short last window
     included. With a fused optimizer the host waits for the device nowhere in here but in `after_step`.
     """
-    options, scaler = learner.config.train, learner.precision.scaler
-    set_training(learner.model, learner.config.model.freeze_backbone)
+    options, scaler, weights = learner.config.train, learner.precision.scaler, learner.weights
+    set_training(weights.computing, learner.config.model.freeze_backbone)
     while progress.done_steps < stop_step:
         step = progress.epoch * progress.steps + progress.done_steps
         progress.lr = learner.schedule.lr_at(step)
         set_lr(learner.optimizer, progress.lr)
         window = min(options.accum_iter, progress.batches - progress.done_steps * options.accum_iter)
-        samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
             batch = next(batches)
             progress.data_wait_seconds += time.perf_counter() - waiting_since
-
-            torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
-            images, targets = learner.mixup(learner.transform(batch.images, batch.affine), batch.targets)
             with gradient_sync(learner.parallel, micro_step == window - 1):
-                with learner.precision.autocast():
-                    logits = learner.parallel(images)
-                loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=options.smoothing)
-                scaler.scale(loss / samples).backward()
+                loss, logits = micro_step_pass(learner, batch, step, micro_step, window)
             progress.sums.add(loss.detach(), logits.detach(), batch.targets)
 
+        weights.gather()
         if options.grad_clip:
             scaler.unscale_(learner.optimizer)
-            nn.utils.clip_grad_norm_(learner.model.parameters(), options.grad_clip)
+            nn.utils.clip_grad_norm_(weights.full.parameters(), options.grad_clip)
         scaler.step(learner.optimizer)
         scaler.update()
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.ema:
-            learner.ema.update(learner.model)
+            learner.ema.update(weights.full)
+        weights.publish(derive_seed(learner.config.seed, "rounding", step))
         progress.done_steps += 1
         after_step(progress)
+        if scaler.skipped_too_often():
+            raise SkippedTooOften(_why_skipped(learner, batch, step, window))
+
+
+def micro_step_pass(
+    learner: Learner, batch: Batch, step: int, micro_step: int, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward and backward pass of one batch: the loss, summed over its samples, and the logits (B, classes)."""
+    samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
+    torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
+    images, targets = learner.mixup(learner.transform(batch.images, batch.affine), batch.targets)
+    with learner.precision.autocast():
+        logits = learner.parallel(images)
+    smoothing = learner.config.train.smoothing
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
+    learner.precision.scaler.scale(loss / samples).backward()
+    return loss, logits
+
+
+class SkippedTooOften(UserError):
+    """So many steps in a row had a non-finite gradient that no more would help. The weights are as before them."""
+
+
+def _why_skipped(learner: Learner, batch: Batch, step: int, window: int) -> str:
+    """Goes through the last micro-step of the step once more and looks; every rank must call it."""
+    model = learner.weights.computing
+    with gradient_sync(learner.parallel, False):
+        found = first_non_finite(model, lambda: micro_step_pass(learner, batch, step, window - 1, window))
+    model.zero_grad(set_to_none=True)
+    origin = next(filter(None, gather_objects(found, learner.context)), None)
+    return (
+        f"{learner.config.amp.max_skipped_steps} steps in a row were skipped (step {step + 1} is the last), for their "
+        f"gradients were not finite in {learner.precision.describe()}. First not finite: "
+        f"{origin or 'nothing, when the last batch was tried once more'}. {learner.precision.cure(origin)}"
+    )
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from engine.parallel import parallelize
 from engine.precision import Precision
 from engine.report import Reporter, peak_memory_bytes, validation_line
 from engine.schedule import build_schedule
-from engine.step import EpochProgress, Learner, evaluate, train_one_epoch
+from engine.step import EpochProgress, Learner, SkippedTooOften, evaluate, train_one_epoch
 from models import build_model
 from utils.chance import derive_seed
 from utils.distributed import ProcessContext
@@ -81,7 +81,9 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
         shape = (2, config.data.image_channels, config.data.image_size, config.data.image_size)
-        self.learner.parallel = parallelize(self.learner.model, context, torch.zeros(shape, device=context.device))
+        with self.learner.precision.autocast():
+            images = torch.zeros(shape, device=context.device)
+            self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
 
     def _progress(self, epoch: int) -> EpochProgress:
@@ -115,7 +117,11 @@ class Trainer:
         stop_step = progress.steps if max_steps is None else min(progress.steps, max_steps - first_step)
         self.reporter.start_epoch(progress)
         started, images_before = time.perf_counter(), self._images_done()
-        train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
+        try:
+            train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
+        except SkippedTooOften as stop:
+            self._save(is_best=False)
+            raise SkippedTooOften(f"{stop} The weights of before are saved in {self.folder / LAST}") from None
         self.train_seconds += time.perf_counter() - started
         self.images += self._images_done() - images_before
         if progress.done_steps < progress.steps:
@@ -157,7 +163,7 @@ class Trainer:
         if not self.context.is_main:
             return
         state = {
-            "model": learner.model.state_dict(),
+            "model": learner.weights.kept.state_dict(),
             "ema": learner.ema.module.state_dict() if learner.ema else None,
             "optimizer": learner.optimizer.state_dict(),
             "optimizer_name": self.config.train.optimizer.name,
@@ -196,7 +202,8 @@ class Trainer:
                 "resume with the same, or from a checkpoint at an epoch's end"
             )
         try:
-            learner.model.load_state_dict(checkpoint["model"])
+            learner.weights.kept.load_state_dict(checkpoint["model"])
+            learner.weights.refresh()
             if learner.ema:
                 learner.ema.module.load_state_dict(checkpoint["ema"])
             load_optimizer(learner.optimizer, checkpoint["optimizer"])
@@ -234,14 +241,18 @@ def build_learner(config: Config, context: ProcessContext, geometry: Geometry, l
         logger.info(f"----- Pretrained: {note}")
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
+    precision = Precision(config.amp, context.device)
+    precision.prepare(model)
+    ema = ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None
+    weights = precision.weights(model)
     return Learner(
         config=config,
         context=context,
-        model=model,
-        parallel=model,
-        ema=ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None,
-        optimizer=build_optimizer(model, options),
-        precision=Precision(config.amp, context.device),
+        weights=weights,
+        parallel=weights.computing,
+        ema=ema,
+        optimizer=build_optimizer(weights.full, options),
+        precision=precision,
         schedule=build_schedule(options, geometry.steps_per_epoch, global_batch_size),
         transform=DeviceTransform(config.data).to(context.device),
         mixup=build_mixup(options, config.model.num_classes),

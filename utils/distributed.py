@@ -103,6 +103,15 @@ def broadcast_object(value: T, context: ProcessContext) -> T:
     return box[0]
 
 
+def gather_objects(value: T, context: ProcessContext) -> list[T]:
+    """The `value` of each process, by rank, on every process. They travel pickled."""
+    if context.world_size == 1:
+        return [value]
+    values: list = [None] * context.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
 def _meet() -> dist.Store:
     """The notes that all processes of this attempt at the run share."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.load import load, to_yaml
-from configs.schema import Config
+from configs.schema import Amp, Config
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +69,8 @@ def test_every_spelling_of_a_flag(dash, joint):
 
 def test_amp_as_switch_and_as_section(tmp_path):
     switch = write(tmp_path, "a.yaml", "AMP: true")
-    assert load([f"-cfg={switch}", "-amp_dtype=bfloat16"]).config.amp.model_dump() == {
-        "enabled": True,
-        "dtype": "bfloat16",
-    }
+    expected = Amp.model_validate({"ENABLED": True, "DTYPE": "bfloat16"})
+    assert load([f"-cfg={switch}", "-amp_dtype=bfloat16"]).config.amp == expected
     section = write(tmp_path, "b.yaml", "AMP: {DTYPE: float16}")
     assert not load([f"-cfg={section}"]).config.amp.enabled
     assert load(["-amp_dtype=bfloat16"]).config.amp.enabled

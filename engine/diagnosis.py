@@ -1,0 +1,95 @@
+"""Where a pass through a model first becomes infinite or NaN."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What became infinite or NaN first, and the path of the module that made it so ('' where it is no module)."""
+
+    what: str
+    module: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.module}" if self.module else self.what
+
+
+def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin | None:
+    """Watches `model` while `run_pass` goes forward and backward through it; None where all stays finite.
+
+    A module is the origin if its inputs are finite and its outputs are not; or, in the backward pass, if the gradients
+    of its outputs are finite and those of its inputs or parameters are not. The innermost such module is named.
+    """
+    watch = _Watch(model)
+    try:
+        run_pass()
+    finally:
+        watch.remove()
+    return watch.origin
+
+
+class _Watch:
+    """Hooks on tensors, not on modules: full backward hooks of modules fail where an activation works in place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.origin: Origin | None = None
+        self._good_gradient: dict[nn.Module, bool] = {}  # of the module's outputs
+        self._handles: list[Any] = []
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_hook(partial(self._forward, path)))
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    hook = partial(self._parameter_gradient, path, name, module)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _blame(self, what: str, path: str) -> None:
+        self.origin = self.origin or (Origin(what, path) if path else Origin(f"{what} of the model"))
+
+    def _forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Inner modules come here before those around them, and so do the hooks of a tensor that both have."""
+        inputs, outputs = _float_tensors(inputs), _float_tensors(outputs)
+        if not _all_finite(outputs):
+            if _all_finite(inputs):
+                self._blame("the output", path)
+            elif module is self.model:
+                self.origin = self.origin or Origin("the images")
+        for tensor in outputs:
+            if tensor.requires_grad:
+                self._handles.append(tensor.register_hook(partial(self._output_gradient, module)))
+        for tensor in inputs:
+            if tensor.requires_grad:
+                self._handles.append(tensor.register_hook(partial(self._input_gradient, path, module)))
+
+    def _output_gradient(self, module: nn.Module, gradient: torch.Tensor) -> None:
+        finite = _all_finite([gradient])
+        self._good_gradient[module] = self._good_gradient.get(module, True) and finite
+        if module is self.model and not finite:
+            self.origin = self.origin or Origin("the loss, or its gradient,")
+
+    def _input_gradient(self, path: str, module: nn.Module, gradient: torch.Tensor) -> None:
+        if self._good_gradient.get(module) and not _all_finite([gradient]):
+            self._blame("the gradient at the input", path)
+
+    def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
+        if self._good_gradient.get(module) and not _all_finite([parameter.grad]):
+            self._blame(f"the gradient of the {name}", path)
+
+
+def _float_tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+def _all_finite(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -1,0 +1,93 @@
+"""The loss scale: how it follows overflows, and how many steps they have cost."""
+
+from collections import deque
+
+import torch
+
+_NEVER = 2**31 - 1
+_READ_LATE = 2  # steps
+_STATE = ("scale", "_growth_tracker")
+
+
+class LossScaler(torch.amp.GradScaler):
+    """A `GradScaler` under the rules of Paddle's Fleet, decided on the device: the host need not wait.
+
+    The scale shrinks after `backoff_after` overflows in a row (each `update` that found a non-finite gradient is one)
+    and grows after `growth_interval` steps in a row without; it never leaves [`min_scale`, the largest fp32]. With
+    `dynamic` off it stands still. A scale of 1 that stands still guards fp32 and bf16: a step with a non-finite
+    gradient leaves the weights as they are.
+
+    Averaged gradients are non-finite on all ranks or on none, so all ranks decide alike.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        init_scale: float = 1.0,
+        dynamic: bool = False,
+        growth_factor: float = 2.0,
+        growth_interval: int = 2000,
+        backoff_factor: float = 0.5,
+        backoff_after: int = 1,
+        min_scale: float = 1.0,
+        max_skipped: int | None = None,
+    ) -> None:
+        super().__init__(device.type, init_scale, growth_factor, backoff_factor, growth_interval)
+        self.dynamic, self.backoff_after, self.min_scale, self.max_skipped = (
+            dynamic, backoff_after, min_scale, max_skipped
+        )  # fmt: skip
+        if not dynamic:
+            self.set_backoff_factor(1.0)
+            self.set_growth_interval(_NEVER)
+        # Steps skipped: in all, in a row, and since the scale last shrank.
+        self._counts = torch.zeros(3, device=device)
+        self._late_readings: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+
+    @property
+    def skipped(self) -> int:
+        """Steps skipped so far. Waits for the device."""
+        return int(self._counts[0])
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        found = [tensor for state in self._per_optimizer_states.values()
+                 for tensor in state["found_inf_per_device"].values()]  # fmt: skip
+        overflow = torch.stack([tensor.to(self._counts.device) for tensor in found]).amax().clamp(max=1)
+        self._counts += overflow
+        self._counts[1:] *= overflow
+        shrinks = (self._counts[2] >= self.backoff_after).float() * overflow
+        self._counts[2] *= 1 - shrinks
+        # The base class counts a step without shrinking as a good one: from -1, an overflow counts as none.
+        self._growth_tracker.copy_(self._growth_tracker * (1 - overflow) - overflow)
+        for state in self._per_optimizer_states.values():
+            state["found_inf_per_device"] = {self._counts.device: shrinks}
+        super().update(new_scale)
+        self._scale.clamp_(min=self.min_scale)
+
+    def skipped_too_often(self) -> bool:
+        """Whether `max_skipped` steps in a row were skipped.
+
+        A GPU's answer is that of two steps ago, so that the host runs ahead of it, and on all ranks alike.
+        """
+        if self.max_skipped is None:
+            return False
+        in_a_row = self._counts[1]
+        if in_a_row.device.type == "cuda":
+            event = torch.cuda.Event()
+            self._late_readings.append((in_a_row.to("cpu", non_blocking=True), event))
+            event.record()
+            if len(self._late_readings) <= _READ_LATE:
+                return False
+            in_a_row, event = self._late_readings.popleft()
+            event.synchronize()
+        return int(in_a_row) >= self.max_skipped
+
+    def state_dict(self) -> dict:
+        state = super().state_dict() if self.dynamic else {}
+        return {key: state[key] for key in _STATE if key in state} | {"counts": self._counts.tolist()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Where the scale stands; the rules, and a scale that stands still, are as this run's options have them."""
+        kept = {key: state[key] for key in _STATE if key in state and self.dynamic}
+        super().load_state_dict(super().state_dict() | kept)
+        self._counts.copy_(torch.tensor(state["counts"]))

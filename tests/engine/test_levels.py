@@ -1,0 +1,211 @@
+"""O1, O2 and O3: which tensors are half, that training follows fp32, resumes exactly, and rounds without bias."""
+
+import pytest
+import timm
+import torch
+from conftest import GREY, TINY_VIT, assert_same_state, train
+from torch import nn
+
+from configs.load import load
+from configs.schema import Amp
+from engine.checkpoint import load_checkpoint
+from engine.half_weights import FullWeights, half_copy
+from engine.precision import Precision
+from engine.run import run
+
+CPU = torch.device("cpu")
+LEVELS = ["O1", "O2", "O3"]
+
+
+def precision(level: str, dtype: str = "bfloat16") -> Precision:
+    return Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype, "LEVEL": level}), CPU)
+
+
+def tiny_vit(**options) -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options
+    )
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model
+
+
+def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    return {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+def test_which_weights_are_half():
+    for level in LEVELS:
+        weights = precision(level).weights(tiny_vit())
+        assert set(dtypes(weights.full).values()) == {torch.float32}
+        for name, dtype in dtypes(weights.computing).items():
+            half = level == "O3" or (level == "O2" and "norm" not in name)
+            assert dtype == (torch.bfloat16 if half else torch.float32), (level, name)
+    assert dtypes(precision("O3").weights(tiny_vit()).kept)["head.weight"] == torch.bfloat16
+    assert dtypes(precision("O2").weights(tiny_vit()).kept)["head.weight"] == torch.float32
+
+
+def test_batch_norm_keeps_its_statistics_in_fp32_in_every_level():
+    for level in LEVELS:
+        model = timm.create_model("test_resnet", num_classes=5)
+        policy = precision(level)
+        weights = policy.weights(model)
+        with policy.autocast():
+            weights.computing.train()(torch.randn(4, 3, 32, 32))
+        assert weights.computing.bn1.weight is weights.full.bn1.weight
+        assert weights.full.bn1.running_mean.dtype == torch.float32 and weights.full.bn1.running_mean.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
+    model, images = tiny_vit().eval(), torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        expected = model(images)
+        policy = precision(level, dtype)
+        with policy.autocast():
+            logits = policy.computing(model)(images)
+    assert logits.dtype == getattr(torch, dtype)
+    assert torch.allclose(logits.float(), expected, atol=0.03 if dtype == "bfloat16" else 0.004)
+    assert not torch.equal(logits.float(), expected)
+
+
+def train_steps(level: str, dtype: str, steps: int) -> tuple[list[float], FullWeights]:
+    """A few steps on one batch, as engine.step takes them."""
+    policy = precision(level, dtype) if level != "O0" else Precision(Amp(), CPU)
+    weights = policy.weights(tiny_vit())
+    optimizer = torch.optim.AdamW(weights.full.parameters(), lr=2e-3, fused=True)
+    torch.manual_seed(1)
+    images, targets = torch.randn(16, 3, 32, 32), torch.arange(16) % 5
+    losses = []
+    for step in range(steps):
+        with policy.autocast():
+            logits = weights.computing(images)
+        loss = nn.functional.cross_entropy(logits.float(), targets)
+        policy.scaler.scale(loss).backward()
+        weights.gather()
+        policy.scaler.step(optimizer)
+        policy.scaler.update()
+        optimizer.zero_grad()
+        weights.publish(step)
+        losses.append(loss.item())
+    return losses, weights
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_learns_as_fp32_does(level, dtype):
+    expected, _ = train_steps("O0", dtype, 30)
+    losses, weights = train_steps(level, dtype, 30)
+    assert expected[-1] < 0.2
+    assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
+    for kept, used in zip(weights.full.parameters(), weights.computing.parameters(), strict=True):
+        if level == "O2":  # the half weights are the masters, rounded
+            assert torch.equal(used.float(), kept.to(used.dtype).float())
+        assert kept.grad is None
+
+
+def test_rounding_is_right_on_average_and_keeps_half_values():
+    """An update of a tenth of the distance between two half values: to the nearest, nothing would ever change."""
+    full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
+    nn.init.constant_(full.weight, 1.0)
+    weights = FullWeights(full, half_copy(full, half, norms_too=True), masters=False)
+    for step in range(10):
+        weights.gather()
+        full.weight.data.add_(2**-7 / 10)
+        weights.publish(step)
+    weight = weights.computing.weight
+    assert weight.float().mean().item() == pytest.approx(1 + 2**-7, abs=2**-7 * 0.02)
+    before = weight.detach().clone()
+    weights.gather()
+    weights.publish(seed=99)
+    assert torch.equal(before, weight)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_rounding_keeps_every_half_value(half):
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
+    values = values[values.isfinite()]
+    full = nn.Module()
+    full.weight = nn.Parameter(values.float())
+    weights = FullWeights(full, half_copy(full, half, norms_too=True), masters=False)
+    for seed in range(3):
+        weights.gather()
+        weights.publish(seed)
+        assert torch.equal(weights.computing.weight, values)
+
+
+def test_a_frozen_weight_is_not_touched():
+    model = tiny_vit()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    weights = precision("O3").weights(model)
+    frozen = weights.computing.blocks[0].attn.qkv.weight.detach().clone()
+    weights.computing(torch.randn(2, 3, 32, 32)).float().sum().backward()
+    weights.gather()
+    assert weights.full.head.weight.grad.shape == weights.full.head.weight.shape
+    weights.publish(0)
+    assert torch.equal(frozen, weights.computing.blocks[0].attn.qkv.weight)
+
+
+RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_a_stopped_run_resumes_bit_for_bit(digits_argv, cpu, level):
+    argv = ["-amp", "-batch_size=32", *digits_argv, *RUN, f"AMP.LEVEL={level}", "TRAIN.NUM_EPOCHS=1"]
+    states = []
+    for stops in ([], [7]):
+        folder = None
+        for stop in (*stops, 12):
+            resume = [f"-resume={folder}"] if folder else []
+            folder = train([*resume, *argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+        states.append(load_checkpoint(folder / "last.pth"))
+    for state in states:
+        del state["train_seconds"], state["options"]
+    assert_same_state(*states)
+    assert states[0]["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
+    assert states[0]["ema"]["head.weight"].dtype == torch.float32
+
+
+def test_a_checkpoint_is_resumed_and_evaluated_in_another_level(digits_argv, cpu):
+    folder = None
+    for stop, level in enumerate(("O3", "O2", "O1", "O3"), 1):
+        resume = [f"-resume={folder}"] if folder else []
+        folder = train([*resume, "-amp", *digits_argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={2 * stop}"], cpu)
+        assert load_checkpoint(folder / "last.pth")["done_steps"] == 2 * stop
+        run(load(["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]), cpu, "")
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_evaluation_honours_the_level(digits_argv, cpu, level, monkeypatch):
+    seen = []
+
+    def evaluate(model, *_):
+        seen.append(dtypes(model)["head.weight"])
+        raise KeyboardInterrupt
+
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
+    monkeypatch.setattr("engine.run.evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        run(load(["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]), cpu, "")
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])
+def test_tf32_follows_amp_unless_told(options, expected):
+    Precision(Amp.model_validate(options), CPU)
+    assert torch.backends.cuda.matmul.allow_tf32 is expected
+    assert torch.backends.cudnn.allow_tf32 is expected
+    Precision(Amp.model_validate({**options, "TF32": False}), CPU)
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+
+
+def test_options_reach_a_run():
+    amp = load(
+        ["-amp_dtype=float16", "-opts", *TINY_VIT, *GREY, "AMP.LEVEL=O2", "AMP.INIT_LOSS_SCALING=1024"]
+    ).config.amp
+    policy = Precision(amp, CPU)
+    assert policy.scaler.get_scale() == 1024
+    assert "O2: float16 weights" in policy.describe() and "loss scale 1024, dynamic" in policy.describe()
