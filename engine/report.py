@@ -1,4 +1,4 @@
-"""What a run tells while it goes: log lines, progress bar, metrics.csv, TensorBoard, plots, result.json."""
+"""What a run tells while it goes: log lines, progress bar, metrics.csv, steps.csv, TensorBoard, plots, result."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ from configs.schema import Config
 from engine.scaler import LossScaler
 from engine.step import EpochProgress
 from utils.distributed import ProcessContext
-from utils.logger import MetricsFile, RunLogger, progress_bar
+from utils.logger import CsvFile, RunLogger, progress_bar
 from utils.metrics import Metrics, to_metrics
 from utils.plots import CurvePlots
 
@@ -22,6 +22,7 @@ _COLUMNS = [
     "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
     "images_per_second", "data_wait_share", "loss_scale", "skipped_steps", "peak_memory_bytes", "train_seconds",
 ]  # fmt: skip
+_STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps"]
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Reporter:
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Opens the files; what they hold of later epochs is dropped (a resumed run goes through those again)."""
         if self.context.is_main:
-            self._metrics = MetricsFile(self.folder / "metrics.csv", _COLUMNS, epochs_done)
+            self._metrics = CsvFile(self.folder / "metrics.csv", _COLUMNS, epochs_done)
+            self._steps = CsvFile(self.folder / "steps.csv", _STEP_COLUMNS, steps_done)
             self._board = SummaryWriter(self.folder, purge_step=steps_done)
-            self._plots = CurvePlots(self.folder / "metrics.csv")
+            self._plots = CurvePlots(self.folder)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         title = f"Epoch {progress.epoch + 1}/{self.config.train.num_epochs}"
@@ -72,9 +74,12 @@ class Reporter:
     def after_step(self, progress: EpochProgress) -> None:
         self._bar.update()
         done = progress.done_steps
-        if self._first_step or done % self.config.report_freq == 0 or done == progress.steps:
+        is_due = done % self.config.report_freq == 0 or done == progress.steps
+        if is_due or self._first_step:
             self._first_step = False
             self._report(progress)
+        if is_due and self.context.is_main:
+            self._steps.append({name: getattr(self.last, name) for name in _STEP_COLUMNS})
         if done == progress.steps:
             self._epoch_seconds = time.perf_counter() - self._epoch_started
             self._bar.close()

@@ -6,10 +6,8 @@ The bare loop has what training needs and nothing else: forward, loss, backward,
 two run in turns, a few steps each, so that a machine's drift falls on both; the ratio of the medians is printed.
 """
 
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -21,62 +19,53 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.load import load
-from configs.schema import Config
 from datasets.loader import Batch
 from engine.optimizer import build_optimizer, set_lr
 from engine.step import EpochProgress, Learner, train_one_epoch
 from engine.trainer import Geometry, build_learner
-from utils.distributed import ProcessContext, single
+from scripts.benchmarking import (
+    environment,
+    environment_line,
+    flag_parser,
+    interleaved,
+    markdown_table,
+    ready_batches,
+    split_flags,
+    timed,
+    write_json,
+)
+from utils.distributed import single
 from utils.errors import exit_status
 from utils.logger import RunLogger
 from utils.metrics import MetricSums
 
+SCRIPT = "benchmark_loop.py"
 GROUPS, STEPS_PER_GROUP, WARMUP_STEPS = 12, 4, 3
 
 
 def main(argv: list[str]) -> int:
-    argv, json_path = split_json(argv)
-    config = load(argv, "scripts/benchmark_loop.py").config
+    flags, rest = split_flags(flag_parser(SCRIPT, "The training loop's speed against a bare loop's."), argv)
+    config = load(rest).config
     context = single()
     geometry = Geometry(samples=10**6, batch_size=config.data.batch_size, accum_iter=1, seed=config.seed)
     ours = our_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))
     bare = bare_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))
-    for loop in (ours, bare):
+    loops = {"ours": ours, "bare": bare}
+    for loop in loops.values():
         loop(WARMUP_STEPS)
-    seconds = {"ours": [], "bare": []}
-    for group in range(GROUPS):
-        turns = [("ours", ours), ("bare", bare)]
-        for name, loop in turns if group % 2 else reversed(turns):
-            seconds[name].append(timed(loop, context.device))
+    seconds = {name: [] for name in loops}
+    for _, name in interleaved(list(loops), GROUPS):
+        seconds[name].append(timed(lambda loop=loops[name]: loop(STEPS_PER_GROUP), context.device))
     images = STEPS_PER_GROUP * config.data.batch_size
     speeds = {name: images / statistics.median(values) for name, values in seconds.items()}
     ratios = [bare_s / our_s for our_s, bare_s in zip(seconds["ours"], seconds["bare"], strict=True)]
-    result = speeds | {"ratio": statistics.median(ratios)}
-    print("| loop | images/s |\n|---|---|")
-    for name, speed in speeds.items():
-        print(f"| {name} | {speed:.1f} |")
+    found = environment(SCRIPT, argv, config)
+    result = speeds | {"ratio": statistics.median(ratios), "environment": found}
+    print(environment_line(found), end="\n\n")
+    print(markdown_table(["loop", "images/s"], [[name, f"{speed:.1f}"] for name, speed in speeds.items()]))
     print(f"ours / bare: {result['ratio']:.3f} (median of {GROUPS} pairs; {min(ratios):.3f} to {max(ratios):.3f})")
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(flags.json, result)
     return 0
-
-
-def split_json(argv: list[str]) -> tuple[list[str], Path | None]:
-    """Takes `-json=FILE` out of the flags of the entry scripts."""
-    files = [flag.partition("=")[2] for flag in argv if flag.startswith("-json=")]
-    return [flag for flag in argv if not flag.startswith("-json=")], Path(files[-1]) if files else None
-
-
-def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
-    shape = (config.data.batch_size, config.data.image_channels, config.data.image_size, config.data.image_size)
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Batch(
-            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
-            torch.randint(0, config.model.num_classes, shape[:1], generator=generator).to(context.device),
-        )
-        for _ in range(4)
-    ]
 
 
 def our_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:
@@ -87,7 +76,7 @@ def our_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:
 
 def bare_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:
     """What one writes by hand, on float32 batches that are already normalized."""
-    model, options, precision = learner.model, learner.config.train, learner.precision
+    model, options, precision = learner.weights.full, learner.config.train, learner.precision
     optimizer = build_optimizer(model, options)
     scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
     stream = cycle([(learner.transform(batch.images), batch.targets) for batch in batches])
@@ -111,14 +100,6 @@ def bare_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:
             steps_done += 1
 
     return run
-
-
-def timed(loop: Callable[[int], None], device: torch.device) -> float:
-    started = time.perf_counter()
-    loop(STEPS_PER_GROUP)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_what_a_run_leaves(trained):
     folder, _ = trained
     names = {path.name for path in folder.iterdir()}
     expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "loss.png", "accuracy.png", "result.json"}
-    assert names >= expected | {"last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
+    assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d", folder.name)
     for picture in ("loss.png", "accuracy.png"):

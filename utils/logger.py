@@ -84,10 +84,10 @@ def _logger(name: str) -> logging.Logger:
     return logger
 
 
-class MetricsFile:
-    """`metrics.csv`: a row per epoch. On resuming, rows of later epochs than the checkpoint's are dropped."""
+class CsvFile:
+    """A table that grows by rows. On resuming, rows whose `columns[0]` lies after the checkpoint's are dropped."""
 
-    def __init__(self, path: Path, columns: list[str], last_epoch: int) -> None:
+    def __init__(self, path: Path, columns: list[str], last: int) -> None:
         self.path = path
         self.columns = columns
         rows = read_rows(path) if path.exists() else []
@@ -95,7 +95,7 @@ class MetricsFile:
         with open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(row for row in rows if int(row["epoch"]) <= last_epoch)
+            writer.writerows(row for row in rows if int(row[columns[0]]) <= last)
         os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:

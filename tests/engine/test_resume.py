@@ -50,7 +50,7 @@ def argv_for(pictures, output, workers: int) -> list[str]:
     """Flags of a run with 4 steps an epoch: 10 batches of 4, 3 to a step, the last step of a single batch."""
     return [
         "-dataset=folder", f"-data_path={pictures}", "-batch_size=4", "-accum_iter=3", f"-num_workers={workers}",
-        f"-output={output}", "-opts", *TINY_VIT, *GREY, *CHANCE,
+        f"-output={output}", "-opts", *TINY_VIT, *GREY, *CHANCE, "REPORT_FREQ=2",
     ]  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def test_stopped_after_any_step(pictures, tmp_path, cpu, workers, stops, amp):
         assert resumed == stopped
         assert_same_state(states(resumed), states(unbroken), f"stop {stop}")
         assert rows(resumed) == rows(unbroken)
+        assert (resumed / "steps.csv").read_text() == (unbroken / "steps.csv").read_text()
 
 
 def test_workers_do_not_matter(pictures, tmp_path, cpu):

@@ -10,7 +10,7 @@ import torch
 from engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from utils.chance import derive_seed
 from utils.errors import UserError
-from utils.logger import MetricsFile, make_run_folder, read_rows
+from utils.logger import CsvFile, make_run_folder, read_rows
 from utils.plots import CurvePlots
 from utils.sealed import save_sealed, verify
 
@@ -91,10 +91,10 @@ def test_a_foreign_checkpoint_is_refused(tmp_path, content):
 
 def test_metrics_of_later_epochs_are_dropped_on_resuming(tmp_path):
     path = tmp_path / "metrics.csv"
-    metrics = MetricsFile(path, ["epoch", "loss"], last_epoch=0)
+    metrics = CsvFile(path, ["epoch", "loss"], last=0)
     for epoch in (1, 2, 3):
         metrics.append({"epoch": epoch, "loss": epoch / 10})
-    resumed = MetricsFile(path, ["epoch", "loss"], last_epoch=1)
+    resumed = CsvFile(path, ["epoch", "loss"], last=1)
     resumed.append({"epoch": 2, "loss": 0.25})
     assert read_rows(path) == [{"epoch": "1", "loss": "0.1"}, {"epoch": "2", "loss": "0.25"}]
 
@@ -107,8 +107,9 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_plots_show_what_the_file_holds(tmp_path):
     columns = ["epoch", "train_loss", "val_loss", "train_top1", "val_top1", "val_top5"]
-    metrics = MetricsFile(tmp_path / "metrics.csv", columns, last_epoch=0)
-    plots = CurvePlots(tmp_path / "metrics.csv")
+    metrics = CsvFile(tmp_path / "metrics.csv", columns, last=0)
+    CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
+    plots = CurvePlots(tmp_path)
     plots.update(now=True)  # nothing to show yet
     empty = (tmp_path / "loss.png").read_bytes()
     for epoch, validation in ((1, ""), (2, 0.5)):  # not every epoch is evaluated
@@ -118,6 +119,21 @@ def test_plots_show_what_the_file_holds(tmp_path):
     assert (tmp_path / "loss.png").read_bytes() == empty  # drawn a moment ago
     plots.update(now=True)
     assert (tmp_path / "loss.png").read_bytes() != empty
+
+
+def test_a_loss_scale_is_drawn_where_there_is_one(tmp_path):
+    CsvFile(tmp_path / "metrics.csv", ["epoch"], last=0)
+    steps = CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
+    plots, picture = CurvePlots(tmp_path), tmp_path / "loss_scale.png"
+    steps.append({"step": 20, "loss_scale": 1.0, "skipped_steps": 0})
+    plots.update(now=True)
+    assert not picture.exists()  # fp32 or bfloat16
+    steps.append({"step": 40, "loss_scale": 1.0, "skipped_steps": 1})
+    plots.update(now=True)
+    skipped = picture.read_bytes()
+    steps.append({"step": 60, "loss_scale": 0.5, "skipped_steps": 2})
+    plots.update(now=True)
+    assert picture.read_bytes() != skipped
 
 
 def test_seeds_are_the_same_on_every_machine_and_apart_from_one_another():

@@ -1,0 +1,75 @@
+"""Top-1 over seeds: the figures, the verdicts, and real runs on the embedded digits."""
+
+import json
+
+import pytest
+from conftest import GREY, TINY_VIT
+
+from scripts import compare_precision
+from scripts.compare_precision import mode_figures, table, train, verdicts
+
+TINY = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
+
+
+def runs(*top1: float) -> list[dict]:
+    return [{"top1": value, "train_seconds": 10.0} for value in top1]
+
+
+def test_worse_is_below_fp32_by_more_than_its_seeds_spread():
+    figures = mode_figures({"O3-fp16": runs(97, 97, 97), "fp32": runs(98, 99, 100), "O1-fp16": runs(98, 98, 98.2)})
+    assert (figures["fp32"]["mean"], figures["fp32"]["standard_deviation"], figures["fp32"]["min"]) == (99, 1, 98)
+    assert {mode: one["below_baseline"] for mode, one in figures.items()} == {
+        "O3-fp16": True, "fp32": False, "O1-fp16": False,
+    }  # fmt: skip
+    assert verdicts(figures) == [
+        "- O3-fp16: -2.00 points from fp32's mean, worse, by more than the spread of fp32's seeds (1.00)",
+        "- O1-fp16: -0.93 points from fp32's mean, not worse by more than the spread of fp32's seeds (1.00)",
+    ]
+    assert "| fp32 | 98.00% | 99.00% | 100.00% | 99.00% | 1.00 | 98.00% | 10.0 |" in table(figures)
+
+
+def test_failed_runs_are_counted_and_the_others_averaged():
+    failed = {"failed": "18 gradients in a row were not finite"}
+    figures = mode_figures({"fp32": runs(98, 99), "O3-fp16": [failed, *runs(90)], "O2-fp16": [failed, failed]})
+    assert figures["O3-fp16"]["mean"] == 90
+    assert figures["O3-fp16"]["below_baseline"] is True
+    assert figures["O2-fp16"]["below_baseline"] is None
+    assert "| O3-fp16 | failed | 90.00% | 90.00% |  | 90.00% | 10.0 |" in table(figures)
+    assert "- O3-fp16, seed 0: failed: 18 gradients in a row were not finite" in verdicts(figures)
+    assert any(line.startswith("- O2-fp16: no verdict") for line in verdicts(figures))
+
+
+def test_one_seed_gives_no_verdict():
+    figures = mode_figures({"fp32": runs(98), "O1-bf16": runs(10)})
+    assert figures["O1-bf16"]["below_baseline"] is None
+
+
+def test_trains_each_mode_with_each_seed(tmp_path, capsys):
+    flags = ["-modes", "fp32,O1-bf16", "-seeds=2", f"-json={tmp_path / 'a.json'}", "-output", str(tmp_path / "runs")]
+    assert compare_precision.main([*flags, *TINY]) == 0
+    printed = capsys.readouterr().out
+    header = "\n| mode | seed 0 | seed 1 | mean | standard deviation | min | training (s) |"
+    for start in (header, "\n| fp32 |", "\n| O1-bf16 |", "\n- O1-bf16: "):
+        assert start in printed
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["seeds"] == 2
+    for mode, enabled in (("fp32", "false"), ("O1-bf16", "true")):
+        for seed, top1 in enumerate(result["modes"][mode]["top1"]):
+            (folder,) = (tmp_path / "runs" / f"{mode}-seed{seed}").glob("train-*")
+            assert json.loads((folder / "result.json").read_text())["top1"] == top1
+            options = (folder / "config.yaml").read_text()
+            assert f"SEED: {seed}\n" in options
+            assert f"ENABLED: {enabled}\n" in options
+
+
+def test_a_run_that_fails_is_told_and_not_raised(tmp_path):
+    found = train([f"-pretrained={tmp_path / 'none.pth'}", *TINY], "fp32", 0, tmp_path)
+    assert "none.pth" in found["failed"]
+    assert not found["failed"].startswith("error")
