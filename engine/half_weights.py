@@ -44,6 +44,8 @@ class FullWeights:
         self._half = [used for _, used in pairs]
         self._sizes = [kept.numel() for kept in self._full]
         self._values: torch.Tensor | None = None  # of all of them, one behind the other
+        self._statistics = [buffer for buffer in computing.buffers() if buffer.is_floating_point()]
+        self._remembered = [buffer.clone() for buffer in self._statistics]
         self._release()
 
     @property
@@ -86,6 +88,16 @@ class FullWeights:
         """Copies the fp32 weights, where they are at hand, into the half model."""
         if self._full and (self.masters or self._values is not None):
             torch._foreach_copy_(self._half, self._full)
+
+    def remember_statistics(self) -> None:
+        """Before a step's passes: what batch norms have learned so far."""
+        if self._statistics:
+            torch._foreach_copy_(self._remembered, self._statistics)
+
+    def restore_statistics(self, skipped: torch.Tensor) -> None:
+        """After them: as it was, if the step was `skipped` (1 or 0): the batch may have made NaNs of it."""
+        for now, before in zip(self._statistics, self._remembered, strict=True):
+            torch.where(skipped > 0, before, now, out=now)
 
     def _flat_views(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         flat = torch.empty(sum(self._sizes), device=self._half[0].device)

@@ -89,7 +89,7 @@ class Reporter:
         latest = to_metrics(sums - self._sums_then)
         seconds = time.perf_counter() - self._since
         self.last = StepReport(
-            step=progress.epoch * progress.steps + progress.done_steps,
+            step=progress.step,
             lr=progress.lr,
             latest=latest,
             average=to_metrics(sums),

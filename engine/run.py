@@ -37,8 +37,9 @@ def run(command: Command, context: ProcessContext, script: str) -> None:
         else:
             _train(config, context, script)
     except torch.OutOfMemoryError as error:
+        precision = f"AMP.LEVEL {config.amp.level}" if config.amp.enabled else "float32"
         raise UserError(
-            f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size}, {config.amp}; "
+            f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size} in {precision}; "
             f"lower -batch_size, raise -accum_iter, or use -amp ({str(error).splitlines()[0]})"
         ) from error
     except OSError as error:

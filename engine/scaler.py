@@ -42,6 +42,7 @@ class LossScaler(torch.amp.GradScaler):
             self.set_growth_interval(_NEVER)
         # Steps skipped: in all, in a row, and since the scale last shrank.
         self._counts = torch.zeros(3, device=device)
+        self.last_skipped = torch.zeros((), device=device)  # 1 if the last step was
         self._late_readings: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
     @property
@@ -53,6 +54,7 @@ class LossScaler(torch.amp.GradScaler):
         found = [tensor for state in self._per_optimizer_states.values()
                  for tensor in state["found_inf_per_device"].values()]  # fmt: skip
         overflow = torch.stack([tensor.to(self._counts.device) for tensor in found]).amax().clamp(max=1)
+        self.last_skipped = overflow
         self._counts += overflow
         self._counts[1:] *= overflow
         shrinks = (self._counts[2] >= self.backoff_after).float() * overflow

@@ -64,6 +64,11 @@ class EpochProgress:
     lr: float = 0.0
     data_wait_seconds: float = 0.0
 
+    @property
+    def step(self) -> int:
+        """Steps done since the run began."""
+        return self.epoch * self.steps + self.done_steps
+
 
 def train_one_epoch(
     learner: Learner,
@@ -80,10 +85,11 @@ def train_one_epoch(
     options, scaler, weights = learner.config.train, learner.precision.scaler, learner.weights
     set_training(weights.computing, learner.config.model.freeze_backbone)
     while progress.done_steps < stop_step:
-        step = progress.epoch * progress.steps + progress.done_steps
+        step = progress.step
         progress.lr = learner.schedule.lr_at(step)
         set_lr(learner.optimizer, progress.lr)
         window = min(options.accum_iter, progress.batches - progress.done_steps * options.accum_iter)
+        weights.remember_statistics()
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
@@ -99,6 +105,7 @@ def train_one_epoch(
             nn.utils.clip_grad_norm_(weights.full.parameters(), options.grad_clip)
         scaler.step(learner.optimizer)
         scaler.update()
+        weights.restore_statistics(scaler.last_skipped)
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.ema:
             learner.ema.update(weights.full)
@@ -136,7 +143,7 @@ def _why_skipped(learner: Learner, batch: Batch, step: int, window: int) -> str:
     model.zero_grad(set_to_none=True)
     origin = next(filter(None, gather_objects(found, learner.context)), None)
     return (
-        f"{learner.config.amp.max_skipped_steps} steps in a row were skipped (step {step + 1} is the last), for their "
+        f"{learner.precision.scaler.max_skipped} steps in a row were skipped (step {step + 1} is the last), for their "
         f"gradients were not finite in {learner.precision.describe()}. First not finite: "
         f"{origin or 'nothing, when the last batch was tried once more'}. {learner.precision.cure(origin)}"
     )

@@ -1,6 +1,7 @@
 """A run from its options to its result: builds the parts, resumes, decides when to evaluate, save and stop."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from timm.utils import ModelEmaV3
 from configs.load import to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples, train_loader, train_sampler
+from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, save_checkpoint, saved_best
 from engine.optimizer import build_optimizer, load_optimizer
@@ -98,18 +100,22 @@ class Trainer:
         Returns:
             what `result.json` says: the best top-1 and top-5 in percent, where they are, speed and memory.
         """
-        progress, accum_iter = self.progress, self.config.train.accum_iter
-        self.reporter.start(progress.epoch, progress.epoch * progress.steps + progress.done_steps)
-        first_batch = progress.epoch * progress.batches + progress.done_steps * accum_iter
-        sampler = replace(self.sampler, first_batch=first_batch)
-        batches = iter(train_loader(self.config, self.train_samples, sampler, self.context))
+        self.reporter.start(self.progress.epoch, self.progress.step)
+        batches = self.batches()
         while self.progress.epoch < self.config.train.num_epochs and self._train_epoch(batches):
             pass
         result = self._result()
         self.reporter.finish(result)
         return result
 
-    def _train_epoch(self, batches: Any) -> bool:
+    def batches(self) -> Iterator[Batch]:
+        """Endless, from where the run stands."""
+        progress = self.progress
+        first_batch = progress.epoch * progress.batches + progress.done_steps * self.config.train.accum_iter
+        sampler = replace(self.sampler, first_batch=first_batch)
+        return iter(train_loader(self.config, self.train_samples, sampler, self.context))
+
+    def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, records and saves one epoch; False when `TRAIN.MAX_STEPS` ends the run."""
         progress = self.progress
         first_step = progress.epoch * progress.steps

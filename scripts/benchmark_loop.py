@@ -35,7 +35,7 @@ from scripts.benchmarking import (
     write_json,
 )
 from utils.distributed import single
-from utils.errors import exit_status
+from utils.errors import UserError, exit_status
 from utils.logger import RunLogger
 from utils.metrics import MetricSums
 
@@ -46,6 +46,10 @@ GROUPS, STEPS_PER_GROUP, WARMUP_STEPS = 12, 4, 3
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(flag_parser(SCRIPT, "The training loop's speed against a bare loop's."), argv)
     config = load(rest).config
+    if config.amp.enabled and config.amp.level != "O1":
+        raise UserError(
+            f"AMP.LEVEL {config.amp.level}: the bare loop has autocast only; see benchmark_amp.py for levels"
+        )
     context = single()
     geometry = Geometry(samples=10**6, batch_size=config.data.batch_size, accum_iter=1, seed=config.seed)
     ours = our_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))

@@ -5,7 +5,7 @@ import math
 import pytest
 import timm
 import torch
-from conftest import only_run, read_result, train
+from conftest import only_run, train
 from torch import nn
 
 from engine import trainer
@@ -124,7 +124,9 @@ def test_overflow_for_ever_stops_within_20_steps(digits_argv, cpu, monkeypatch, 
     assert ("-amp_dtype=bfloat16" in advice) == ("AMP.DTYPE=float16" in amp)
 
 
-def test_a_nan_image_in_fp32_leaves_the_weights_finite(digits_argv, cpu, monkeypatch):
+@pytest.mark.parametrize("model", ["vit", "resnet"])
+@pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
+def test_a_nan_image_leaves_all_of_the_model_finite(digits_argv, cpu, monkeypatch, model, amp):
     """One batch of the epoch has a NaN pixel: that step is skipped, the others count."""
     build = trainer.build_learner
 
@@ -133,16 +135,22 @@ def test_a_nan_image_in_fp32_leaves_the_weights_finite(digits_argv, cpu, monkeyp
 
         def spoil(module, inputs, images):
             nonlocal batches
-            batches += 1
+            batches += module.training
             return images.index_fill(0, torch.tensor([3]), math.nan) if batches == 2 else images
 
-        learner.transform.register_forward_hook(spoil)
+        learner.transform.train().register_forward_hook(spoil)
         return learner
 
     monkeypatch.setattr(trainer, "build_learner", build_spoiled)
-    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1", "TRAIN.MODEL_EMA=true"], cpu)
+    argv = [*digits_argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3"]
+    if model == "resnet":
+        keys = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH")
+        argv = [word for word in argv if not word.startswith(tuple(f"MODEL.{key}" for key in keys))]
+        argv += ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32"]
+    folder = train([*argv, "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
     assert state["precision"]["scaler"]["counts"][0] == 1
     for part in ("model", "ema"):
         assert all(value.isfinite().all() for value in state[part].values())
-    assert read_result(folder)["finished"]
+    if model == "resnet":
+        assert state["model"]["bn1.running_mean"].any()
