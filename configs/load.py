@@ -65,7 +65,7 @@ _FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """One-line errors, and no abbreviations: argparse takes `-e` for `-eval` whatever `allow_abbrev` says."""
 
     def _get_option_tuples(self, option_string: str) -> list:
@@ -75,8 +75,8 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (-h lists the flags)")
 
 
-def _parser(prog: str) -> _Parser:
-    parser = _Parser(
+def entry_parser(prog: str) -> Parser:
+    parser = Parser(
         prog=prog,
         usage="%(prog)s -cfg FILE [flags]",
         description="Trains or evaluates a Vision Transformer. Order: defaults < BASE files < YAML < flags < -opts.",
@@ -158,7 +158,7 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
         UserError: an unknown flag or key, a wrong type or value, a contradiction, an unreadable file.
         SystemExit: after printing the help.
     """
-    parser = _parser(prog)
+    parser = entry_parser(prog)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]

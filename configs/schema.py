@@ -65,7 +65,10 @@ class Amp(Section):
     decr_every_n_nan_or_inf: int = Field(1, ge=1, description="overflows in a row until it shrinks")
     min_loss_scaling: float = Field(1.0, ge=1e-6, le=1e38, description="the loss scale never falls below")
     max_skipped_steps: int | None = Field(
-        18, ge=1, description="stop after so many non-finite gradients in a row, in any precision; null: never"
+        None,
+        ge=0,
+        description="stop after so many non-finite gradients in a row, in any precision; 0: never; "
+        "null: as many as take the loss scale to its lowest, and 2 (18)",
     )
     custom_white_list: Names = Field((), description="ops and modules (blocks.11.*) that compute in the half type")
     custom_black_list: Names = Field((), description="ops and modules that compute in fp32; wins over the white list")

@@ -10,7 +10,7 @@ import torch
 from utils.errors import UserError
 from utils.sealed import save_sealed, verify
 
-FORMAT = 1
+FORMAT = 2
 LAST, BEST = "last.pth", "best.pth"
 
 

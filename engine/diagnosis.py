@@ -21,6 +21,9 @@ class Origin:
         return f"{self.what} of {self.module}" if self.module else self.what
 
 
+IMAGES = Origin("the images")
+
+
 def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin | None:
     """Watches `model` while `run_pass` goes forward and backward through it; None where all stays finite.
 
@@ -59,12 +62,12 @@ class _Watch:
 
     def _forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
         """Inner modules come here before those around them, and so do the hooks of a tensor that both have."""
-        inputs, outputs = _float_tensors(inputs), _float_tensors(outputs)
+        inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
                 self._blame("the output", path)
             elif module is self.model:
-                self.origin = self.origin or Origin("the images")
+                self.origin = self.origin or IMAGES
         for tensor in outputs:
             if tensor.requires_grad:
                 self._handles.append(tensor.register_hook(partial(self._output_gradient, module)))
@@ -76,7 +79,7 @@ class _Watch:
         finite = _all_finite([gradient])
         self._good_gradient[module] = self._good_gradient.get(module, True) and finite
         if module is self.model and not finite:
-            self.origin = self.origin or Origin("the loss, or its gradient,")
+            self.origin = self.origin or Origin("the gradient of the loss")
 
     def _input_gradient(self, path: str, module: nn.Module, gradient: torch.Tensor) -> None:
         if self._good_gradient.get(module) and not _all_finite([gradient]):
@@ -87,7 +90,14 @@ class _Watch:
             self._blame(f"the gradient of the {name}", path)
 
 
-def _float_tensors(values: Any) -> list[torch.Tensor]:
+def block_of(path: str) -> str:
+    """The part of a model that a path lies in: `blocks.3` for `blocks.3.mlp.fc1`, `head` for `head.weight`."""
+    parts = path.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
+
+
+def float_tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
 

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from configs.schema import Config
 from datasets import read_samples
 from engine.checkpoint import find_checkpoint, load_checkpoint
+from engine.precision import Precision
 from engine.trainer import Trainer
 from models import build_model
 from utils.distributed import ProcessContext
@@ -31,12 +32,13 @@ def dry_run(config: Config, context: ProcessContext) -> None:
     if config.eval:
         weights = str(checkpoint or config.model.pretrained)
         model, _ = build_model(config.with_model(pretrained=weights), context.device)
+        Precision(config.amp, context.device).prepare(model)
         logger.info(f"validation: {len(read_samples(config, 'val'))} images")
     else:
         state = load_checkpoint(checkpoint) if checkpoint else None
         options = config.with_model(pretrained=None) if state else config
         trainer = Trainer(options, context, folder, logger, state)
-        geometry, model = trainer.geometry, trainer.learner.weights.computing
+        geometry, model = trainer.geometry, trainer.learner.weights.full
         logger.info(f"global batch size: {geometry.batch_size * geometry.accum_iter}")
         logger.info(f"steps per epoch: {geometry.steps_per_epoch}")
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -3,23 +3,27 @@
 import copy
 
 import torch
+from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, _BatchNorm)
 
 
-def half_copy(model: nn.Module, half: torch.dtype, norms_too: bool) -> nn.Module:
-    """A copy with weights in `half`; it shares the fp32 norms, and all buffers, with `model`.
+def half_copy(model: nn.Module, half: torch.dtype, everything: bool) -> nn.Module:
+    """A copy with weights in `half`; it shares the fp32 norms, and the buffers, with `model`.
 
-    Batch norms stay fp32 even with `norms_too`: their running statistics need it.
+    With `everything` norms and buffers are half, too, but for batch norms: their running statistics need fp32.
     """
-    stays = (_BatchNorm,) if norms_too else _NORMS
-    shared = [p for module in model.modules() if isinstance(module, stays) for p in module.parameters(recurse=False)]
-    memo = {id(tensor): tensor for tensor in (*shared, *model.buffers())}
-    for parameter in model.parameters():
-        halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
-        memo.setdefault(id(parameter), halved)
+    stays = (_BatchNorm,) if everything else _NORMS
+    memo = {}
+    for module in model.modules():
+        shared = isinstance(module, stays)
+        for parameter in module.parameters(recurse=False):
+            halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
+            memo.setdefault(id(parameter), parameter if shared else halved)
+        for buffer in module.buffers(recurse=False):
+            memo[id(buffer)] = buffer.to(half) if everything and buffer.is_floating_point() and not shared else buffer
     return copy.deepcopy(model, memo)
 
 
@@ -35,17 +39,16 @@ class FullWeights:
     def __init__(self, full: nn.Module, computing: nn.Module, masters: bool) -> None:
         self.full, self.computing = full, computing
         self.masters = masters
-        pairs = [
-            (kept, used)
-            for kept, used in zip(full.parameters(), computing.parameters(), strict=True)
-            if kept is not used and kept.requires_grad
-        ]
-        self._full = [kept for kept, _ in pairs]
-        self._half = [used for _, used in pairs]
+        pairs = [pair for pair in zip(full.parameters(), computing.parameters(), strict=True) if pair[0] is not pair[1]]
+        self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
+        self._full = [kept for kept, _ in pairs if kept.requires_grad]
+        self._half = [used for kept, used in pairs if kept.requires_grad]
         self._sizes = [kept.numel() for kept in self._full]
         self._values: torch.Tensor | None = None  # of all of them, one behind the other
-        self._statistics = [buffer for buffer in computing.buffers() if buffer.is_floating_point()]
+        batch_norms = [module for module in computing.modules() if isinstance(module, _BatchNorm)]
+        self._statistics = [b for norm in batch_norms for b in norm.buffers() if b.is_floating_point()]
         self._remembered = [buffer.clone() for buffer in self._statistics]
+        self.reload()
         self._release()
 
     @property
@@ -80,14 +83,17 @@ class FullWeights:
             return
         if not self.masters:
             _round_stochastically(self._values, self._half[0].dtype, seed)
-        self.refresh()
+        torch._foreach_copy_(self._half, self._full)
         self._release()
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Copies the fp32 weights, where they are at hand, into the half model."""
-        if self._full and (self.masters or self._values is not None):
-            torch._foreach_copy_(self._half, self._full)
+    def reload(self) -> None:
+        """After new values for the `kept` model: into the other one."""
+        for full, half in (*self._frozen, *zip(self._full, self._half, strict=True)):
+            if self.masters:
+                half.copy_(full)
+            elif not full.requires_grad:  # the others are taken when they are needed
+                full.copy_(half)
 
     def remember_statistics(self) -> None:
         """Before a step's passes: what batch norms have learned so far."""
@@ -96,8 +102,9 @@ class FullWeights:
 
     def restore_statistics(self, skipped: torch.Tensor) -> None:
         """After them: as it was, if the step was `skipped` (1 or 0): the batch may have made NaNs of it."""
+        was_skipped = skipped > 0
         for now, before in zip(self._statistics, self._remembered, strict=True):
-            torch.where(skipped > 0, before, now, out=now)
+            torch.where(was_skipped, before, now, out=now)
 
     def _flat_views(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         flat = torch.empty(sum(self._sizes), device=self._half[0].device)

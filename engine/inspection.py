@@ -12,7 +12,8 @@ from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from engine.diagnosis import block_of, float_tensors
 
 FP16_MAX = torch.finfo(torch.float16).max
 FP16_TINIEST = 2.0**-24  # the smallest above 0; half of it and less rounds to 0
@@ -21,7 +22,9 @@ FP16_TINIEST = 2.0**-24  # the smallest above 0; half of it and less rounds to 0
 _LISTED_AS = {
     "addmm": "linear", "mm": "linear", "bmm": "matmul", "baddbmm": "matmul", "convolution": "conv2d",
     "mkldnn_convolution": "conv2d", "cudnn_batch_norm": "batch_norm", "_log_softmax": "log_softmax",
+    "_fused_rms_norm": "rms_norm", "linalg_vector_norm": "norm", "max_pool2d_with_indices": "max_pool2d",
 }  # fmt: skip
+COMPOSED = {"einsum", "normalize", "conv1d", "conv3d", "interpolate"}  # seen under other ops' names
 _MOVES = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "ones", "ones_like", "full", "full_like", "fill_", "zero_", "clone", "copy_", "lift_fresh", "_unsafe_view",
@@ -84,7 +87,7 @@ class OpRecorder(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple, result: Any, module: str, backward: bool) -> None:
-        outputs = _float_tensors(result)
+        outputs = float_tensors(result)
         if not outputs or func.namespace != "aten" or _only_moves(func):
             return
         op, dtype = func._schema.name.removeprefix("aten::"), outputs[0].dtype
@@ -165,17 +168,6 @@ def _only_moves(func: Any) -> bool:
     """Views, copies, and what makes tensors without computing."""
     is_view = any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
     return is_view or func._schema.name.removeprefix("aten::") in _MOVES
-
-
-def _float_tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.is_floating_point()]
-
-
-def block_of(path: str) -> str:
-    """The part of a model that a path lies in: `blocks.3` for `blocks.3.mlp.fc1`, `head` for `head.weight`."""
-    parts = path.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
-    return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
 
 
 @dataclass(frozen=True)

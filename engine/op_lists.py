@@ -84,8 +84,8 @@ def apply_op_lists(
 ) -> None:
     """Lets the listed ops and modules of `model` compute in `half` (white) or in fp32 (black, which wins).
 
-    An entry is one of `OPS`, or a pattern for module paths: `blocks.11.*` is all of block 11. The types of all ops
-    inside a listed module change, and of no op outside the modules.
+    An entry is one of `OPS`, a pattern for module paths (`blocks.11.*` is all of block 11), or both (`norm`). The types
+    of all ops inside a listed module change, and of no op outside the modules.
 
     Raises:
         UserError: an entry is neither.
@@ -117,11 +117,10 @@ def _sort_out(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[s
     for entry in entries:
         # A path with a dot behind it is matched by `blocks.11.*` too, of which block 11 is meant to be part.
         found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
+        matched |= found
         if entry in OPS:
             ops.add(entry)
-        elif found:
-            matched |= found
-        else:
+        elif not found:
             hint = nearest(entry, (*OPS, *paths))
             raise UserError(f"{key}: {entry} is no op and no module of this model{hint} (ops: {', '.join(OPS)})")
     return ops, matched

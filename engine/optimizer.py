@@ -30,7 +30,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     if name in _FUSED:
         arguments["fused"] = True
     try:
-        return timm.optim.create_optimizer_v2(
+        optimizer = timm.optim.create_optimizer_v2(
             model,
             opt=name,
             lr=options.base_lr,
@@ -41,6 +41,16 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
         )
     except Exception as error:  # some of timm's need packages, or options, of their own
         raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; take AdamW") from error
+    if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
+        _start_momentum(optimizer)
+    return optimizer
+
+
+def _start_momentum(optimizer: torch.optim.SGD) -> None:
+    """From zero: where torch's fused SGD skips its first step, it keeps buffers that it never wrote to."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:

@@ -3,11 +3,13 @@
 The step calls everything here in every precision; what a precision does not need does nothing.
 """
 
+import math
+
 import torch
 from torch import nn
 
 from configs.schema import Amp
-from engine.diagnosis import Origin
+from engine.diagnosis import IMAGES, Origin, block_of
 from engine.half_weights import FullWeights, half_copy
 from engine.op_lists import apply_op_lists
 from engine.scaler import LossScaler
@@ -35,7 +37,7 @@ class Precision:
     def _scaler(self) -> LossScaler:
         options = self.options
         if not self.scales:
-            return LossScaler(self.device, max_skipped=options.max_skipped_steps)
+            return LossScaler(self.device, max_skipped=_max_skipped(options))
         return LossScaler(
             self.device,
             init_scale=options.init_loss_scaling,
@@ -45,7 +47,7 @@ class Precision:
             backoff_factor=options.decr_ratio,
             backoff_after=options.decr_every_n_nan_or_inf,
             min_scale=options.min_loss_scaling,
-            max_skipped=options.max_skipped_steps,
+            max_skipped=_max_skipped(options),
         )
 
     def _set_tf32(self) -> None:
@@ -76,7 +78,7 @@ class Precision:
         """The model that does the forward passes of the fp32 `model`: itself, or a copy in half."""
         if self.level not in ("O2", "O3"):
             return model
-        computing = half_copy(model, self.dtype, norms_too=self.level == "O3")
+        computing = half_copy(model, self.dtype, everything=self.level == "O3")
         if self.level == "O3":
             computing.register_forward_pre_hook(_InputCast(self.dtype))
         return computing
@@ -87,9 +89,13 @@ class Precision:
 
     def cure(self, origin: Origin | None) -> str:
         """What to change when gradients stay non-finite."""
+        if origin == IMAGES:
+            return "Look at the images."
         if self.dtype == torch.float32:
             return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP 1.0, and look at the images."
-        listed = f"AMP.CUSTOM_BLACK_LIST [{origin.module}], " if origin and origin.module else ""
+        # The whole block: what a single op hands on in fp32, the next one may not hold in half. O3 hands on half.
+        listable = origin and origin.module and self.level != "O3"
+        listed = f"AMP.CUSTOM_BLACK_LIST [{block_of(origin.module)}.*], " if listable else ""
         other = "-amp_dtype=bfloat16" if self.scales else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
@@ -101,15 +107,20 @@ class Precision:
         if state["dtype"] == str(self.dtype):
             self.scaler.load_state_dict(state["scaler"])
 
+    @property
+    def name(self) -> str:
+        """Level and type, in words."""
+        half = str(self.dtype).removeprefix("torch.")
+        return {
+            "O0": "float32",
+            "O1": f"O1: {half} autocast over float32 weights",
+            "O2": f"O2: {half} weights, float32 norms and master weights",
+            "O3": f"O3: {half} weights and norms, no master weights",
+        }[self.level]
+
     def describe(self) -> str:
         """For the log."""
-        name = str(self.dtype).removeprefix("torch.")
-        parts = [{
-            "O0": "float32",
-            "O1": f"O1: {name} autocast over float32 weights",
-            "O2": f"O2: {name} weights, float32 norms and master weights",
-            "O3": f"O3: {name} weights and norms, no master weights",
-        }[self.level]]  # fmt: skip
+        parts = [self.name]
         if self.scales:
             kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
             parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
@@ -118,6 +129,13 @@ class Precision:
         if self.dtype == torch.float16 and self.device.type == "cpu":
             parts.append("on a CPU about 100 times slower than -amp_dtype=bfloat16")
         return "; ".join(parts)
+
+
+def _max_skipped(options: Amp) -> int | None:
+    if options.max_skipped_steps is not None:
+        return options.max_skipped_steps or None
+    shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
+    return math.ceil(shrinks - 1e-9) * options.decr_every_n_nan_or_inf + 2
 
 
 class _InputCast:

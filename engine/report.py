@@ -78,11 +78,24 @@ class Reporter:
         if is_due or self._first_step:
             self._first_step = False
             self._report(progress)
-        if is_due and self.context.is_main:
-            self._steps.append({name: getattr(self.last, name) for name in _STEP_COLUMNS})
+        if is_due:
+            self._append_step()
         if done == progress.steps:
             self._epoch_seconds = time.perf_counter() - self._epoch_started
             self._bar.close()
+
+    def _append_step(self) -> None:
+        if self.context.is_main:
+            self._steps.append({name: getattr(self.last, name) for name in _STEP_COLUMNS})
+
+    def stop(self, progress: EpochProgress) -> None:
+        """For a run that ends inside an epoch: where the loss scale went."""
+        self._report(progress)
+        self._append_step()
+        self._bar.close()
+        if self.context.is_main:
+            self._plots.update(now=True)
+            self._board.close()
 
     def _report(self, progress: EpochProgress) -> None:
         sums = progress.sums.reduced(self.context)

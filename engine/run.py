@@ -37,9 +37,8 @@ def run(command: Command, context: ProcessContext, script: str) -> None:
         else:
             _train(config, context, script)
     except torch.OutOfMemoryError as error:
-        precision = f"AMP.LEVEL {config.amp.level}" if config.amp.enabled else "float32"
         raise UserError(
-            f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size} in {precision}; "
+            f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size}; "
             f"lower -batch_size, raise -accum_iter, or use -amp ({str(error).splitlines()[0]})"
         ) from error
     except OSError as error:
@@ -78,11 +77,12 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
         logger.info(f"----- Pretrained: {note}")
     precision = Precision(config.amp, context.device)
     precision.prepare(model)
+    model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
     loader = eval_loader(config, read_samples(config, "val"), context)
     started = time.perf_counter()
     transform = DeviceTransform(config.data).to(context.device)
-    metrics = evaluate(precision.computing(model), loader, transform, precision, context)
+    metrics = evaluate(model, loader, transform, precision, context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, seconds))
     if context.is_main:

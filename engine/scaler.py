@@ -37,6 +37,7 @@ class LossScaler(torch.amp.GradScaler):
         self.dynamic, self.backoff_after, self.min_scale, self.max_skipped = (
             dynamic, backoff_after, min_scale, max_skipped
         )  # fmt: skip
+        self._first_scale = init_scale
         if not dynamic:
             self.set_backoff_factor(1.0)
             self.set_growth_interval(_NEVER)
@@ -49,6 +50,11 @@ class LossScaler(torch.amp.GradScaler):
     def skipped(self) -> int:
         """Steps skipped so far. Waits for the device."""
         return int(self._counts[0])
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Steps skipped since the last one that was not. Waits for the device."""
+        return int(self._counts[1])
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         found = [tensor for state in self._per_optimizer_states.values()
@@ -67,22 +73,28 @@ class LossScaler(torch.amp.GradScaler):
         self._scale.clamp_(min=self.min_scale)
 
     def skipped_too_often(self) -> bool:
-        """Whether `max_skipped` steps in a row were skipped.
+        """Whether the last `max_skipped` steps, or more, were skipped; on all ranks alike.
 
-        A GPU's answer is that of two steps ago, so that the host runs ahead of it, and on all ranks alike.
+        From a GPU the host hears of it two steps late, so that it need not wait, and then looks again.
         """
         if self.max_skipped is None:
             return False
-        in_a_row = self._counts[1]
-        if in_a_row.device.type == "cuda":
+        if self._counts.device.type == "cuda":
             event = torch.cuda.Event()
-            self._late_readings.append((in_a_row.to("cpu", non_blocking=True), event))
+            self._late_readings.append((self._counts[1].to("cpu", non_blocking=True), event))
             event.record()
             if len(self._late_readings) <= _READ_LATE:
                 return False
             in_a_row, event = self._late_readings.popleft()
             event.synchronize()
-        return int(in_a_row) >= self.max_skipped
+            if in_a_row < self.max_skipped:
+                return False
+        return self.skipped_in_a_row >= self.max_skipped
+
+    def restart(self) -> None:
+        """For a run that goes on after it was stopped: it looks for its scale anew."""
+        self._scale.fill_(self._first_scale)
+        self._counts[1:] = 0
 
     def state_dict(self) -> dict:
         state = super().state_dict() if self.dynamic else {}

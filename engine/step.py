@@ -69,6 +69,10 @@ class EpochProgress:
         """Steps done since the run began."""
         return self.epoch * self.steps + self.done_steps
 
+    def window(self, accum_iter: int) -> int:
+        """Micro-steps of the next step: fewer than `accum_iter` in an epoch's last, where its batches run out."""
+        return min(accum_iter, self.batches - self.done_steps * accum_iter)
+
 
 def train_one_epoch(
     learner: Learner,
@@ -80,7 +84,11 @@ def train_one_epoch(
     """Trains from `progress.done_steps` to the epoch's end, or to `stop_step` of it, and calls back after each step.
 
     The loss of a step is the mean over all samples of its accumulation window on all ranks, a short last window
-    included. With a fused optimizer the host waits for the device nowhere in here but in `after_step`.
+    included. With a fused optimizer the host waits for the device in `after_step` only, but for a GPU that is more than
+    two steps behind.
+
+    Raises:
+        SkippedTooOften: on all ranks alike. The last of those steps is not counted as done.
     """
     options, scaler, weights = learner.config.train, learner.precision.scaler, learner.weights
     set_training(weights.computing, learner.config.model.freeze_backbone)
@@ -88,7 +96,7 @@ def train_one_epoch(
         step = progress.step
         progress.lr = learner.schedule.lr_at(step)
         set_lr(learner.optimizer, progress.lr)
-        window = min(options.accum_iter, progress.batches - progress.done_steps * options.accum_iter)
+        window = progress.window(options.accum_iter)
         weights.remember_statistics()
 
         for micro_step in range(window):
@@ -110,10 +118,10 @@ def train_one_epoch(
         if learner.ema:
             learner.ema.update(weights.full)
         weights.publish(derive_seed(learner.config.seed, "rounding", step))
-        progress.done_steps += 1
-        after_step(progress)
         if scaler.skipped_too_often():
             raise SkippedTooOften(_why_skipped(learner, batch, step, window))
+        progress.done_steps += 1
+        after_step(progress)
 
 
 def micro_step_pass(
@@ -137,15 +145,17 @@ class SkippedTooOften(UserError):
 
 def _why_skipped(learner: Learner, batch: Batch, step: int, window: int) -> str:
     """Goes through the last micro-step of the step once more and looks; every rank must call it."""
-    model = learner.weights.computing
+    weights, scaler = learner.weights, learner.precision.scaler
+    weights.remember_statistics()
     with gradient_sync(learner.parallel, False):
-        found = first_non_finite(model, lambda: micro_step_pass(learner, batch, step, window - 1, window))
-    model.zero_grad(set_to_none=True)
+        found = first_non_finite(weights.computing, lambda: micro_step_pass(learner, batch, step, window - 1, window))
+    weights.computing.zero_grad(set_to_none=True)
+    weights.restore_statistics(torch.ones_like(scaler.last_skipped))
     origin = next(filter(None, gather_objects(found, learner.context)), None)
     return (
-        f"{learner.precision.scaler.max_skipped} steps in a row were skipped (step {step + 1} is the last), for their "
-        f"gradients were not finite in {learner.precision.describe()}. First not finite: "
-        f"{origin or 'nothing, when the last batch was tried once more'}. {learner.precision.cure(origin)}"
+        f"{scaler.skipped_in_a_row} steps in a row, up to step {step + 1}, were skipped, for their gradients were not "
+        f"finite in {learner.precision.name}. First not finite: {origin or 'nothing, when the last was tried again'}. "
+        f"{learner.precision.cure(origin)}"
     )
 
 

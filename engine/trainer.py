@@ -23,7 +23,7 @@ from engine.schedule import build_schedule
 from engine.step import EpochProgress, Learner, SkippedTooOften, evaluate, train_one_epoch
 from models import build_model
 from utils.chance import derive_seed
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.metrics import Metrics, MetricSums
@@ -126,7 +126,10 @@ class Trainer:
         try:
             train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
         except SkippedTooOften as stop:
+            self.reporter.stop(progress)
+            self.learner.precision.scaler.restart()
             self._save(is_best=False)
+            broadcast_object(None, self.context)  # who raises ends the others: not before it is saved
             raise SkippedTooOften(f"{stop} The weights of before are saved in {self.folder / LAST}") from None
         self.train_seconds += time.perf_counter() - started
         self.images += self._images_done() - images_before
@@ -209,7 +212,7 @@ class Trainer:
             )
         try:
             learner.weights.kept.load_state_dict(checkpoint["model"])
-            learner.weights.refresh()
+            learner.weights.reload()
             if learner.ema:
                 learner.ema.module.load_state_dict(checkpoint["ema"])
             load_optimizer(learner.optimizer, checkpoint["optimizer"])

@@ -28,8 +28,8 @@ from torch import nn
 from configs.load import load
 from configs.schema import Amp, Config
 from engine.checkpoint import find_checkpoint, load_checkpoint
-from engine.diagnosis import first_non_finite
-from engine.inspection import FP16_MAX, OpRecorder, activation_peaks, block_of, gradient_underflow, listed_name
+from engine.diagnosis import block_of, first_non_finite
+from engine.inspection import COMPOSED, FP16_MAX, OpRecorder, activation_peaks, gradient_underflow, listed_name
 from engine.op_lists import OPS
 from engine.step import micro_step_pass
 from engine.trainer import Trainer
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str, Any]:
     """All that the report tells; every rank must call it."""
     run_pass = NextPass(config, context)
-    learner, model = run_pass.learner, run_pass.learner.weights.computing
+    precision, model = run_pass.learner.precision, run_pass.learner.weights.computing
     recorder, origin = OpRecorder(model), None
     if compiled:
         model.compile(backend=recorder.backend)
@@ -67,13 +67,15 @@ def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str
         with recorder:
             run_pass()
         origin = first_non_finite(model, run_pass)
-    scale = learner.precision.scaler.get_scale() if learner.precision.scales else config.amp.init_loss_scaling
+    scale = precision.scaler.get_scale() if precision.scales else config.amp.init_loss_scaling
+    paths = [path for path, _ in model.named_modules()]
+    del run_pass, model, recorder.model  # the next pass has a model of its own
     return {
-        "precision": learner.precision.describe(),
+        "precision": precision.describe(),
         "batch_size": config.data.batch_size,
         "compiled": compiled,
         "loss_scale": scale,
-        "ops": op_table(recorder, [path for path, _ in model.named_modules()]),
+        "ops": op_table(recorder, paths),
         "never_ran": never_ran(recorder, config.amp),
         "first_non_finite": None if origin is None else str(origin),
         "blocks": in_fp32(config, context, scale),
@@ -94,7 +96,7 @@ def in_fp32(config: Config, context: ProcessContext, scale: float) -> list[dict[
 def never_ran(recorder: OpRecorder, amp: Amp) -> list[str]:
     """Listed ops that the pass had none of: softmax, where it is part of a fused attention."""
     ran = {listed_name(run.op) for run in recorder.counts}
-    return [op for op in (*amp.custom_black_list, *amp.custom_white_list) if op in OPS and op not in ran]
+    return [op for op in (*amp.custom_black_list, *amp.custom_white_list) if op in {*OPS} - COMPOSED - ran]
 
 
 class NextPass:
@@ -106,12 +108,13 @@ class NextPass:
             config = config.with_model(pretrained=None)
         trainer = Trainer(config, context, Path(config.save), RunLogger(None, context), checkpoint)
         self.learner, self.step = trainer.learner, trainer.progress.step
+        self.window = trainer.progress.window(config.train.accum_iter)
         self.batch = next(trainer.batches())
         set_training(self.learner.weights.computing, config.model.freeze_backbone)
 
     def __call__(self) -> None:
         self.learner.weights.computing.zero_grad()
-        micro_step_pass(self.learner, self.batch, self.step, micro_step=0, window=1)
+        micro_step_pass(self.learner, self.batch, self.step, 0, self.window)
 
 
 def op_table(recorder: OpRecorder, paths: list[str]) -> list[dict[str, Any]]:

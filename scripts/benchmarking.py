@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from configs.load import _Parser, _parser, load
+from configs.load import Parser, entry_parser, load
 from configs.schema import Config
 from datasets.loader import Batch
 from utils.distributed import ProcessContext, visible_gpus
@@ -41,7 +41,7 @@ CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # float16 is about 100 ti
 
 def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
     """A parser of a script's own flags, `-json` among them; `split_flags` leaves the others to `configs.load`."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"scripts/{script}",
         usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
         description=description,
@@ -67,7 +67,7 @@ def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
         UserError: a flag that neither knows.
     """
     flags, rest = parser.parse_known_args(argv)
-    others, unknown = _parser(parser.prog).parse_known_args(rest)
+    others, unknown = entry_parser(parser.prog).parse_known_args(rest)
     if unknown:
         flag = unknown[0].partition("=")[0]
         parser.error(f"unknown flag {flag}{nearest(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")

@@ -5,7 +5,7 @@ import math
 import pytest
 import timm
 import torch
-from conftest import only_run, train
+from conftest import only_run, run_script, train
 from torch import nn
 
 from engine import trainer
@@ -74,7 +74,7 @@ def test_parameters_images_loss():
     assert origin(vit(), torch.full((4, 3, 32, 32), math.nan)) == "the images"
     model = vit()
     found = first_non_finite(model, lambda: (model(torch.randn(4, 3, 32, 32)).sum() * math.inf).backward())
-    assert str(found).startswith("the loss")
+    assert str(found).startswith("the gradient of the loss")
     assert origin(vit()) == "None"
 
 
@@ -112,16 +112,49 @@ def test_overflow_for_ever_stops_within_20_steps(digits_argv, cpu, monkeypatch, 
     spoiled_from(5, "blocks.1.mlp.fc1", monkeypatch)
     argv = [*digits_argv, *amp, f"SAVE={tmp_path / 'bad'}"]
     with pytest.raises(
-        UserError, match=r"18 steps in a row were skipped .*the output of blocks\.1\.mlp\.fc1\. "
+        UserError, match=r"18 steps in a row, up to step 23, .*: the output of blocks\.1\.mlp\.fc1\. "
     ) as stop:
         train(argv, cpu)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")
-    assert state["epoch"] * 22 + state["done_steps"] == 5 + 18
+    assert state["epoch"] * 22 + state["done_steps"] == 5 + 17  # the last one is to be tried again
     assert all(torch.equal(value, state["model"][name]) for name, value in expected["model"].items())
     advice = str(stop.value)
     assert "last.pth" in advice
-    assert ("CUSTOM_BLACK_LIST [blocks.1.mlp.fc1]" in advice) == (amp != ["AMP=false"])
+    assert ("CUSTOM_BLACK_LIST [blocks.1.*]" in advice) == (amp != ["AMP=false"] and "AMP.LEVEL=O3" not in amp)
     assert ("-amp_dtype=bfloat16" in advice) == ("AMP.DTYPE=float16" in amp)
+
+
+def test_it_can_be_resumed_with_a_scale_that_searches_anew(digits_argv, cpu, monkeypatch, tmp_path):
+    spoiled_from(2, "blocks.1.mlp.fc1", monkeypatch)
+    argv = ["-amp_dtype=float16", *digits_argv, "TRAIN.NUM_EPOCHS=1"]
+    with pytest.raises(UserError, match="18 steps in a row, up to step 20"):
+        train(argv, cpu)
+    folder = only_run(tmp_path / "out")
+    assert (folder / "loss_scale.png").exists()
+    assert (folder / "steps.csv").read_text().splitlines()[-1].split(",")[2:] == ["1.0", "18"]
+    monkeypatch.undo()
+    train([f"-resume={folder}", *argv], cpu)
+    scaler = load_checkpoint(folder / "last.pth")["precision"]["scaler"]
+    assert scaler["scale"] == 65536 and scaler["counts"] == [18, 0, 0]
+
+
+RESNET = ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32"]
+
+
+def resnet_argv(digits_argv: list[str]) -> list[str]:
+    """The same run of a model with running statistics."""
+    vit_keys = tuple(f"MODEL.{key}" for key in ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH"))
+    return [*(word for word in digits_argv if not word.startswith(vit_keys)), *RESNET]
+
+
+def test_the_search_leaves_no_nan_in_running_statistics(digits_argv, cpu, monkeypatch, tmp_path):
+    spoiled_from(2, "layer1.0.conv1", monkeypatch)
+    argv = [*resnet_argv(digits_argv), "AMP.MAX_SKIPPED_STEPS=2"]
+    with pytest.raises(UserError, match=r"the output of layer1\.0\.conv1\."):
+        train(argv, cpu)
+    state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
+    assert state["done_steps"] == 3
+    assert all(value.isfinite().all() for value in state["model"].values())
 
 
 @pytest.mark.parametrize("model", ["vit", "resnet"])
@@ -142,15 +175,22 @@ def test_a_nan_image_leaves_all_of_the_model_finite(digits_argv, cpu, monkeypatc
         return learner
 
     monkeypatch.setattr(trainer, "build_learner", build_spoiled)
-    argv = [*digits_argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3"]
-    if model == "resnet":
-        keys = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH")
-        argv = [word for word in argv if not word.startswith(tuple(f"MODEL.{key}" for key in keys))]
-        argv += ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32"]
-    folder = train([*argv, "TRAIN.MODEL_EMA=true"], cpu)
+    argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
+    folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
     assert state["precision"]["scaler"]["counts"][0] == 1
     for part in ("model", "ema"):
         assert all(value.isfinite().all() for value in state[part].values())
     if model == "resnet":
         assert state["model"]["bn1.running_mean"].any()
+
+
+def test_two_ranks_stop_together_and_with_one_checkpoint(digits_argv, tmp_path):
+    """A learning rate of 1e38 is one that no later forward pass survives."""
+    rate = ["TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0"]
+    printed = run_script("main_multi_gpu.py", "-ngpus=2", "-amp", *digits_argv, *rate, status=1)
+    assert printed.count("error: 18 steps in a row, up to step 19, were skipped") == 1
+    assert "First not finite: the output of " in printed and "Traceback" not in printed
+    state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
+    assert state["epoch"] * 11 + state["done_steps"] == 18  # 1437 images, 2 x 64 in a step
+    assert all(value.isfinite().all() for value in state["model"].values())

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, train
+from conftest import GREY, TINY_VIT, assert_same_state, read_result, train
 from torch import nn
 
 from configs.load import load
@@ -12,13 +12,16 @@ from engine.checkpoint import load_checkpoint
 from engine.half_weights import FullWeights, half_copy
 from engine.precision import Precision
 from engine.run import run
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 LEVELS = ["O1", "O2", "O3"]
 
 
-def precision(level: str, dtype: str = "bfloat16") -> Precision:
-    return Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype, "LEVEL": level}), CPU)
+def precision(level: str, dtype: str = "bfloat16", device: torch.device = CPU) -> Precision:
+    """O0 is fp32."""
+    amp = {"ENABLED": True, "DTYPE": dtype, "LEVEL": level} if level != "O0" else {}
+    return Precision(Amp.model_validate(amp), device)
 
 
 def tiny_vit(**options) -> nn.Module:
@@ -71,13 +74,13 @@ def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
     assert not torch.equal(logits.float(), expected)
 
 
-def train_steps(level: str, dtype: str, steps: int) -> tuple[list[float], FullWeights]:
+def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], FullWeights]:
     """A few steps on one batch, as engine.step takes them."""
-    policy = precision(level, dtype) if level != "O0" else Precision(Amp(), CPU)
-    weights = policy.weights(tiny_vit())
+    policy = precision(level, dtype, device)
+    weights = policy.weights(tiny_vit().to(device))
     optimizer = torch.optim.AdamW(weights.full.parameters(), lr=2e-3, fused=True)
     torch.manual_seed(1)
-    images, targets = torch.randn(16, 3, 32, 32), torch.arange(16) % 5
+    images, targets = torch.randn(16, 3, 32, 32).to(device), torch.arange(16, device=device) % 5
     losses = []
     for step in range(steps):
         with policy.autocast():
@@ -106,11 +109,21 @@ def test_every_level_learns_as_fp32_does(level, dtype):
         assert kept.grad is None
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_learns_on_a_gpu(level, dtype):
+    gpu = torch.device("cuda:0")
+    expected, _ = train_steps("O0", dtype, 30, gpu)
+    losses, _ = train_steps(level, dtype, 30, gpu)
+    assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
+
+
 def test_rounding_is_right_on_average_and_keeps_half_values():
     """An update of a tenth of the distance between two half values: to the nearest, nothing would ever change."""
     full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
     nn.init.constant_(full.weight, 1.0)
-    weights = FullWeights(full, half_copy(full, half, norms_too=True), masters=False)
+    weights = FullWeights(full, half_copy(full, half, everything=True), masters=False)
     for step in range(10):
         weights.gather()
         full.weight.data.add_(2**-7 / 10)
@@ -129,7 +142,7 @@ def test_rounding_keeps_every_half_value(half):
     values = values[values.isfinite()]
     full = nn.Module()
     full.weight = nn.Parameter(values.float())
-    weights = FullWeights(full, half_copy(full, half, norms_too=True), masters=False)
+    weights = FullWeights(full, half_copy(full, half, everything=True), masters=False)
     for seed in range(3):
         weights.gather()
         weights.publish(seed)
@@ -169,13 +182,66 @@ def test_a_stopped_run_resumes_bit_for_bit(digits_argv, cpu, level):
     assert states[0]["ema"]["head.weight"].dtype == torch.float32
 
 
-def test_a_checkpoint_is_resumed_and_evaluated_in_another_level(digits_argv, cpu):
-    folder = None
+def test_a_checkpoint_is_resumed_in_another_level(digits_argv, cpu):
+    """The weights are taken over: another step changes them by no more than its rate and half's precision."""
+    folder, before = None, None
     for stop, level in enumerate(("O3", "O2", "O1", "O3"), 1):
         resume = [f"-resume={folder}"] if folder else []
-        folder = train([*resume, "-amp", *digits_argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={2 * stop}"], cpu)
-        assert load_checkpoint(folder / "last.pth")["done_steps"] == 2 * stop
-        run(load(["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]), cpu, "")
+        folder = train([*resume, "-amp", *digits_argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={10 + stop}"], cpu)
+        state = load_checkpoint(folder / "last.pth")
+        assert state["done_steps"] == 10 + stop
+        for name, value in state["model"].items():
+            if before:
+                assert torch.allclose(value.float(), before[name].float(), rtol=2**-7, atol=3e-3), (level, name)
+        before = state["model"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_evaluation_in_any_level_is_near_fp32s(digits_argv, cpu, level):
+    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=4", "SAVE_FREQ=4"], cpu)
+    losses = []
+    for options in (["AMP=false"], ["AMP.ENABLED=true", f"AMP.LEVEL={level}"]):
+        before = set(folder.parent.glob("eval-*"))
+        run(load(["-eval", f"-pretrained={folder / 'last.pth'}", *digits_argv, *options]), cpu, "")
+        (evaluated,) = set(folder.parent.glob("eval-*")) - before
+        losses.append(read_result(evaluated)["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_frozen_backbone_comes_back_when_its_run_is_resumed(digits_argv, cpu, level):
+    """The average, too, must not be drawn towards the weights of a fresh model."""
+    pretrained = train([*digits_argv, "TRAIN.MAX_STEPS=5"], cpu) / "last.pth"
+    argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, "MODEL.FREEZE_BACKBONE=true", f"AMP.LEVEL={level}"]
+    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1"]
+    unbroken = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
+    resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    for part in ("model", "ema", "optimizer"):
+        assert_same_state(resumed[part], unbroken[part], part)
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+def test_buffers_are_half_where_everything_is(name):
+    sizes = {"beit_base_patch16_224": {"embed_dim": 48, "num_heads": 3}}.get(name, {"embed_dim": 24})
+    model = (
+        timm.create_model(name, num_classes=5, depth=1, **sizes)
+        if "beit" in name
+        else timm.create_model(name, num_classes=5, depths=(2, 1, 1, 1), num_heads=(1, 2, 4, 8), **sizes)
+    )
+    size = 256 if "v2" in name else 224
+    logits = precision("O3").computing(model.eval())(torch.randn(1, 3, size, size))
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_dry_run_counts_the_same_work_in_every_level(digits_argv, cpu, level, capsys):
+    run(load(["-dry_run", "-amp", *digits_argv, f"AMP.LEVEL={level}", "AMP.CUSTOM_BLACK_LIST=[gelu]"]), cpu, "")
+    assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
+    with pytest.raises(UserError, match="galu is no op"):
+        weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
+        argv = ["-dry_run", "-eval", f"-pretrained={weights}", "-amp", *digits_argv, "AMP.CUSTOM_BLACK_LIST=[galu]"]
+        run(load(argv), cpu, "")
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])

@@ -110,6 +110,13 @@ def test_a_module_pattern_takes_all_that_is_inside():
     assert seen["head"] == torch.bfloat16
 
 
+def test_a_name_of_both_an_op_and_a_module_is_both():
+    model, listed = vit(), policy(white=("norm",))
+    listed.prepare(model)
+    seen = output_dtypes(model, listed)
+    assert (seen["norm"], seen["blocks.0.norm1"]) == (torch.bfloat16, torch.float32)
+
+
 def test_black_wins_over_white():
     model, listed = vit(), policy(black=("gelu", "blocks.1.mlp"), white=("blocks.*",))
     listed.prepare(model)
@@ -155,6 +162,19 @@ def test_copies_keep_the_lists():
     listed.prepare(model)
     assert output_dtypes(copy.deepcopy(model), listed)["blocks.0.mlp.act"] == torch.float32
     assert list(model.state_dict()) == list(vit().state_dict())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_autocast_keeps_in_fp32_on_a_gpu_can_be_half():
+    gpu, white = torch.device("cuda:0"), {"ENABLED": True, "CUSTOM_WHITE_LIST": ("layer_norm",)}
+    model, listed = vit().to(gpu), Precision(Amp.model_validate(white), gpu)
+    seen = []
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    for prepare in (lambda model: None, listed.prepare):
+        prepare(model)
+        with listed.autocast():
+            model(torch.randn(2, 3, 32, 32, device=gpu))
+    assert seen == [torch.float32, torch.float16]
 
 
 def test_every_op_is_one_of_torchs():

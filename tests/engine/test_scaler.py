@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from configs.schema import Amp
+from configs.schema import Amp, Train
+from engine.optimizer import build_optimizer
 from engine.precision import Precision
 from engine.scaler import LossScaler
 
@@ -119,8 +120,39 @@ def test_says_when_too_many_are_skipped_in_a_row(amp):
         training.step(overflow)
         verdicts.append(training.scaler.skipped_too_often())
     assert verdicts == [False] * 5 + [True, False]
-    endless = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": None}))
+    endless = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 0}))
     assert not any(endless.step(True) and endless.scaler.skipped_too_often() for _ in range(40))
+
+
+def test_the_limit_lets_the_scale_fall_to_its_lowest():
+    limits = [({}, 18), ({"MAX_SKIPPED_STEPS": 5}, 5), ({"INIT_LOSS_SCALING": 32768, "DECR_EVERY_N_NAN_OR_INF": 2}, 32),
+              ({"DECR_RATIO": 0.1, "INIT_LOSS_SCALING": 1000}, 5), ({"INIT_LOSS_SCALING": 1}, 2)]  # fmt: skip
+    for options, expected in limits:
+        training = Training(fp16(options))
+        steps = next(step for step in range(1, 50) if training.step(True) and training.scaler.skipped_too_often())
+        assert steps == expected == training.scaler.skipped_in_a_row
+        if "MAX_SKIPPED_STEPS" not in options:
+            assert training.scaler.get_scale() == 1.0
+    training.scaler.load_state_dict(Training(fp16({"INIT_LOSS_SCALING": 8})).scaler.state_dict() | {"scale": 2.0})
+    training.scaler.restart()
+    assert training.scaler.get_scale() == 1.0 and training.scaler.skipped_in_a_row == 0
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum():
+    """torch's fused SGD would go on with memory that it never wrote."""
+    results = []
+    for skips in (0, 1):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(300, 300), LossScaler(CPU)
+        optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
+        for step in range(3 + skips):
+            images = torch.full((2, 300), math.nan if step < skips else 1.0)
+            scaler.scale(model(images).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])

@@ -85,7 +85,7 @@ def test_best_last_and_the_newest_few(tmp_path):
 @pytest.mark.parametrize("content", [{"format": 99}, {"model": {}}, [1]])
 def test_a_foreign_checkpoint_is_refused(tmp_path, content):
     save_sealed(tmp_path / "x.pth", content)
-    with pytest.raises(UserError, match=r"x\.pth: is no checkpoint of format 1"):
+    with pytest.raises(UserError, match=r"x\.pth: is no checkpoint of format 2"):
         load_checkpoint(tmp_path / "x.pth")
 
 
