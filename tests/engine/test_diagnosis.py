@@ -186,8 +186,8 @@ def test_a_nan_image_leaves_all_of_the_model_finite(digits_argv, cpu, monkeypatc
 
 
 def test_two_ranks_stop_together_and_with_one_checkpoint(digits_argv, tmp_path):
-    """A learning rate of 1e38 is one that no later forward pass survives."""
-    rate = ["TRAIN.BASE_LR=1e38", "TRAIN.WARMUP_EPOCHS=0"]
+    """A learning rate of 1e30 is one that no later forward pass survives."""
+    rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]
     printed = run_script("main_multi_gpu.py", "-ngpus=2", "-amp", *digits_argv, *rate, status=1)
     assert printed.count("error: 18 steps in a row, up to step 19, were skipped") == 1
     assert "First not finite: the output of " in printed and "Traceback" not in printed
