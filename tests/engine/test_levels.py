@@ -1,9 +1,11 @@
 """O1, O2 and O3: which tensors are half, that training follows fp32, resumes exactly, and rounds without bias."""
 
+import json
+
 import pytest
 import timm
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, read_result, train
+from conftest import GREY, TINY_VIT, assert_same_state, read_result, run_script, train
 from torch import nn
 
 from configs.load import load
@@ -160,6 +162,19 @@ def test_a_frozen_weight_is_not_touched():
     assert weights.full.head.weight.grad.shape == weights.full.head.weight.shape
     weights.publish(0)
     assert torch.equal(frozen, weights.computing.blocks[0].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_ranks_hold_the_same_weights_and_train_as_one_does(level):
+    """Stochastic rounding must not be chance of each rank's own."""
+    reports = {}
+    for ranks in ("1", "2"):
+        printed = run_script("tests/engine/levels_worker.py", level, ranks)
+        reports[ranks] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    first, second = reports["2"]
+    assert (first["sum"], first["first"]) == (second["sum"], second["first"])
+    (alone,) = reports["1"]
+    assert first["first"] == pytest.approx(alone["first"], abs=4e-3)
 
 
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
