@@ -99,6 +99,8 @@ def main(argv: list[str]) -> int:
     else:
         report = report_training(measure(modes, argv, flags.repeats), flags, configs[0])
     found = environment(SCRIPT, argv, configs[0])
+    if flags.workload == "linear":
+        found |= {"model": f"three linear layers of {LINEAR_WIDTH}", "batch_size": LINEAR_BATCH}
     print(environment_line(found), *report.texts, sep="\n\n")
     write_json(flags.json, {"environment": found} | report.result)
     if flags.picture:
