@@ -127,7 +127,7 @@ class Precision:
         if self.device.type == "cuda":
             parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
         if self.dtype == torch.float16 and self.device.type == "cpu":
-            parts.append("on a CPU about 100 times slower than -amp_dtype=bfloat16")
+            parts.append("on a CPU 10 to 100 times slower than -amp_dtype=bfloat16")
         return "; ".join(parts)
 
 
