@@ -36,7 +36,7 @@ MODES = {
     "O3-bf16": _half("O3", "bfloat16"),
 }
 GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O3-fp16")
-CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # float16 is about 100 times slower there
+CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # float16 is 10 to 100 times slower there
 
 
 def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
