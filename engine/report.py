@@ -3,7 +3,7 @@
 import json
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,8 +89,9 @@ class Reporter:
             self._steps.append({name: getattr(self.last, name) for name in _STEP_COLUMNS})
 
     def stop(self, progress: EpochProgress) -> None:
-        """For a run that ends inside an epoch: where the loss scale went."""
+        """For a run that ends at a step it does not count as done: where the loss scale went with it."""
         self._report(progress)
+        self.last = replace(self.last, step=progress.step + 1)
         self._append_step()
         self._bar.close()
         if self.context.is_main:

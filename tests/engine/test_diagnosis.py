@@ -131,9 +131,12 @@ def test_it_can_be_resumed_with_a_scale_that_searches_anew(digits_argv, cpu, mon
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
     assert (folder / "loss_scale.png").exists()
-    assert (folder / "steps.csv").read_text().splitlines()[-1].split(",")[2:] == ["1.0", "18"]
+    step, _, *scale = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
+    assert (step, scale) == ("20", ["1.0", "18"])
     monkeypatch.undo()
     train([f"-resume={folder}", *argv], cpu)
+    steps = [line.split(",")[0] for line in (folder / "steps.csv").read_text().splitlines()[1:]]
+    assert steps == ["20", "22"]  # each once, though step 20 was tried twice
     scaler = load_checkpoint(folder / "last.pth")["precision"]["scaler"]
     assert scaler["scale"] == 65536 and scaler["counts"] == [18, 0, 0]
 
