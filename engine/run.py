@@ -13,6 +13,7 @@ from datasets import eval_loader, read_samples
 from datasets.transforms import DeviceTransform
 from engine.checkpoint import Found, find_checkpoint, load_checkpoint
 from engine.dry_run import dry_run
+from engine.memory import out_of_memory
 from engine.precision import Precision
 from engine.report import peak_memory_bytes, validation_line, write_result
 from engine.step import evaluate
@@ -36,6 +37,7 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
     """
     config = command.config
     limit_waiting(context, config.timeout_seconds)
+    shortage = None
     try:
         if command.dry_run:
             dry_run(config, context)
@@ -44,14 +46,13 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
         else:
             return _train(config, context, script)
     except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"out of GPU memory with {config.model.name} at -batch_size {config.data.batch_size}; "
-            f"lower -batch_size, raise -accum_iter, or use -amp ({str(error).splitlines()[0]})"
-        ) from error
+        shortage = str(error)  # what it holds must go before anything can be measured
     except OSError as error:
         raise UserError(f"{error.filename or 'the system'}: {error.strerror or error}") from error
     finally:
         end_children()
+    if shortage is not None:
+        raise out_of_memory(config, context, shortage)
     return 0
 
 

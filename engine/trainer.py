@@ -214,10 +214,12 @@ class Trainer:
         Raises:
             Interrupted: a signal came.
         """
-        is_time = self.context.is_main and time.monotonic() >= self._next_save
+        is_time = False
+        if self.context.is_main:
+            self._writer.check()
+            is_time = time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # asked once
-            self._writer.check()
         wish = self.agreement.reached(self._signals.number or (_SAVE if is_time else 0))
         if wish > _SAVE:
             raise Interrupted(wish)
