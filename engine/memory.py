@@ -6,8 +6,9 @@ import torch
 
 from configs.schema import Config
 from datasets.loader import Batch
+from engine.geometry import Geometry
 from engine.step import Learner, micro_step_pass
-from engine.trainer import Geometry, build_learner
+from engine.trainer import build_learner
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger

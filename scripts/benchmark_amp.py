@@ -34,10 +34,11 @@ from configs.schema import Config
 from datasets import read_samples, train_loader, train_sampler
 from datasets.loader import Batch
 from engine.dry_run import forward_flops
+from engine.geometry import Geometry
 from engine.precision import Precision
 from engine.report import peak_memory_bytes
 from engine.step import EpochProgress, Learner, train_one_epoch
-from engine.trainer import Geometry, build_learner
+from engine.trainer import build_learner
 from models import build_model
 from scripts.benchmarking import (
     add_flag,

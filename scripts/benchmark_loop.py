@@ -20,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.load import load
 from datasets.loader import Batch
+from engine.geometry import Geometry
 from engine.optimizer import build_optimizer, set_lr
 from engine.step import EpochProgress, Learner, train_one_epoch
-from engine.trainer import Geometry, build_learner
+from engine.trainer import build_learner
 from scripts.benchmarking import (
     environment,
     environment_line,
