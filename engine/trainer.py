@@ -1,6 +1,5 @@
 """A run from its options to its result: builds the parts, resumes, decides when to evaluate, save and stop."""
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
 from engine.geometry import Geometry
+from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
 from engine.parallel import parallelize
 from engine.precision import Precision
@@ -25,14 +25,12 @@ from engine.schedule import build_schedule
 from engine.step import EpochProgress, Learner, SkippedTooOften, evaluate, train_one_epoch
 from models import build_model
 from utils.chance import derive_seed
-from utils.distributed import Agreement, ProcessContext, broadcast_object
+from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.metrics import Metrics, MetricSums
 from utils.signals import Interrupted, saved_first
 from utils.status import RunStatus
-
-_SAVE = 1  # a wish of the main process, below any signal's number
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Trainer:
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
-        self.agreement = Agreement(context, config.timeout_seconds)
+        self.guard = Guard(config, context)
         self.interrupted: Interrupted | None = None
 
     def _progress(self, epoch: int) -> EpochProgress:
@@ -90,12 +88,8 @@ class Trainer:
         Returns:
             what `result.json` says: the best top-1 and top-5 in percent, where they are, speed and memory.
         """
-        self._status = status
-        if self.context.is_main:
-            self._writer = CheckpointWriter(self.folder, self.config.keep_checkpoints, self._saved)
-        self.reporter.start(self.progress.epoch, self.progress.step)
-        self._plan_save()
-        with saved_first() as self._signals:
+        self.open(status)
+        with saved_first() as self.guard.signals:
             try:
                 batches = self.batches()
                 while self.progress.epoch < self.config.train.num_epochs and self._train_epoch(batches):
@@ -103,11 +97,18 @@ class Trainer:
             except Interrupted as signal:
                 self.interrupted = signal
                 self._save(is_best=False)
-            if self.context.is_main:
-                self._writer.wait()
+            self.wait_until_saved()
         result = self._result()
         self.reporter.finish(result)
         return result
+
+    def open(self, status: RunStatus) -> None:
+        """The run's tables and checkpoints; `status` is told of what is saved."""
+        self._status = status
+        if self.context.is_main:
+            self._writer = CheckpointWriter(self.folder, self.config.keep_checkpoints, self._saved)
+        self.reporter.start(self.progress.epoch, self.progress.step)
+        self._start_counting()
 
     def batches(self) -> Iterator[Batch]:
         """Endless, from where the run stands."""
@@ -123,15 +124,14 @@ class Trainer:
         max_steps = self.config.train.max_steps
         stop_step = progress.steps if max_steps is None else min(progress.steps, max_steps - first_step)
         self.reporter.start_epoch(progress)
-        self._counted_until, self._images_counted = time.perf_counter(), self._images_done()
+        self._start_counting()
         try:
-            train_one_epoch(self.learner, batches, progress, stop_step, self._after_step)
+            train_one_epoch(self.learner, batches, progress, stop_step, self.after_step)
         except SkippedTooOften as stop:
             self.reporter.stop(progress)
             self.learner.precision.scaler.restart()
             self._save(is_best=False)
-            if self.context.is_main:
-                self._writer.wait()
+            self.wait_until_saved()
             broadcast_object(None, self.context)  # who raises ends the others: not before it is saved
             raise SkippedTooOften(f"{stop} The weights of before are saved in {self.folder / LAST}") from None
         if progress.done_steps < progress.steps:
@@ -150,41 +150,25 @@ class Trainer:
         self.reporter.draw()
         return not stops
 
-    def _after_step(self, progress: EpochProgress) -> None:
+    def after_step(self, progress: EpochProgress) -> None:
+        """Counts, reports, saves where it is due; on every rank."""
         now, images = time.perf_counter(), self._images_done()
         self.train_seconds += now - self._counted_until
         self.images += images - self._images_counted
         self._counted_until, self._images_counted = now, images
         self.reporter.after_step(progress)
-        every = self.config.save_freq_steps
-        if self._heed_wishes() == _SAVE or (every and progress.step % every == 0):
+        if self.context.is_main:
+            self._writer.check()
+        if self.guard.wants_save(progress.step):
             self._save(is_best=False)
+
+    def _start_counting(self) -> None:
+        self._counted_until, self._images_counted = time.perf_counter(), self._images_done()
 
     def _after_batch(self) -> None:
         """Of an evaluation; the state is that of the epoch's end, not evaluated yet."""
-        if self._heed_wishes() == _SAVE:
+        if self.guard.wants_save():
             self._save(is_best=False)
-
-    def _heed_wishes(self) -> int:
-        """Looks, on every rank at the same step, whether a signal came to any, or it is time to save.
-
-        Raises:
-            Interrupted: a signal came.
-        """
-        is_time = False
-        if self.context.is_main:
-            self._writer.check()
-            is_time = time.monotonic() >= self._next_save
-        if is_time:
-            self._next_save = math.inf  # asked once
-        wish = self.agreement.reached(self._signals.number or (_SAVE if is_time else 0))
-        if wish > _SAVE:
-            raise Interrupted(wish)
-        return wish
-
-    def _plan_save(self) -> None:
-        minutes = self.config.save_freq_minutes
-        self._next_save = time.monotonic() + 60 * minutes if minutes else math.inf
 
     def _images_done(self) -> int:
         """Of the present epoch, over all ranks."""
@@ -207,7 +191,7 @@ class Trainer:
     def _save(self, is_best: bool) -> None:
         """Every rank must call it; the main process writes, beside what follows."""
         learner, progress = self.learner, self.progress
-        self._plan_save()
+        self.guard.saved()
         sums = progress.sums.reduced(self.context)
         if not self.context.is_main:
             return
@@ -230,6 +214,10 @@ class Trainer:
         periodic = f"epoch-{progress.epoch:03d}" if at_epoch_end else None
         self.reporter.sync()
         self._writer.save(state, is_best, periodic)
+
+    def wait_until_saved(self) -> None:
+        if self.context.is_main:
+            self._writer.wait()
 
     def _saved(self, path: Path, state: dict[str, Any]) -> None:
         self.logger.info(f"----- Save model: {path}")

@@ -1,9 +1,11 @@
-"""The training loop's images/s against a bare loop of the same model, both on ready batches.
+"""The training loop's images/s against a bare loop of the same model, and what guarding a run costs it.
 
     python scripts/benchmark_loop.py -cfg=configs/vit_tiny_patch16_224.yaml -batch_size=32 -amp
 
 The bare loop has what training needs and nothing else: forward, loss, backward, clipping, AdamW with the schedule. The
-two run in turns, a few steps each, so that a machine's drift falls on both; the ratio of the medians is printed.
+guarded loop is the training loop as a run has it: it logs, heeds signals, keeps its tables and saves (every
+SAVE_FREQ_STEPS, here 16 unless set: far more often than a run would). All are on ready batches and run in turns, a few
+steps each, so that a machine's drift falls on all; the medians of the ratios are printed.
 """
 
 import statistics
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +22,12 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.load import load
+from configs.schema import Config
 from datasets.loader import Batch
 from engine.geometry import Geometry
 from engine.optimizer import build_optimizer, set_lr
 from engine.step import EpochProgress, Learner, train_one_epoch
-from engine.trainer import build_learner
+from engine.trainer import Trainer, build_learner
 from scripts.benchmarking import (
     environment,
     environment_line,
@@ -35,13 +39,15 @@ from scripts.benchmarking import (
     timed,
     write_json,
 )
-from utils.distributed import single
+from utils.distributed import ProcessContext, single
 from utils.errors import UserError, exit_status
 from utils.logger import RunLogger
 from utils.metrics import MetricSums
+from utils.status import RunStatus
 
 SCRIPT = "benchmark_loop.py"
 GROUPS, STEPS_PER_GROUP, WARMUP_STEPS = 12, 4, 3
+SAVE_FREQ_STEPS = 16
 
 
 def main(argv: list[str]) -> int:
@@ -55,28 +61,57 @@ def main(argv: list[str]) -> int:
     geometry = Geometry(samples=10**6, batch_size=config.data.batch_size, accum_iter=1, seed=config.seed)
     ours = our_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))
     bare = bare_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))
-    loops = {"ours": ours, "bare": bare}
-    for loop in loops.values():
-        loop(WARMUP_STEPS)
-    seconds = {name: [] for name in loops}
-    for _, name in interleaved(list(loops), GROUPS):
-        seconds[name].append(timed(lambda loop=loops[name]: loop(STEPS_PER_GROUP), context.device))
+    with TemporaryDirectory() as folder:
+        trainer = guarded_trainer(config, context, Path(folder))
+        guarded = our_loop(trainer.learner, ready_batches(config, context), trainer.progress, trainer.after_step)
+        seconds = measured({"ours": ours, "bare": bare, "guarded": guarded}, context)
+        trainer.wait_until_saved()
     images = STEPS_PER_GROUP * config.data.batch_size
     speeds = {name: images / statistics.median(values) for name, values in seconds.items()}
-    ratios = [bare_s / our_s for our_s, bare_s in zip(seconds["ours"], seconds["bare"], strict=True)]
+    ratios = {"ours / bare": speed_ratios(seconds, "ours", "bare")}
+    ratios["guarded / ours"] = speed_ratios(seconds, "guarded", "ours")
     found = environment(SCRIPT, argv, config)
-    result = speeds | {"ratio": statistics.median(ratios), "environment": found}
     print(environment_line(found), end="\n\n")
     print(markdown_table(["loop", "images/s"], [[name, f"{speed:.1f}"] for name, speed in speeds.items()]))
-    print(f"ours / bare: {result['ratio']:.3f} (median of {GROUPS} pairs; {min(ratios):.3f} to {max(ratios):.3f})")
-    write_json(flags.json, result)
+    for name, values in ratios.items():
+        middle = f"{statistics.median(values):.3f} (median of {GROUPS} pairs; {min(values):.3f} to {max(values):.3f})"
+        print(f"{name}: {middle}")
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    write_json(flags.json, speeds | medians | {"environment": found})
     return 0
 
 
-def our_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:
+def measured(loops: dict[str, Callable[[int], None]], context: ProcessContext) -> dict[str, list[float]]:
+    """Seconds of each group of steps, by loop."""
+    for loop in loops.values():
+        loop(WARMUP_STEPS)
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for _, name in interleaved(list(loops), GROUPS):
+        seconds[name].append(timed(lambda loop=loops[name]: loop(STEPS_PER_GROUP), context.device))
+    return seconds
+
+
+def speed_ratios(seconds: dict[str, list[float]], one: str, other: str) -> list[float]:
+    return [theirs / ours for ours, theirs in zip(seconds[one], seconds[other], strict=True)]
+
+
+def our_loop(
+    learner: Learner,
+    batches: list[Batch],
+    progress: EpochProgress | None = None,
+    after_step: Callable[[EpochProgress], None] = lambda _: None,
+) -> Callable[[int], None]:
     stream = cycle(batches)
-    progress = EpochProgress(0, steps=10**6, batches=10**6, sums=MetricSums(learner.context.device))
-    return lambda steps: train_one_epoch(learner, stream, progress, progress.done_steps + steps, lambda _: None)
+    progress = progress or EpochProgress(0, 10**6, batches=10**6, sums=MetricSums(learner.context.device))
+    return lambda steps: train_one_epoch(learner, stream, progress, progress.done_steps + steps, after_step)
+
+
+def guarded_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
+    options = {"save_freq_steps": config.save_freq_steps or SAVE_FREQ_STEPS}
+    trainer = Trainer(config.model_copy(update=options), context, folder, RunLogger(None, context), None)
+    trainer.open(RunStatus(folder, context.world_size))
+    trainer.reporter.start_epoch(trainer.progress)
+    return trainer
 
 
 def bare_loop(learner: Learner, batches: list[Batch]) -> Callable[[int], None]:

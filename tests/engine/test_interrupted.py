@@ -33,8 +33,8 @@ def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
 @pytest.mark.parametrize(
     ("place", "count", "number", "at"),
     [
-        ("_after_step", 5, signal.SIGTERM, (0, 5)),
-        ("_after_step", 44, signal.SIGUSR1, (1, 22)),
+        ("after_step", 5, signal.SIGTERM, (0, 5)),
+        ("after_step", 44, signal.SIGUSR1, (1, 22)),
         ("_after_batch", 1, signal.SIGINT, (0, 22)),
         ("_after_batch", 8, signal.SIGTERM, (1, 22)),
     ],
