@@ -79,7 +79,10 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
-    loader = eval_loader(config, read_samples(config, "val"), context)
+    (samples,) = read_samples(config, context, "val")
+    for note in samples.notes:
+        logger.info(f"----- Data: {note}")
+    loader = eval_loader(config, samples, context)
     started = time.perf_counter()
     transform = DeviceTransform(config.data).to(context.device)
     metrics = evaluate(model, loader, transform, precision, context)

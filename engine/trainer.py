@@ -12,6 +12,7 @@ from timm.utils import ModelEmaV3
 from configs.load import to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples, train_loader, train_sampler
+from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, save_checkpoint, saved_best
@@ -63,8 +64,7 @@ class Trainer:
         self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, checkpoint: dict | None
     ) -> None:
         self.config, self.context, self.folder, self.logger = config, context, folder, logger
-        self.train_samples = read_samples(config, "train")
-        self.val_samples = read_samples(config, "val")
+        self.train_samples, self.val_samples = read_samples(config, context, "train", "val")
         self.val_loader = eval_loader(config, self.val_samples, context)
         self.sampler = train_sampler(config, self.train_samples, context)
         self.geometry = Geometry(
@@ -79,6 +79,9 @@ class Trainer:
             f"----- Data: {len(self.train_samples)} training images of {classes} classes, "
             f"{len(self.val_samples)} for validation; the model has {config.model.num_classes} classes"
         )
+        if context.is_main:
+            for note in notes_on(self.train_samples, self.val_samples):
+                logger.info(f"----- Data: {note}")
         self.progress = self._progress(epoch=config.train.last_epoch)
         if checkpoint:
             self._restore(checkpoint)
