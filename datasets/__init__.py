@@ -2,6 +2,7 @@
 
 from configs.schema import Config
 from datasets import sources
+from datasets.bad_images import BadImageList
 from datasets.checks import findings_of
 from datasets.loader import BatchReader, Loader
 from datasets.sampler import EvalSampler, TrainSampler
@@ -66,12 +67,21 @@ def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> 
     )
 
 
-def train_loader(config: Config, samples: Samples, sampler: TrainSampler, context: ProcessContext) -> Loader:
-    return Loader(BatchReader(samples, config.data, TrainTransform(config.data, config.seed)), sampler, context)
+def train_loader(
+    config: Config,
+    samples: Samples,
+    sampler: TrainSampler,
+    context: ProcessContext,
+    bad_images: BadImageList | None = None,
+) -> Loader:
+    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.seed))
+    return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
 
 
-def eval_loader(config: Config, samples: Samples, context: ProcessContext) -> Loader:
+def eval_loader(
+    config: Config, samples: Samples, context: ProcessContext, bad_images: BadImageList | None = None
+) -> Loader:
     largest_useful = -(-len(samples) // context.world_size)
     batch_size = min(config.data.eval_batch_size, largest_useful)
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
-    return Loader(BatchReader(samples, config.data, None), sampler, context)
+    return Loader(BatchReader(samples, config.data, None), sampler, context, config.timeout_seconds, bad_images)
