@@ -88,6 +88,9 @@ class Data(Section):
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder (or file) of the data set")
     dataset: str = Field("imagenet2012", description="which data set; see datasets/__init__.py for the table")
+    on_bad_image: Literal["error", "skip"] = Field(
+        "error", description="an image that cannot be read ends the run, or counts for nothing and is listed"
+    )
     image_size: int = Field(224, ge=1, description="pixels on a side of the model's input")
     image_channels: Literal[1, 3] = Field(3, description="1: grey, 3: RGB")
     crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop's share of the shorter side")
@@ -267,10 +270,13 @@ class Config(Section):
     keep_checkpoints: int = Field(3, ge=0, description="periodic checkpoints kept besides last and best")
     report_freq: int = Field(20, ge=1, description="steps between log lines")
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
-    timeout_seconds: float = Field(
-        600, gt=0, le=10**6, description="a rank that hears nothing of another for so long ends the run"
-    )
     seed: int = Field(0, ge=0, lt=2**63, description="of all chance in the run")
+    timeout_seconds: float = Field(
+        600,
+        ge=1,
+        le=10**6,
+        description="a rank waits so long for another, nine tenths of it for its own loading workers, then it ends",
+    )
     eval: bool = Field(False, description="evaluate only")
     amp: Amp = Amp()
     data: Data = Data()

@@ -2,12 +2,14 @@
 
 from configs.schema import Config
 from datasets import sources
+from datasets.bad_images import BadImageList
+from datasets.checks import findings_of
 from datasets.loader import BatchReader, Loader
 from datasets.sampler import EvalSampler, TrainSampler
 from datasets.sources import Samples
 from datasets.transforms import TrainTransform
-from utils.distributed import ProcessContext
-from utils.errors import UserError, nearest
+from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError, all_findings, nearest
 
 DATASETS = {
     "imagenet2012": sources.imagenet2012,
@@ -22,33 +24,40 @@ DATASETS = {
 }
 
 
-def read_samples(config: Config, split: str) -> Samples:
-    """The samples of 'train' or 'val', labels checked against the model's classes.
+def read_samples(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
+    """The samples of 'train', of 'val', or of both, with all checked that can be without opening an image.
+
+    Every rank must call it. The main process alone looks for the files, and all raise what it found.
 
     Raises:
-        UserError: an unknown data set, missing or malformed files, a label the model has no class for.
+        UserError: an unknown data set; or whatever is wrong with the data, all at once: lists and folders that are
+            missing or malformed, files that are missing or may not be read, labels that the model has no class for,
+            fewer training samples than one batch on every rank.
     """
     name = config.data.dataset
     if name not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(f"DATA.DATASET: unknown data set {name}{nearest(name, DATASETS)} (known: {known})")
-    samples = DATASETS[name](config.data, split)
-    highest = int(samples.targets.max())
-    if highest >= config.model.num_classes:
-        raise UserError(
-            f"{name}: {split} has labels up to {highest}, but MODEL.NUM_CLASSES is {config.model.num_classes}; "
-            f"set it to {highest + 1} or more"
-        )
+    samples, findings = [], []
+    for split in splits:
+        try:
+            samples.append(DATASETS[name](config.data, split))
+        except UserError as error:
+            findings.append(str(error))
+        else:
+            findings += findings_of(samples[-1], split, config, context)
+    error = None
+    if findings:
+        findings = list(dict.fromkeys(findings))  # two splits of one list have the same
+        error = all_findings(f"{config.data.data_path}: {len(findings)} things to put right", findings)
+    error = broadcast_object(error, context) or error
+    if error:
+        raise error
     return samples
 
 
 def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> TrainSampler:
-    """The order of training.
-
-    Raises:
-        UserError: there are fewer samples than one batch on every rank.
-    """
-    sampler = TrainSampler(
+    return TrainSampler(
         len(samples),
         config.data.batch_size,
         config.train.num_epochs,
@@ -56,20 +65,23 @@ def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> 
         context.rank,
         context.world_size,
     )
-    if sampler.batches_per_epoch == 0:
-        raise UserError(
-            f"{config.data.dataset}: {len(samples)} training samples do not fill one batch of "
-            f"{config.data.batch_size} on {context.world_size} device(s); lower -batch_size"
-        )
-    return sampler
 
 
-def train_loader(config: Config, samples: Samples, sampler: TrainSampler, context: ProcessContext) -> Loader:
-    return Loader(BatchReader(samples, config.data, TrainTransform(config.data, config.seed)), sampler, context)
+def train_loader(
+    config: Config,
+    samples: Samples,
+    sampler: TrainSampler,
+    context: ProcessContext,
+    bad_images: BadImageList | None = None,
+) -> Loader:
+    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.seed))
+    return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
 
 
-def eval_loader(config: Config, samples: Samples, context: ProcessContext) -> Loader:
+def eval_loader(
+    config: Config, samples: Samples, context: ProcessContext, bad_images: BadImageList | None = None
+) -> Loader:
     largest_useful = -(-len(samples) // context.world_size)
     batch_size = min(config.data.eval_batch_size, largest_useful)
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
-    return Loader(BatchReader(samples, config.data, None), sampler, context)
+    return Loader(BatchReader(samples, config.data, None), sampler, context, config.timeout_seconds, bad_images)

@@ -16,11 +16,17 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch.nn.functional import interpolate
 from torchvision.io import decode_jpeg
 
-from utils.errors import UserError
+from datasets.bad_images import BadImage
+from utils.errors import one_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # EPS is left out: Pillow runs Ghostscript for it
+MAX_PIXELS = 64_000_000
+MAX_ASPECT = 100  # a longer side would be resized to gigabytes together with the shorter one
+MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can hold a scan of the whole image
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns from here on, and refuses to decode from twice as many
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Of damaged EXIF data, which ImageNet has: the pixels are sound.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
@@ -34,23 +40,36 @@ def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
         name: what to call the image in an error.
 
     Returns:
-        torch.uint8 (channels, H, W). 16-bit grey is scaled to 8 bits.
+        torch.uint8 (channels, H, W). 16-bit grey is scaled to 8 bits. Of several frames the first.
 
     Raises:
-        UserError: no such image, or one that is truncated, damaged, too large or of floating-point pixels.
+        BadImage: no such image, or one that is truncated, damaged, too large or of floating-point pixels.
+        MemoryError: the host has no memory left.
     """
     mode = "L" if channels == 1 else "RGB"
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_cost(image, data)
             if image.format in ("JPEG", "MPO") and image.mode == mode and not _is_turned(image):
                 with contextlib.suppress(RuntimeError):  # Pillow has the last word on what torchvision refuses
                     return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             return _decode_with_pillow(image, mode)
     except UnidentifiedImageError as error:
-        raise UserError(f"{name}: is no image in any of {', '.join(FORMATS)}; replace or remove it") from error
+        raise BadImage(name, f"is no image in any of {', '.join(FORMATS)}", "replace or remove it") from error
+    except MemoryError:
+        raise
     except Exception as error:  # on damaged files Pillow raises nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{name}: cannot be decoded ({reason}); replace or remove it") from error
+        reason = one_line(str(error)) or type(error).__name__
+        raise BadImage(name, f"cannot be decoded ({reason})", "replace or remove it") from error
+
+
+def _check_cost(image: Image.Image, data: bytes) -> None:
+    """Refuses, before it is decoded, a small file that would take long; of many pixels Pillow takes care itself."""
+    width, height = image.size
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(f"of its sides, {width} x {height} pixels, one is more than {MAX_ASPECT} times the other")
+    if image.info.get("progressive") and width * height * data.count(b"\xff\xda") > MAX_SCANNED_PIXELS:
+        raise ValueError(f"its {width} x {height} pixels are scanned more often than any camera's")
 
 
 def _is_turned(image: Image.Image) -> bool:
@@ -69,16 +88,19 @@ def _decode_with_pillow(image: Image.Image, mode: str) -> torch.Tensor:
     if image.mode.startswith("I"):
         image = _scale_to_8_bits(image)
     image.info.pop("transparency", None)  # changes no pixel; Pillow would warn of it
-    pixels = np.array(image.convert(mode))
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
 def _scale_to_8_bits(image: Image.Image) -> Image.Image:
     """From 16 bits of grey, in mode I;16 or I; Pillow's own conversion turns all values above 255 white."""
-    values = np.array(image).astype(np.int64)
+    values = np.array(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("pixels lie outside 0..65535: save it with 8 or 16 bits")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    values = values.astype(np.int32, copy=False)
+    values += 128
+    values //= 257
+    return Image.fromarray(values.astype(np.uint8))
 
 
 def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:

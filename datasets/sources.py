@@ -1,27 +1,32 @@
 """Where the samples are and what their labels are.
 
 Each data set is one function, `name(options, split) -> Samples`, of the options under DATA and 'train' or 'val'. All
-raise a UserError where files are missing or not what they should be.
+raise a UserError where there is nothing to read; smaller mistakes are the `findings` of what they return.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from configs.schema import Data
+from datasets.bad_images import BadImage
 from datasets.cifar import read_batch, read_class_names
 from datasets.decode import decode_image
-from datasets.listing import Listing, class_names_in, read_class_folders, read_list, read_table
+from datasets.listing import Listing, class_names_in, missing_files, read_class_folders, read_list, read_table
 from utils.errors import UserError
+
+_MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit colour
+_MAX_ACCESS_CHECKS = 50_000
 
 
 class Samples:
     """The images and labels of one split.
 
     `targets` (N,) int64 are labels into `class_names`; `in_memory` tells whether `image` is free of waiting for a disk.
+    `findings` must be put right before the samples are used, `notes` are worth knowing: a line of text each.
     """
 
     in_memory = False
@@ -29,34 +34,81 @@ class Samples:
     def __init__(self, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
         self.targets = np.asarray(targets, dtype=np.int64)
         self.class_names = class_names
+        self.findings: list[str] = []
+        self.notes: list[str] = []
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def image(self, index: int, channels: int) -> torch.Tensor:
-        """torch.uint8 (channels, H, W), to be read only; raises a UserError naming a file that is no image."""
+        """torch.uint8 (channels, H, W), to be read only; raises a BadImage naming a file that is no image."""
         raise NotImplementedError
+
+    def where(self, index: int) -> str:
+        """The place at which a user finds the sample: a line of a list, a file."""
+        return f"image {index}"
+
+    def check_files(self) -> list[str]:
+        """Findings about files that are missing or may not be read; none of them is opened."""
+        return []
 
 
 class ImageFiles(Samples):
-    """Images in files of their own, at `paths` relative to `root`."""
+    """Images in files of their own: those of a listing, or the `chosen` places of it."""
 
-    def __init__(
-        self, root: Path, paths: Sequence[str], targets: Sequence[int] | np.ndarray, class_names: list[str]
-    ) -> None:
-        super().__init__(targets, class_names)
-        self.root = root
-        # One array, for a million str objects would be copied into each worker as their reference counts change.
-        self.paths = np.array([os.fsencode(path) for path in paths])
+    def __init__(self, listing: Listing, chosen: Iterable[int] | None = None) -> None:
+        places = range(len(listing.paths)) if chosen is None else chosen
+        super().__init__([listing.targets[place] for place in places], listing.class_names)
+        self.root, self.file = listing.root, listing.file
+        self.paths = PackedTexts([listing.paths[place] for place in places])
+        self.lines = np.array([listing.lines[place] for place in places]) if listing.file else None
+        self.findings, self.notes = listing.findings, listing.notes
 
     def image(self, index: int, channels: int) -> torch.Tensor:
-        path = self.root / os.fsdecode(self.paths[index])
+        path = self.root / self.paths[index]
         try:
-            data = path.read_bytes()
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > _MAX_FILE_BYTES:
+                    raise ValueError(f"{size / 1e6:.0f} MB are no photograph's")
+                data = file.read()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{path}: cannot be read ({reason}); restore it or take it off the list") from error
+            raise BadImage(str(path), f"cannot be read ({reason})", "restore it or take it off the list") from error
         return decode_image(data, channels, str(path))
+
+    def where(self, index: int) -> str:
+        return str(self.root / self.paths[index]) if self.lines is None else f"{self.file}:{self.lines[index]}"
+
+    def check_files(self) -> list[str]:
+        """Looks for the files of a list, those of class folders having been seen; asks of 50,000 who may read them."""
+        missing = [] if self.lines is None else missing_files(self.root, self.paths)
+        findings = [
+            f"{self.where(place)}: {self.paths[place]!r} is no file in {self.root}; write paths relative to it"
+            for place in missing
+        ]
+        step = max(1, -(-len(self) // _MAX_ACCESS_CHECKS))
+        for place in sorted(set(range(0, len(self), step)).difference(missing)):
+            path = self.root / self.paths[place]
+            if not os.access(path, os.R_OK):
+                findings.append(f"{path}: may not be read by this user; change its permissions")
+        return findings
+
+
+class PackedTexts(Sequence[str]):
+    """Many texts in two arrays: a million str objects would be copied into each worker as their use is counted."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+        self._bytes = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: int) -> str:
+        start, end = self._ends[place], self._ends[place + 1]
+        return self._bytes[start:end].decode("utf-8", "surrogateescape")
 
 
 class ImageArray(Samples):
@@ -114,15 +166,15 @@ def split_stratified(
 def _split_files(listing: Listing, options: Data, split: str) -> ImageFiles:
     train, val = split_stratified(listing.targets, options.val_fraction or 0.1, options.split_seed)
     if not len(val):
-        raise UserError(f"{options.data_path}: no class has two images, so none can be held out; add a split for val")
-    chosen = train if split == "train" else val
-    paths, targets = ([column[index] for index in chosen] for column in (listing.paths, listing.targets))
-    return ImageFiles(listing.root, paths, targets, listing.class_names)
+        listing.findings.append(
+            f"{options.data_path}: no class has two images, so none can be held out; add a split for val"
+        )
+    return ImageFiles(listing, train if split == "train" else val)
 
 
 def imagenet2012(options: Data, split: str) -> ImageFiles:
     """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH: a path relative to it and a label a line."""
-    return ImageFiles(*read_list(Path(options.data_path) / f"{split}_list.txt"))
+    return ImageFiles(read_list(Path(options.data_path) / f"{split}_list.txt"))
 
 
 def folder(options: Data, split: str) -> ImageFiles:
@@ -131,11 +183,13 @@ def folder(options: Data, split: str) -> ImageFiles:
     train, val = root / "train", root / "val"
     if not val.is_dir():
         return _split_files(read_class_folders(train if train.is_dir() else root), options, split)
+    listing = read_class_folders(root / split)
     if train.is_dir():
-        differing = set(class_names_in(train)) ^ set(class_names_in(val))
-        if differing:
-            raise UserError(f"{root}: class folder '{min(differing)}' is only in one of train and val; add or drop it")
-    return ImageFiles(*read_class_folders(root / split))
+        differing = sorted(set(class_names_in(train)) ^ set(class_names_in(val)))
+        listing.findings += [
+            f"{root}: class folder {name!r} is only in one of train and val; add or drop it" for name in differing
+        ]
+    return ImageFiles(listing)
 
 
 def csv(options: Data, split: str) -> ImageFiles:
@@ -145,7 +199,7 @@ def csv(options: Data, split: str) -> ImageFiles:
     val_file = path / "val.csv"
     if not val_file.is_file():
         return _split_files(read_table(train_file, train_file), options, split)
-    return ImageFiles(*read_table(val_file if split == "val" else train_file, train_file))
+    return ImageFiles(read_table(val_file if split == "val" else train_file, train_file))
 
 
 def caltech101(options: Data, split: str) -> ImageFiles:

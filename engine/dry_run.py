@@ -33,7 +33,8 @@ def dry_run(config: Config, context: ProcessContext) -> None:
         weights = str(found.path if found else config.model.pretrained)
         model, _ = build_model(config.with_model(pretrained=weights), context.device)
         Precision(config.amp, context.device).prepare(model)
-        logger.info(f"validation: {len(read_samples(config, 'val'))} images")
+        (samples,) = read_samples(config, context, "val")
+        logger.info(f"validation: {len(samples)} images")
     else:
         state = found.state if found else None
         options = config.with_model(pretrained=None) if state else config

@@ -14,13 +14,15 @@ from configs.schema import Config
 from engine.scaler import LossScaler
 from engine.step import EpochProgress
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.logger import CsvFile, RunLogger, progress_bar
 from utils.metrics import Metrics, to_metrics
 from utils.plots import CurvePlots
 
 _COLUMNS = [
     "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
-    "images_per_second", "data_wait_share", "loss_scale", "skipped_steps", "peak_memory_bytes", "train_seconds",
+    "images_per_second", "data_wait_share", "loss_scale", "skipped_steps", "skipped_images", "peak_memory_bytes",
+    "train_seconds",
 ]  # fmt: skip
 _STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps"]
 
@@ -84,6 +86,26 @@ class Reporter:
         if done == progress.steps:
             self._epoch_seconds = time.perf_counter() - self._epoch_started
             self._bar.close()
+            self._tell_skipped_images(progress)
+
+    def _tell_skipped_images(self, progress: EpochProgress) -> None:
+        """At an epoch's end; raises a UserError, on all ranks alike, where there was no other image."""
+        images = self._images(progress)
+        skipped = images - self.last.average.samples
+        if skipped == images:
+            raise UserError(
+                f"no training image of epoch {progress.epoch + 1} can be read; "
+                f"bad_images_*.csv in {self.folder} says why"
+            )
+        if skipped:
+            self.logger.info(
+                f"----- Data: {skipped} of {images} training images could not be read and were skipped: "
+                f"see bad_images_*.csv in {self.folder}"
+            )
+
+    def _images(self, progress: EpochProgress) -> int:
+        """Of an epoch, over all ranks, if all could be read."""
+        return progress.batches * self.config.data.batch_size * self.context.world_size
 
     def _append_step(self) -> None:
         if self.context.is_main:
@@ -158,6 +180,7 @@ class Reporter:
                 "data_wait_share": round(progress.data_wait_seconds / seconds, 4),
                 "loss_scale": self.scaler.get_scale(),
                 "skipped_steps": self.scaler.skipped,
+                "skipped_images": self._images(progress) - trained.samples,
                 "peak_memory_bytes": peak_memory_bytes(self.context.device),
                 "train_seconds": round(train_seconds, 3),
             }
@@ -190,10 +213,12 @@ def write_result(folder: Path, result: dict) -> None:
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def validation_line(title: str, metrics: Metrics, seconds: float) -> str:
+def validation_line(title: str, metrics: Metrics, num_samples: int, seconds: float) -> str:
+    skipped = num_samples - metrics.samples
     return (
         f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, "
         f"Validation Acc@5: {metrics.top5:.2f}%, time: {seconds:.2f}"
+        + (f", {skipped} of {num_samples} images skipped: see bad_images_*.csv" if skipped else "")
     )
 
 

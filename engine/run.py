@@ -10,6 +10,7 @@ import torch
 from configs.load import Command, to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples
+from datasets.bad_images import BadImageList
 from datasets.transforms import DeviceTransform
 from engine.checkpoint import Found, find_checkpoint, load_checkpoint
 from engine.dry_run import dry_run
@@ -128,12 +129,15 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
-    loader = eval_loader(config, read_samples(config, "val"), context)
+    (samples,) = read_samples(config, context, "val")
+    for note in samples.notes:
+        logger.info(f"----- Data: {note}")
+    loader = eval_loader(config, samples, context, BadImageList(folder, context.rank))
     started = time.perf_counter()
     transform = DeviceTransform(config.data).to(context.device)
     metrics = evaluate(model, loader, transform, precision, context)
     seconds = time.perf_counter() - started
-    logger.info(validation_line("", metrics, seconds))
+    logger.info(validation_line("", metrics, len(samples), seconds))
     if context.is_main:
         result = {
             "top1": metrics.top1,

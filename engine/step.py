@@ -130,11 +130,13 @@ def micro_step_pass(
     """Forward and backward pass of one batch: the loss, summed over its samples, and the logits (B, classes)."""
     samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
     torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
-    images, targets = learner.mixup(learner.transform(batch.images, batch.affine), batch.targets)
+    images, targets = learner.transform(batch.images, batch.affine), batch.targets
+    if not batch.bad:  # an empty place is nothing to mix with
+        images, targets = learner.mixup(images, targets)
     with learner.precision.autocast():
         logits = learner.parallel(images)
     smoothing = learner.config.train.smoothing
-    loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=PADDING, label_smoothing=smoothing)
     learner.precision.scaler.scale(loss / samples).backward()
     return loss, logits
 
@@ -168,7 +170,11 @@ def evaluate(
     context: ProcessContext,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Loss and hits over all samples of all ranks, each counted once. Calls back after each batch."""
+    """Loss and hits over all samples of all ranks, each counted once. Calls back after each batch.
+
+    Raises:
+        UserError: none of them can be read.
+    """
     model.eval()
     share_buffers(model, context)
     sums = MetricSums(context.device)
@@ -178,4 +184,7 @@ def evaluate(
         loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=PADDING)
         sums.add(loss, logits, batch.targets)
         after_batch()
-    return to_metrics(sums.reduced(context))
+    metrics = to_metrics(sums.reduced(context))
+    if not metrics.samples:
+        raise UserError("no image of the validation split can be read; bad_images_*.csv in the run's folder says why")
+    return metrics

@@ -12,6 +12,8 @@ from timm.utils import ModelEmaV3
 from configs.load import differences, to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples, train_loader, train_sampler
+from datasets.bad_images import BadImageList
+from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
@@ -49,9 +51,9 @@ class Trainer:
         self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, checkpoint: dict | None
     ) -> None:
         self.config, self.context, self.folder, self.logger = config, context, folder, logger
-        self.train_samples = read_samples(config, "train")
-        self.val_samples = read_samples(config, "val")
-        self.val_loader = eval_loader(config, self.val_samples, context)
+        self.train_samples, self.val_samples = read_samples(config, context, "train", "val")
+        self.bad_images = BadImageList(folder, context.rank)
+        self.val_loader = eval_loader(config, self.val_samples, context, self.bad_images)
         self.sampler = train_sampler(config, self.train_samples, context)
         self.geometry = Geometry(
             len(self.train_samples), config.data.batch_size * context.world_size, config.train.accum_iter, config.seed
@@ -65,6 +67,9 @@ class Trainer:
             f"----- Data: {len(self.train_samples)} training images of {classes} classes, "
             f"{len(self.val_samples)} for validation; the model has {config.model.num_classes} classes"
         )
+        if context.is_main:
+            for note in notes_on(self.train_samples, self.val_samples):
+                logger.info(f"----- Data: {note}")
         self.progress = self._progress(epoch=config.train.last_epoch)
         if checkpoint:
             self._restore(checkpoint)
@@ -115,7 +120,7 @@ class Trainer:
         progress = self.progress
         first_batch = progress.epoch * progress.batches + progress.done_steps * self.config.train.accum_iter
         sampler = replace(self.sampler, first_batch=first_batch)
-        return iter(train_loader(self.config, self.train_samples, sampler, self.context))
+        return iter(train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images))
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, records and saves one epoch; False when `TRAIN.MAX_STEPS` ends the run."""
@@ -185,7 +190,7 @@ class Trainer:
             learner.judged_model, self.val_loader, learner.transform, learner.precision, self.context, self._after_batch
         )
         title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
-        self.logger.info(validation_line(title, metrics, time.perf_counter() - started))
+        self.logger.info(validation_line(title, metrics, len(self.val_samples), time.perf_counter() - started))
         return metrics
 
     def _save(self, is_best: bool) -> None:

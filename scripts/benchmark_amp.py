@@ -418,7 +418,7 @@ def _learner(config: Config, context: ProcessContext) -> Learner:
 
 
 def _loaded_batches(config: Config, context: ProcessContext) -> Iterator[Batch]:
-    samples = read_samples(config, "train")
+    (samples,) = read_samples(config, context, "train")
     loader = train_loader(config, samples, train_sampler(config, samples, context), context)
     return chain.from_iterable(repeat(loader))
 

@@ -1,17 +1,50 @@
-"""Errors for people: one line on the terminal, a non-zero exit, a traceback only with `-debug`."""
+"""Errors for people: a line on the terminal for each, a non-zero exit, a traceback only with `-debug`."""
 
 import difflib
+import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from utils.signals import Interrupted, end_at_once
 from utils.status import run_ended
 
+_MOST_SHOWN = 20
+
 
 class UserError(Exception):
     """Something the user can put right. The message is one line: the file or key, what is wrong, what to do."""
+
+
+class Findings(UserError):
+    """Several things to put right: a headline, and below it a line for each."""
+
+
+def all_findings(headline: str, findings: Sequence[str]) -> UserError:
+    """One finding speaks for itself; of several the first 20 are listed below the headline."""
+    if len(findings) == 1:
+        return UserError(findings[0])
+    lines = list(map(one_line, [headline, *findings[:_MOST_SHOWN]]))
+    if len(findings) > _MOST_SHOWN:
+        lines.append(f"... and {len(findings) - _MOST_SHOWN} more")
+    return Findings("\n  ".join(lines))
+
+
+def one_line(text: str) -> str:
+    """The text with its line breaks and runs of white space as single spaces."""
+    return " ".join(text.split())
+
+
+def printable(text: str) -> str:
+    """The text with all that a terminal would not show as a character escaped, but for line breaks.
+
+    A file's name may hold bytes that are no text, or commands to the terminal.
+    """
+    return "".join(
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -22,11 +55,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The status `main(argv)` returns; a `UserError` becomes one line on standard error and status 1.
+    """The status `main(argv)` returns; a `UserError` becomes its line on standard error and status 1.
 
     However it ends, the status.json of its run tells.
     """
     end_at_once()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, where the terminal lacks a letter
     try:
         return main(argv)
     except UserError as error:
@@ -34,7 +69,8 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
         if "-debug" in argv or "--debug" in argv:
             raise
         _let_lower_ranks_speak_first()
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        message = str(error) if isinstance(error, Findings) else one_line(str(error))
+        print(f"error: {printable(message)}", file=sys.stderr, flush=True)
         return 1
     except Interrupted as signal:
         run_ended("interrupted", signal=str(signal))

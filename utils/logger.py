@@ -11,6 +11,14 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.distributed import ProcessContext
+from utils.errors import printable
+
+
+class _Printable(logging.Formatter):
+    """On a terminal as in a file, which may be shown on one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _Console(logging.Handler):
@@ -31,12 +39,14 @@ class RunLogger:
         self._run = _logger("run")
         self._rank = _logger("rank")
         if context.is_main:
-            self._run.addHandler(_Console())
+            console = _Console()
+            console.setFormatter(_Printable())
+            self._run.addHandler(console)
         if folder:
-            formatter = logging.Formatter("%(asctime)s %(message)s")
+            formatter = _Printable("%(asctime)s %(message)s")
             names = {self._rank: f"log_{context.rank}.txt"} | ({self._run: "log.txt"} if context.is_main else {})
             for logger, name in names.items():
-                handler = logging.FileHandler(folder / name)
+                handler = logging.FileHandler(folder / name, encoding="utf-8")
                 handler.setFormatter(formatter)
                 logger.addHandler(handler)
 

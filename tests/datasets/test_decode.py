@@ -13,6 +13,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets import decode
+from datasets.bad_images import BadImage
 from datasets.decode import centre_crop, decode_image, random_crop_box, resize_crop
 from utils.errors import UserError
 
@@ -173,12 +174,36 @@ def jpeg_bomb() -> bytes:
     return bytes(data)
 
 
+def flat(width: int, height: int, kind: str, **options) -> bytes:
+    return encode(Image.new("L", (width, height)), kind, **options)
+
+
+def scan_bomb() -> bytes:
+    """A progressive JPEG with a scan more than any, and again, and again."""
+    data = encode(PHOTO, "JPEG", progressive=True)
+    return data[:-2] + b"\xff\xda" * 125_000 + data[-2:]
+
+
+def webp_bomb() -> bytes:
+    """An animation that says it has 16384 x 16384 pixels."""
+    data = bytearray(encode(PHOTO, "WEBP", save_all=True, append_images=[ALPHA.convert("RGB")]))
+    data[24:30] = (16383).to_bytes(3, "little") * 2
+    return bytes(data)
+
+
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
 FLOATS = Image.fromarray(np.linspace(0, 1, 99, dtype=np.float32).reshape(9, 11))
 REFUSED = {
     "nothing": lambda: b"",
     "text": lambda: b"<html>404</html>",
     "eps": lambda: EPS,
+    "pdf": lambda: encode(PHOTO, "PDF"),
+    "svg": lambda: b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+    "wmf": lambda: b"\xd7\xcd\xc6\x9a" + bytes(99),
+    "ico": lambda: encode(PHOTO, "ICO"),
+    "jpeg 2000": lambda: encode(PHOTO, "JPEG2000"),
+    "psd": lambda: b"8BPS\0\1" + bytes(99),
+    "pickle": lambda: b"\x80\x04cos\nsystem\n.",
     "half a png": lambda: encode(PHOTO, "PNG")[:20000],
     "half a webp": lambda: encode(PHOTO, "WEBP")[:2000],
     "half a gif": lambda: encode(PHOTO, "GIF")[:9000],
@@ -187,6 +212,14 @@ REFUSED = {
     "png of a wrong checksum": lambda: encode(PHOTO, "PNG")[:16] + b"\1" + encode(PHOTO, "PNG")[17:],
     "png bomb": bomb,
     "jpeg bomb": jpeg_bomb,
+    "jpeg of many scans": scan_bomb,
+    "webp bomb": webp_bomb,
+    "64 million pixels and one row": lambda: flat(8000, 8001, "PNG"),
+    "bmp bomb": lambda: flat(9, 9, "BMP")[:18] + (10_000_000).to_bytes(4, "little") * 2 + bytes(99),
+    "gif bomb": lambda: b"GIF89a\xff\xff\xff\xff" + flat(9, 9, "GIF")[10:],
+    "ppm bomb": lambda: b"P6 99999 99999 255\n",
+    "wide": lambda: flat(1001, 10, "PNG"),
+    "high": lambda: flat(1, 101, "JPEG"),
     "floats": lambda: encode(FLOATS, "TIFF"),
     "large integers": lambda: encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
     "negative integers": lambda: encode(Image.fromarray(np.full((9, 9), -1, dtype=np.int32)), "TIFF"),
@@ -201,6 +234,29 @@ def test_refuses_in_one_line(kind):
     assert message.startswith("some/file.jpg: ")
     assert "\n" not in message
     assert "0x" not in message
+
+
+def test_says_how_large_an_image_is_that_is_refused():
+    with pytest.raises(BadImage, match=r"64008000 pixels\) exceeds limit of 64000000"):
+        decode_image(flat(8000, 8001, "PNG"), 3, "x")
+    with pytest.raises(BadImage, match=r"x: cannot be decoded \(of its sides, 1001 x 10 pixels, one is more than 100"):
+        decode_image(flat(1001, 10, "PNG"), 3, "x")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_largest_and_the_longest_are_decoded():
+    assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1, "x").shape == (1, 8000, 8000)
+    assert decode_image(flat(1000, 10, "PNG"), 3, "x").shape == (3, 10, 1000)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
+def test_of_many_frames_the_first_is_decoded_and_no_other(kind, monkeypatch):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    many = encode(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(90 * turn) for turn in (1, 2, 3)], **options)
+    with Image.open(io.BytesIO(many)) as image:
+        assert image.n_frames == 4
+        monkeypatch.setattr(type(image), "seek", lambda *_: pytest.fail("looks for another frame"))
+    assert torch.equal(decode_image(many, 3, "x"), decode_image(encode(PHOTO, kind, **options), 3, "x"))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

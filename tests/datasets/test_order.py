@@ -61,34 +61,33 @@ def test_workers_do_not_change_a_batch(cpu, workers):
         config = config_for(
             f"DATA.NUM_WORKERS={count}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9"
         )
-        samples = read_samples(config, "train")
+        (samples,) = read_samples(config, cpu, "train")
         return list(train_loader(config, samples, train_sampler(config, samples, cpu), cpu))
 
     alone, shared = batches(0), batches(workers)
     assert len(alone) == len(shared) == 1437 // 50
     for one, other in zip(alone, shared, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert all(torch.equal(getattr(one, part), getattr(other, part)) for part in ("images", "targets", "affine"))
 
 
 def test_evaluation_batches_are_padded(cpu):
     config = config_for()
-    batches = list(eval_loader(config, read_samples(config, "val"), cpu))
+    batches = list(eval_loader(config, *read_samples(config, cpu, "val"), cpu))
     targets = torch.cat([batch.targets for batch in batches])
     assert [len(batch.images) for batch in batches] == [50] * 8
     assert (targets >= 0).sum() == 360 and (targets[360:] == PADDING).all()
 
 
 def test_too_few_samples_and_too_few_classes(cpu):
-    config = config_for("DATA.BATCH_SIZE=1438")
     with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
-        train_sampler(config, read_samples(config, "train"), cpu)
+        read_samples(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
     with pytest.raises(UserError, match=r"labels up to 9, but MODEL.NUM_CLASSES is 9; set it to 10 or more"):
-        read_samples(config_for("MODEL.NUM_CLASSES=9"), "train")
+        read_samples(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
 
 
-def test_unknown_data_set_names_its_neighbour():
+def test_unknown_data_set_names_its_neighbour(cpu):
     with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
-        read_samples(load(["-dataset=cifar1"]).config, "train")
+        read_samples(load(["-dataset=cifar1"]).config, cpu, "train")
 
 
 def test_an_unreadable_image_is_one_line_from_a_worker_too(tmp_path, cpu):
@@ -98,7 +97,7 @@ def test_an_unreadable_image_is_one_line_from_a_worker_too(tmp_path, cpu):
     for workers in (0, 1):
         config = load([f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}"]).config
         with pytest.raises(UserError, match=r"x\.jpg: [^\n]*$"):
-            next(iter(eval_loader(config, read_samples(config, "val"), cpu)))
+            next(iter(eval_loader(config, *read_samples(config, cpu, "val"), cpu)))
 
 
 def test_crop_is_a_function_of_seed_epoch_and_index():
