@@ -154,8 +154,14 @@ def start(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         )
     return process, marker
+
+
+def _heed_ctrl_c() -> None:
+    """A shell starts what runs in its background deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -> Outcome:

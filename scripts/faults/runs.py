@@ -50,7 +50,10 @@ def _checkpoints() -> list[Fault]:
     damaged = r"last.pth: is damaged"
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: there is no checkpoint"),
-        "a folder without one": (lambda scene: scene.digits(flags=("-resume=/tmp",)), r"/tmp: there is no checkpoint"),
+        "a folder without one": (
+            lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)),
+            r"there is no checkpoint",
+        ),
         "empty": (resumed(lambda path: path.write_bytes(b"")), damaged),
         "cut short": (resumed(truncated), damaged),
         "with a bit flipped": (resumed(flipped), damaged),
@@ -121,13 +124,17 @@ def _output() -> list[Fault]:
     ]
 
 
-def _evaluating(scene: Scene) -> list[str]:
+def evaluating(scene: Scene) -> list[str]:
     """A run that evaluates nearly all the time."""
     return scene.digits(*ENDLESS, "DATA.VAL_FRACTION=0.9", flags=("-batch_size_eval=1",))
 
 
-def _training(scene: Scene) -> list[str]:
+def training(scene: Scene) -> list[str]:
     return scene.digits(*ENDLESS)
+
+
+def two_ranks(provoke: Provoke, *options: str) -> Provoke:
+    return lambda scene: [*provoke(scene), "-ngpus=2", "-opts", "TIMEOUT_SECONDS=4", *options]
 
 
 def _sending(number: int, after: str = "Epoch[003", times: int = 1) -> Callable[[Running], None]:
@@ -143,16 +150,16 @@ def _sending(number: int, after: str = "Epoch[003", times: int = 1) -> Callable[
 def _signals() -> list[Fault]:
     faults = []
     for number, state in ((signal.SIGTERM, "stopped"), (signal.SIGUSR1, "stopped"), (signal.SIGINT, "interrupted")):
-        for doing, provoke in (("training", _training), ("evaluation", _evaluating)):
+        for doing, provoke in (("training", training), ("evaluation", evaluating)):
             status = (128 + number,)
             name = f"{number.name} in {doing}"
             faults.append(Fault(name, provoke, None, status, act=_sending(number, "Epoch[002"), state=state))
     twice = _sending(signal.SIGINT, times=2)
     return [
         *faults,
-        Fault("Ctrl-C twice", _training, None, (128 + signal.SIGINT,), act=twice),
-        Fault("SIGTERM while it starts", _training, None, (128 + signal.SIGTERM,), act=_early(signal.SIGTERM)),
-        Fault("SIGKILL", _training, None, (128 + signal.SIGKILL,), act=_sending(signal.SIGKILL), state="running"),
+        Fault("Ctrl-C twice", training, None, (128 + signal.SIGINT,), act=twice),
+        Fault("SIGTERM while it starts", training, None, (128 + signal.SIGTERM,), act=_early(signal.SIGTERM)),
+        Fault("SIGKILL", training, None, (128 + signal.SIGKILL,), act=_sending(signal.SIGKILL), state="running"),
     ]
 
 
@@ -165,8 +172,7 @@ def _early(number: int) -> Callable[[Running], None]:
 
 
 def _ranks() -> list[Fault]:
-    def two(*options: str) -> Provoke:
-        return lambda scene: scene.digits(*ENDLESS, "TIMEOUT_SECONDS=4", *options, flags=("-ngpus=2",))
+    two = two_ranks(training)
 
     def hurt(number: int, rank: int) -> Callable[[Running], None]:
         def act(running: Running) -> None:
@@ -193,18 +199,16 @@ def _ranks() -> list[Fault]:
     ended = r"rank {}"
     return [
         *(
-            Fault(
-                f"rank {rank} killed", two(), ended.format(rank), (1, 137), MULTI, hurt(signal.SIGKILL, rank), "failed"
-            )
+            Fault(f"rank {rank} killed", two, ended.format(rank), (1, 137), MULTI, hurt(signal.SIGKILL, rank), "failed")
             for rank in (0, 1)
         ),
-        Fault("rank 1 stands still", two(), ended.format(1), (1,), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
-        Fault("rank 1 ended from outside", two(), None, (143,), MULTI, hurt(signal.SIGTERM, 1), "stopped"),
+        Fault("rank 1 stands still", two, ended.format(1), (1,), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
+        Fault("rank 1 ended from outside", two, None, (143,), MULTI, hurt(signal.SIGTERM, 1), "stopped"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is no image", (1,), MULTI),
-        Fault("SIGTERM to two ranks", two(), None, (143,), MULTI, _sending(signal.SIGTERM), "stopped"),
-        Fault("SIGUSR1 to two ranks", two(), None, (138,), MULTI, _sending(signal.SIGUSR1), "stopped"),
-        Fault("Ctrl-C on two ranks", two(), None, (130,), MULTI, ctrl_c, "interrupted"),
-        Fault("the launcher killed", two(), None, (137,), MULTI, _sending(signal.SIGKILL)),
+        Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "stopped"),
+        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _sending(signal.SIGUSR1), "stopped"),
+        Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
+        Fault("the launcher killed", two, None, (137,), MULTI, _sending(signal.SIGKILL)),
         Fault("the port is taken", port_taken, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
     ]
 
