@@ -109,7 +109,7 @@ def _output() -> list[Fault]:
 
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
-        Fault("output: a file", a_file, r"is a file; give a folder with -output"),
+        Fault("output: a file", a_file, r"SAVE: .*file cannot be written: Not a directory"),
         Fault("output: no place for files", into("/proc/none"), r"/proc/none cannot be written"),
         Fault("output: not to be written", mounted, r"SAVE: .*output cannot be written: Read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
