@@ -195,7 +195,7 @@ BOMBS = {
     "a text of 2 ** 60 bytes": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
     "bytes in an encoding of its choice": b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.",
     "a dict of pairs": b"\x80\x02ccollections\nOrderedDict\n((" + NESTED + b"Ntl\x85R.",
-    "many operations": b"\x80\x04" + b"}" * 10**6 + b".",
+    "many operations": b"\x80\x04" + b"}" * 3 * 10**6 + b".",
 }  # fmt: skip
 
 
