@@ -25,8 +25,7 @@ def main(argv: list[str]) -> int:
     from utils.distributed import connected
 
     with connected() as context:
-        run(load(argv, SCRIPT), context, SCRIPT)
-    return 0
+        return run(load(argv, SCRIPT), context, SCRIPT)
 
 
 def num_processes(wanted: int | None) -> int:

@@ -22,8 +22,7 @@ def main(argv: list[str]) -> int:
     from engine.run import run  # torch loads only after the options were found right
     from utils.distributed import single
 
-    run(command, single(), SCRIPT)
-    return 0
+    return run(command, single(), SCRIPT)
 
 
 if __name__ == "__main__":

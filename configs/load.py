@@ -62,7 +62,7 @@ _FLAGS = {
     ),
     "weights and output": (
         Flag("pretrained", ("MODEL.PRETRAINED",), str, "weights: .safetensors, .pth, .npz, .pdparams"),
-        Flag("resume", ("MODEL.RESUME",), str, "checkpoint, or its folder, to go on from exactly"),
+        Flag("resume", ("MODEL.RESUME",), str, "checkpoint, its folder, or auto (the newest): go on exactly"),
         Flag("output", ("SAVE",), str, "folder in which the run makes a folder of its own"),
     ),
 }
@@ -266,3 +266,27 @@ def _to_dict(section: Section) -> dict[str, Any]:
         elif not field.json_schema_extra:
             values[field.alias] = list(value) if isinstance(value, tuple) else value
     return values
+
+
+_STARTING_POINT = ("MODEL.RESUME", "MODEL.PRETRAINED")
+
+
+def differences(then: str, now: str) -> list[str]:
+    """'TRAIN.BASE_LR: 0.001, now 0.01' for each key that differs between two texts of `to_yaml`.
+
+    What a run starts from is no difference.
+    """
+    before, after = (dict(_flat(parse_scalar(text), "")) for text in (then, now))
+    return [
+        f"{key}: {before.get(key, 'unknown')}, now {after.get(key, 'unknown')}"
+        for key in before | after
+        if key not in _STARTING_POINT and before.get(key) != after.get(key)
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -139,7 +139,9 @@ _VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", 
 class Model(Section):
     type: Literal["vit", "timm"] = Field("vit", description="vit: built from these keys; timm: any timm model by NAME")
     name: str = Field("vit", description="a name for the log; for TYPE timm the timm model's name")
-    resume: Path | None = Field(None, description="checkpoint (file or its folder) whose whole state is continued")
+    resume: Path | None = Field(
+        None, description="checkpoint whose whole state is continued: file, folder of a run, or auto"
+    )
     pretrained: Path | None = Field(
         None, description="weights to start from: .safetensors, .pth, .npz, .pdparams; for TYPE timm also 'timm'"
     )
@@ -266,9 +268,14 @@ class Config(Section):
 
     save: Path = Field("./output", description="folder in which each run makes a folder of its own")
     save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
+    save_freq_steps: int | None = Field(None, ge=1, description="steps between checkpoints besides; null: none")
+    save_freq_minutes: float | None = Field(15, gt=0, description="minutes between checkpoints besides; null: none")
     keep_checkpoints: int = Field(3, ge=0, description="periodic checkpoints kept besides last and best")
     report_freq: int = Field(20, ge=1, description="steps between log lines")
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
+    timeout_seconds: float = Field(
+        600, gt=0, le=10**6, description="a rank that hears nothing of another for so long ends the run"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="of all chance in the run")
     eval: bool = Field(False, description="evaluate only")
     amp: Amp = Amp()

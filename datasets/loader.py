@@ -1,9 +1,11 @@
 """Workers, batching, prefetch to the device."""
 
+import atexit
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from datasets.sources import Samples
 from datasets.transforms import TrainTransform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.signals import ENDING, end_children
 
 _MOST_WORKERS = 16
 
@@ -77,7 +80,7 @@ class Loader:
             collate_fn=_as_it_is,
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=_ignore_signals,
             multiprocessing_context=_worker_context() if workers else None,
         )
 
@@ -117,9 +120,18 @@ def _num_workers(reader: BatchReader, context: ProcessContext) -> int:
 
 
 def _worker_context() -> multiprocessing.context.BaseContext:
-    """Workers from a server process without threads: a fork of a process that has some can hang for ever."""
+    """Workers from a server process without threads: a fork of a process that has some can hang for ever.
+
+    It inherits that it ignores the signals by which a run is ended: launchers send them to all processes, and the rank
+    still needs its batches to come to the step at which it saves.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    forkserver.ensure_running()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    atexit.register(end_children)
     return context
 
 
@@ -127,9 +139,7 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the workers too; they end with their rank, without a traceback each.
-
-    SIGTERM must work on them: by it Python ends, when it exits, the workers of a run that stopped early.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ignore_signals(worker: int) -> None:
+    """As the server does: torch has given the worker an answer of its own. At exit it must be killed."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from configs.schema import Config
 from datasets import read_samples
-from engine.checkpoint import find_checkpoint, load_checkpoint
+from engine.checkpoint import find_checkpoint
 from engine.precision import Precision
 from engine.trainer import Trainer
 from models import build_model
@@ -26,16 +26,16 @@ def dry_run(config: Config, context: ProcessContext) -> None:
         UserError: the first thing that would stop the run.
     """
     logger = RunLogger(None, context)
-    checkpoint = find_checkpoint(config.model.resume) if config.model.resume else None
-    folder = checkpoint.parent if checkpoint else Path(config.save)
+    found = find_checkpoint(config.model.resume, Path(config.save)) if config.model.resume else None
+    folder = found.path.parent if found else Path(config.save)
     _check_writable(folder)
     if config.eval:
-        weights = str(checkpoint or config.model.pretrained)
+        weights = str(found.path if found else config.model.pretrained)
         model, _ = build_model(config.with_model(pretrained=weights), context.device)
         Precision(config.amp, context.device).prepare(model)
         logger.info(f"validation: {len(read_samples(config, 'val'))} images")
     else:
-        state = load_checkpoint(checkpoint) if checkpoint else None
+        state = found.state if found else None
         options = config.with_model(pretrained=None) if state else config
         trainer = Trainer(options, context, folder, logger, state)
         geometry, model = trainer.geometry, trainer.learner.weights.full

@@ -64,6 +64,7 @@ class Reporter:
         self._bar = progress_bar(title, self.context, progress.steps, progress.done_steps)
         sums = progress.sums.reduced(self.context)
         self._epoch_started, self._samples_before = time.perf_counter(), to_metrics(sums).samples
+        self._epoch_seconds = 0.0  # of training; none are left where only the evaluation was to be done again
         self._open_interval(progress, sums)
 
     def _open_interval(self, progress: EpochProgress, sums: torch.Tensor) -> None:
@@ -138,31 +139,38 @@ class Reporter:
         self._board.add_scalar("train/loss", report.latest.loss, report.step)
 
     def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
-        """train_seconds: of the whole run so far, without evaluation."""
-        report = self.last
-        if not self.context.is_main or report is None:
+        """Every rank must call it. train_seconds: of the whole run so far, without evaluation."""
+        trained = to_metrics(progress.sums.reduced(self.context))
+        if not self.context.is_main:
             return
+        seconds = max(self._epoch_seconds, 1e-9)
         self._metrics.append(
             {
                 "epoch": progress.epoch + 1,
-                "step": report.step,
-                "lr": report.lr,
-                "train_loss": report.average.loss,
-                "train_top1": report.average.top1,
+                "step": progress.step,
+                "lr": progress.lr,
+                "train_loss": trained.loss,
+                "train_top1": trained.top1,
                 "val_loss": validation.loss if validation else "",
                 "val_top1": validation.top1 if validation else "",
                 "val_top5": validation.top5 if validation else "",
-                "images_per_second": round((report.average.samples - self._samples_before) / self._epoch_seconds, 2),
-                "data_wait_share": round(progress.data_wait_seconds / self._epoch_seconds, 4),
-                "loss_scale": report.loss_scale,
-                "skipped_steps": report.skipped_steps,
-                "peak_memory_bytes": report.peak_memory_bytes,
+                "images_per_second": round((trained.samples - self._samples_before) / seconds, 2),
+                "data_wait_share": round(progress.data_wait_seconds / seconds, 4),
+                "loss_scale": self.scaler.get_scale(),
+                "skipped_steps": self.scaler.skipped,
+                "peak_memory_bytes": peak_memory_bytes(self.context.device),
                 "train_seconds": round(train_seconds, 3),
             }
         )
         if validation:
             for name in ("loss", "top1", "top5"):
-                self._board.add_scalar(f"val/{name}", getattr(validation, name), report.step)
+                self._board.add_scalar(f"val/{name}", getattr(validation, name), progress.step)
+
+    def sync(self) -> None:
+        """Brings the tables to the disk, before the checkpoint that continues them."""
+        if self.context.is_main:
+            self._metrics.sync()
+            self._steps.sync()
 
     def draw(self) -> None:
         """The plots, after the checkpoint: they can wait."""

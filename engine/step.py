@@ -166,8 +166,9 @@ def evaluate(
     transform: DeviceTransform,
     precision: Precision,
     context: ProcessContext,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Loss and hits over all samples of all ranks, each counted once."""
+    """Loss and hits over all samples of all ranks, each counted once. Calls back after each batch."""
     model.eval()
     share_buffers(model, context)
     sums = MetricSums(context.device)
@@ -176,4 +177,5 @@ def evaluate(
             logits = model(transform(batch.images))
         loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=PADDING)
         sums.add(loss, logits, batch.targets)
+        after_batch()
     return to_metrics(sums.reduced(context))

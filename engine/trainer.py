@@ -1,5 +1,6 @@
 """A run from its options to its result: builds the parts, resumes, decides when to evaluate, save and stop."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from timm.utils import ModelEmaV3
 
-from configs.load import to_yaml
+from configs.load import differences, to_yaml
 from configs.schema import Config
 from datasets import eval_loader, read_samples, train_loader, train_sampler
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
-from engine.checkpoint import BEST, LAST, save_checkpoint, saved_best
-from engine.optimizer import build_optimizer, load_optimizer
+from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
+from engine.optimizer import build_optimizer, load_optimizer, set_lr
 from engine.parallel import parallelize
 from engine.precision import Precision
 from engine.report import Reporter, peak_memory_bytes, validation_line
@@ -23,10 +24,14 @@ from engine.schedule import build_schedule
 from engine.step import EpochProgress, Learner, SkippedTooOften, evaluate, train_one_epoch
 from models import build_model
 from utils.chance import derive_seed
-from utils.distributed import ProcessContext, broadcast_object
+from utils.distributed import Agreement, ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.metrics import Metrics, MetricSums
+from utils.signals import Interrupted, saved_first
+from utils.status import RunStatus
+
+_SAVE = 1  # a wish of the main process, below any signal's number
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,32 @@ class Geometry:
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.batches_per_epoch // self.accum_iter)
+
+    def steps_done(self, checkpoint: dict[str, Any]) -> int:
+        """Steps of the epoch, of this geometry, that go through the samples the checkpoint has seen of it.
+
+        Raises:
+            UserError: there is no such number.
+        """
+        then, done = Geometry(**checkpoint["geometry"]), checkpoint["done_steps"]
+        if done == 0 or then == self:
+            return done
+        go_on = "or go on from a checkpoint of an epoch's end (epoch-*.pth)"
+        if (then.samples, then.seed) != (self.samples, self.seed):
+            raise UserError(
+                f"-resume: the checkpoint lies inside an epoch of {then.samples} samples in the order of SEED "
+                f"{then.seed}, and this run has {self.samples} in that of SEED {self.seed}; set them alike, {go_on}"
+            )
+        if done == then.steps_per_epoch:
+            return self.steps_per_epoch
+        seen, per_step = done * then.accum_iter * then.batch_size, self.accum_iter * self.batch_size
+        if seen % per_step:
+            raise UserError(
+                f"-resume: the checkpoint has seen {seen} samples of its epoch, which is no whole number of this run's "
+                f"steps of {per_step}; choose devices, -batch_size and -accum_iter whose product divides {seen} (then: "
+                f"{then.batch_size} on all devices together, -accum_iter {then.accum_iter}), {go_on}"
+            )
+        return min(seen // per_step, self.steps_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -87,6 +118,8 @@ class Trainer:
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
+        self.agreement = Agreement(context, config.timeout_seconds)
+        self.interrupted: Interrupted | None = None
 
     def _progress(self, epoch: int) -> EpochProgress:
         geometry = self.geometry
@@ -94,16 +127,27 @@ class Trainer:
             epoch, geometry.steps_per_epoch, geometry.batches_per_epoch, MetricSums(self.context.device)
         )
 
-    def train(self) -> dict[str, Any]:
-        """Trains to the last epoch, or to `TRAIN.MAX_STEPS`.
+    def train(self, status: RunStatus) -> dict[str, Any]:
+        """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal came (then `interrupted` is set).
 
         Returns:
             what `result.json` says: the best top-1 and top-5 in percent, where they are, speed and memory.
         """
+        self._status = status
+        if self.context.is_main:
+            self._writer = CheckpointWriter(self.folder, self.config.keep_checkpoints, self._saved)
         self.reporter.start(self.progress.epoch, self.progress.step)
-        batches = self.batches()
-        while self.progress.epoch < self.config.train.num_epochs and self._train_epoch(batches):
-            pass
+        self._plan_save()
+        with saved_first() as self._signals:
+            try:
+                batches = self.batches()
+                while self.progress.epoch < self.config.train.num_epochs and self._train_epoch(batches):
+                    pass
+            except Interrupted as signal:
+                self.interrupted = signal
+                self._save(is_best=False)
+            if self.context.is_main:
+                self._writer.wait()
         result = self._result()
         self.reporter.finish(result)
         return result
@@ -122,17 +166,17 @@ class Trainer:
         max_steps = self.config.train.max_steps
         stop_step = progress.steps if max_steps is None else min(progress.steps, max_steps - first_step)
         self.reporter.start_epoch(progress)
-        started, images_before = time.perf_counter(), self._images_done()
+        self._counted_until, self._images_counted = time.perf_counter(), self._images_done()
         try:
-            train_one_epoch(self.learner, batches, progress, stop_step, self.reporter.after_step)
+            train_one_epoch(self.learner, batches, progress, stop_step, self._after_step)
         except SkippedTooOften as stop:
             self.reporter.stop(progress)
             self.learner.precision.scaler.restart()
             self._save(is_best=False)
+            if self.context.is_main:
+                self._writer.wait()
             broadcast_object(None, self.context)  # who raises ends the others: not before it is saved
             raise SkippedTooOften(f"{stop} The weights of before are saved in {self.folder / LAST}") from None
-        self.train_seconds += time.perf_counter() - started
-        self.images += self._images_done() - images_before
         if progress.done_steps < progress.steps:
             self._save(is_best=False)
             return False
@@ -149,6 +193,42 @@ class Trainer:
         self.reporter.draw()
         return not stops
 
+    def _after_step(self, progress: EpochProgress) -> None:
+        now, images = time.perf_counter(), self._images_done()
+        self.train_seconds += now - self._counted_until
+        self.images += images - self._images_counted
+        self._counted_until, self._images_counted = now, images
+        self.reporter.after_step(progress)
+        every = self.config.save_freq_steps
+        if self._heed_wishes() == _SAVE or (every and progress.step % every == 0):
+            self._save(is_best=False)
+
+    def _after_batch(self) -> None:
+        """Of an evaluation; the state is that of the epoch's end, not evaluated yet."""
+        if self._heed_wishes() == _SAVE:
+            self._save(is_best=False)
+
+    def _heed_wishes(self) -> int:
+        """Looks, on every rank at the same step, whether a signal came to any, or it is time to save.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        is_time = False
+        if self.context.is_main:
+            self._writer.check()
+            is_time = time.monotonic() >= self._next_save
+        if is_time:
+            self._next_save = math.inf  # asked once
+        wish = self.agreement.reached(self._signals.number or (_SAVE if is_time else 0))
+        if wish > _SAVE:
+            raise Interrupted(wish)
+        return wish
+
+    def _plan_save(self) -> None:
+        minutes = self.config.save_freq_minutes
+        self._next_save = time.monotonic() + 60 * minutes if minutes else math.inf
+
     def _images_done(self) -> int:
         """Of the present epoch, over all ranks."""
         progress = self.progress
@@ -160,14 +240,17 @@ class Trainer:
     def _evaluate(self, epochs_done: int) -> Metrics:
         started = time.perf_counter()
         learner = self.learner
-        metrics = evaluate(learner.judged_model, self.val_loader, learner.transform, learner.precision, self.context)
+        metrics = evaluate(
+            learner.judged_model, self.val_loader, learner.transform, learner.precision, self.context, self._after_batch
+        )
         title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         self.logger.info(validation_line(title, metrics, time.perf_counter() - started))
         return metrics
 
     def _save(self, is_best: bool) -> None:
-        """Every rank must call it; the main process writes."""
+        """Every rank must call it; the main process writes, beside what follows."""
         learner, progress = self.learner, self.progress
+        self._plan_save()
         sums = progress.sums.reduced(self.context)
         if not self.context.is_main:
             return
@@ -188,8 +271,13 @@ class Trainer:
         }
         at_epoch_end = progress.done_steps == 0 and self._is_due(progress.epoch, self.config.save_freq)
         periodic = f"epoch-{progress.epoch:03d}" if at_epoch_end else None
-        save_checkpoint(self.folder, state, is_best, periodic, self.config.keep_checkpoints)
-        self.logger.info(f"----- Save model: {self.folder / (BEST if is_best else LAST)}")
+        self.reporter.sync()
+        self._writer.save(state, is_best, periodic)
+
+    def _saved(self, path: Path, state: dict[str, Any]) -> None:
+        self.logger.info(f"----- Save model: {path}")
+        step = state["epoch"] * self.progress.steps + state["done_steps"]
+        self._status.update(checkpoint=str(path), epoch=state["epoch"], step=step)
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Raises UserError where the run cannot go on from it."""
@@ -204,12 +292,7 @@ class Trainer:
             raise UserError(f"-last_epoch {options.last_epoch}: the checkpoint has {checkpoint['epoch']}; leave it out")
         if checkpoint["epoch"] > options.num_epochs:
             raise UserError(f"TRAIN.NUM_EPOCHS {options.num_epochs}: the checkpoint has {checkpoint['epoch']} already")
-        then = Geometry(**checkpoint["geometry"])
-        if then != self.geometry and checkpoint["done_steps"]:
-            raise UserError(
-                f"-resume: the checkpoint lies inside an epoch of {then}, this run has {self.geometry}; "
-                "resume with the same, or from a checkpoint at an epoch's end"
-            )
+        done_steps = self.geometry.steps_done(checkpoint)
         try:
             learner.weights.kept.load_state_dict(checkpoint["model"])
             learner.weights.reload()
@@ -220,14 +303,19 @@ class Trainer:
             raise UserError(f"-resume: the checkpoint is of another model: {error}") from None
         learner.precision.load_state_dict(checkpoint["precision"])
         self.progress = self._progress(checkpoint["epoch"])
-        self.progress.done_steps = checkpoint["done_steps"]
+        self.progress.done_steps = done_steps
+        self.progress.lr = learner.schedule.lr_at(max(self.progress.step - 1, 0))
+        set_lr(learner.optimizer, self.progress.lr)
         if self.context.is_main:
             self.progress.sums.sums.copy_(checkpoint["sums"])
         best = checkpoint["best"]
         if best and best == saved_best(self.folder):  # else that file is gone, or belongs to what is now undone
             self.best = Best(**best)
         self.train_seconds, self.images = checkpoint["train_seconds"], checkpoint["images"]
-        self.logger.info(f"----- Resume: epoch {checkpoint['epoch'] + 1}, step {checkpoint['done_steps']}")
+        self.logger.info(f"----- Resume: epoch {checkpoint['epoch'] + 1}, step {done_steps}")
+        changed = differences(checkpoint["options"], to_yaml(self.config))
+        if changed:
+            self.logger.info(f"----- Resume: options that differ from the checkpoint's: {'; '.join(changed)}")
 
     def _result(self) -> dict[str, Any]:
         return {

@@ -27,7 +27,7 @@ from torch import nn
 
 from configs.load import load
 from configs.schema import Amp, Config
-from engine.checkpoint import find_checkpoint, load_checkpoint
+from engine.checkpoint import find_checkpoint
 from engine.diagnosis import block_of, first_non_finite
 from engine.inspection import COMPOSED, FP16_MAX, OpRecorder, activation_peaks, gradient_underflow, listed_name
 from engine.op_lists import OPS
@@ -103,10 +103,11 @@ class NextPass:
     """The forward and backward pass of the batch that the run would take next; it can be repeated."""
 
     def __init__(self, config: Config, context: ProcessContext) -> None:
-        checkpoint = load_checkpoint(find_checkpoint(config.model.resume)) if config.model.resume else None
-        if checkpoint:
+        found = find_checkpoint(config.model.resume, Path(config.save)) if config.model.resume else None
+        if found:
             config = config.with_model(pretrained=None)
-        trainer = Trainer(config, context, Path(config.save), RunLogger(None, context), checkpoint)
+        state = found.state if found else None
+        trainer = Trainer(config, context, Path(config.save), RunLogger(None, context), state)
         self.learner, self.step = trainer.learner, trainer.progress.step
         self.window = trainer.progress.window(config.train.accum_iter)
         self.batch = next(trainer.batches())

@@ -190,12 +190,10 @@ def _checkpoint_examples() -> list[bytes]:
     model(torch.zeros(1, 3, 16, 16)).sum().backward()
     optimizer.step()
     state = {
-        "format": FORMAT,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "epoch": 3,
-        "best": None,
-    }
+        "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
+        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(4), "geometry": {"seed": 0},
+        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
+    }  # fmt: skip
     return [_written(lambda path: save_sealed(path, state))]
 
 

@@ -1,5 +1,6 @@
 """What tests of several folders share: tiny runs, in this process or as a user would start them."""
 
+import csv
 import json
 import os
 import subprocess
@@ -65,6 +66,8 @@ def train(argv: list[str], context: ProcessContext) -> Path:
     root = Path(command.config.save)
     before = set(root.glob("train-*")) if root.exists() else set()
     run(command, context, "main_single_gpu.py")
+    if command.config.model.resume == "auto":
+        return only_run(root)
     if command.config.model.resume:
         path = Path(command.config.model.resume)
         return path if path.is_dir() else path.parent
@@ -86,3 +89,19 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
             assert_same_state(left, right, f"{where}[{index}]")
     else:
         assert one == other, where
+
+
+def states(folder: Path) -> dict:
+    """All that must be alike in two runs' last checkpoints."""
+    from engine.checkpoint import load_checkpoint
+
+    state = load_checkpoint(folder / "last.pth")
+    del state["train_seconds"], state["options"]
+    return state
+
+
+def rows(folder: Path) -> list[dict]:
+    """metrics.csv, but for what is measured."""
+    measured = {"images_per_second", "data_wait_share", "peak_memory_bytes", "train_seconds"}
+    with open(folder / "metrics.csv", newline="") as file:
+        return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]

@@ -102,7 +102,7 @@ def test_a_checkpoint_can_be_evaluated_by_the_folder_of_its_run(trained, imagene
 
 
 def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
-    from utils.logger import make_run_folder
+    from utils.run_folder import make_run_folder
 
     folders = {make_run_folder(tmp_path, "train") for _ in range(5)}
     assert len(folders) == 5 and all(folder.is_dir() for folder in folders)

@@ -5,10 +5,6 @@ meet in `connected`; a run of one process takes `single` and never touches torch
 """
 
 import os
-import re
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,16 +16,13 @@ import torch.distributed as dist
 
 from utils import launch
 from utils.errors import UserError
+from utils.failure import ending_together
 from utils.launch import follow_launcher
+from utils.signals import end_at_once
 
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # covers the slowest thing one process does while the others wait
-POLL_SECONDS = 0.5
-LAUNCHER_SECONDS = 4.0  # within which a launcher ends the healthy processes of a failed run
-FORCE_SECONDS = 8.0  # after which they end themselves, wherever they hang
-_FAILURE = "failures"  # in the processes' shared store
-_LOST_CONNECTION = re.compile(r"(closed|reset) by peer|broken pipe|remote process exit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ def connected() -> Iterator[ProcessContext]:
         int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
     store = _meet()
-    with _ending_together(store):
+    with ending_together(store):
         device = _own_device(store, local_rank, local_world_size)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -81,7 +74,7 @@ def connected() -> Iterator[ProcessContext]:
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        end_at_once()
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device)
         dist.barrier()  # a process that leaves early takes its connections from those still at work
     dist.destroy_process_group()
@@ -110,6 +103,39 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     values: list = [None] * context.world_size
     dist.all_gather_object(values, value)
     return values
+
+
+class Agreement:
+    """What any rank wishes, known to all at the same step: each step's greatest wish, one step later.
+
+    So no rank waits for another, but for one that is more than a step behind, and for that no longer than
+    `timeout_seconds`. It runs between the hosts, beside what the devices exchange.
+    """
+
+    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
+        self._group = None
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        if context.world_size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    def reached(self, wish: int) -> int:
+        """Every rank must call it equally often. `wish` is 0 or more; so is what is returned, alike on all ranks."""
+        if self._group is None:
+            return wish
+        before = self._pending
+        wishes = torch.tensor(wish)
+        self._pending = dist.all_reduce(wishes, dist.ReduceOp.MAX, self._group, async_op=True), wishes
+        if before is None:
+            return 0
+        before[0].wait()
+        return int(before[1])
+
+
+def limit_waiting(context: ProcessContext, seconds: float) -> None:
+    """For how long a process waits for another one that does not answer, from now on."""
+    if context.world_size > 1:
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # its older name
+        set_timeout(timedelta(seconds=seconds))
 
 
 def _meet() -> dist.Store:
@@ -142,50 +168,3 @@ def _own_device(store: dist.Store, local_rank: int, local_world_size: int) -> to
         )
     torch.cuda.set_device(device)
     return device
-
-
-@contextmanager
-def _ending_together(store: dist.Store) -> Iterator[None]:
-    """Whatever ends the block in one process soon ends the others, wherever they are in theirs."""
-    finished = threading.Event()
-    watch = threading.Thread(target=_watch_for_failure, args=(store.clone(), finished), daemon=True)
-    watch.start()
-    try:
-        yield
-    except BaseException as error:
-        _end_all(store, error)
-        raise
-    finished.set()
-    watch.join()
-
-
-def _watch_for_failure(store: dist.Store, finished: threading.Event) -> None:
-    """Ends this process when another has failed: one that waits on its GPU for the dead one hears no signal."""
-    failed = False
-    while not failed and not finished.wait(POLL_SECONDS):
-        try:
-            failed = store.check([_FAILURE])
-        except dist.DistError:  # the process that holds the store has ended
-            failed = True
-    if not finished.wait(FORCE_SECONDS):
-        os._exit(1)
-
-
-def _end_all(store: dist.Store, error: BaseException) -> None:
-    """Tells the others to end. Returns in the process that failed first and knows why; one that followed ends here."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to save: let the launcher's signal through
-    try:
-        is_first = store.add(_FAILURE, 1) == 1
-    except dist.DistError:  # the process that holds the store has ended
-        is_first = False
-    if not isinstance(error, Exception):
-        return
-    if os.environ["RANK"] == "0":
-        time.sleep(2 * POLL_SECONDS)  # it may hold the store, from which the others are to hear of this
-    connection_was_lost = isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error))
-    if is_first and not connection_was_lost:
-        return
-    time.sleep(LAUNCHER_SECONDS)
-    if is_first:
-        raise UserError("another process of this run ended without a word; was host memory short?") from error
-    raise SystemExit(1)

@@ -6,6 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+from utils.signals import Interrupted, end_at_once
+from utils.status import run_ended
+
 
 class UserError(Exception):
     """Something the user can put right. The message is one line: the file or key, what is wrong, what to do."""
@@ -19,19 +22,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The status `main(argv)` returns; a `UserError` becomes one line on standard error and status 1."""
+    """The status `main(argv)` returns; a `UserError` becomes one line on standard error and status 1.
+
+    However it ends, the status.json of its run tells.
+    """
+    end_at_once()
     try:
         return main(argv)
     except UserError as error:
+        run_ended("failed", message=str(error))
         if "-debug" in argv or "--debug" in argv:
             raise
         _let_lower_ranks_speak_first()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
-    except KeyboardInterrupt:
+    except Interrupted as signal:
+        run_ended("interrupted", signal=str(signal))
         if _rank() == 0:
-            print("interrupted", file=sys.stderr, flush=True)
-        return 130
+            print(f"interrupted by {signal}", file=sys.stderr, flush=True)
+        return signal.status
+    except Exception as error:
+        run_ended("failed", message=f"{type(error).__name__}: {error}")
+        raise
 
 
 def _let_lower_ranks_speak_first() -> None:

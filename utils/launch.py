@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.errors import UserError
+from utils.signals import ENDING
 
 _PARENT_PID = "AMPVIT_PARENT_PID"  # in the environment of self-launched processes
+_SAVE_SECONDS = 120  # given to processes that a signal reached, before they are killed
 
 _TORCHRUN_DEFAULTS = {
     "RANK": "0",
@@ -99,12 +101,13 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> str:
 
 
 def follow_launcher() -> None:
-    """Makes a launched process end with its launcher and, until it is connected, at once on SIGINT.
+    """Makes a launched process end with its launcher and, until it is connected, at once on a signal.
 
-    Best called before torch is imported: Python's own answer to SIGINT may be lost in an import, and waits for torch,
+    Best called before torch is imported: Python's own answer to a signal may be lost in an import, and waits for torch,
     which waits for the other processes.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
@@ -115,8 +118,8 @@ def follow_launcher() -> None:
 def relaunch(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this machine and returns the exit status of them all.
 
-    When one fails, the others are ended. SIGINT and SIGTERM are passed on; the status is then 128 + the signal. Only
-    the processes speak: this one is silent unless a process was killed and could not say why.
+    When one fails, the others are ended. SIGINT, SIGTERM and SIGUSR1 are passed on; the status is then 128 + the
+    signal. Only the processes speak: this one is silent unless a process was killed and could not say why.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -128,6 +131,7 @@ def relaunch(script: str, argv: list[str], num_processes: int) -> int:
     agent_log.propagate = False
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
     os.environ[_PARENT_PID] = str(os.getpid())
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVE_SECONDS))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -137,6 +141,7 @@ def relaunch(script: str, argv: list[str], num_processes: int) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        signals_to_handle=",".join(number.name for number in ENDING),
     )
     arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
     try:

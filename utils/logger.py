@@ -4,7 +4,6 @@ import csv
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,32 +11,6 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.distributed import ProcessContext
-from utils.errors import UserError
-
-
-def make_run_folder(root: Path, kind: str) -> Path:
-    """Makes `root/{kind}-%Y%m%d-%H-%M`, with a number behind it where another run has that name.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    name = f"{kind}-{time.strftime('%Y%m%d-%H-%M')}"
-    for number in range(1, 1000):
-        folder = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if root.exists() and not root.is_dir():
-                raise UserError(f"SAVE: {root} is a file; give a folder with -output") from None
-            continue
-        except OSError as error:
-            raise UserError(f"SAVE: {root} cannot be written: {error.strerror}; give another with -output") from None
-        return folder
-    raise UserError(f"SAVE: {root} holds a thousand runs of this minute; give another folder with -output")
-
-
-def is_run_folder(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("config.yaml", "log.txt", "metrics.csv"))
 
 
 class _Console(logging.Handler):
@@ -102,11 +75,17 @@ class CsvFile:
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
 
+    def sync(self) -> None:
+        """Returns when the rows have reached the disk."""
+        with open(self.path) as file:
+            os.fsync(file.fileno())
+
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The whole rows of the file; the torso of a last one, left by a crash, is passed over."""
     with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+        whole_lines = (line for line in file if line.endswith("\n"))
+        return [row for row in csv.DictReader(whole_lines) if None not in row.values()]
 
 
 def progress_bar(

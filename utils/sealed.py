@@ -6,8 +6,10 @@ ordinary one that `torch.load` reads.
 
 import hashlib
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -39,29 +41,65 @@ class _Digester:
         self.file.flush()
 
 
-def save_sealed(path: Path, content: Any) -> None:
+def save_sealed(path: Path, content: Any, previous: Path | None = None) -> None:
     """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
+
+    The old one stays as `previous`, if that is given.
 
     Raises:
         UserError: it could not be written; the old file stays, and no part of the new one.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as file:
-            digester = _Digester(file)
-            try:
-                torch.save(content, digester)
-            except RuntimeError as error:
-                raise (digester.error or error) from None
-            file.seek(-len(_NO_COMMENT), os.SEEK_END)
-            file.write(_SEAL_START + digester.sha256.hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
+            _write_sealed(file, content)
+        if previous and path.exists():
+            put_beside(path, previous)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
+        written = temporary.stat().st_size if temporary.exists() else 0
         temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be saved: {error.strerror}; make room and resume") from None
+        raise UserError(
+            f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {stored_bytes(content):,} bytes, "
+            f"with {shutil.disk_usage(path.parent).free:,} free; what was saved before stays: make room and resume"
+        ) from None
+
+
+def temporary_beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def stored_bytes(content: Any) -> int:
+    """What the tensors in nested dicts and lists take."""
+    if isinstance(content, torch.Tensor):
+        return content.numel() * content.element_size()
+    if isinstance(content, dict):
+        content = content.values()
+    return sum(map(stored_bytes, content)) if isinstance(content, Iterable) and not isinstance(content, str) else 0
+
+
+def _write_sealed(file: BinaryIO, content: Any) -> None:
+    digester = _Digester(file)
+    try:
+        torch.save(content, digester)
+    except RuntimeError as error:
+        raise (digester.error or error) from None
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    file.write(_SEAL_START + digester.sha256.hexdigest().encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def put_beside(source: Path, target: Path) -> None:
+    """The same content under a second name, without writing it again where the file system can link."""
+    temporary = temporary_beside(target)
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import load_checkpoint, save_checkpoint
+from engine.checkpoint import CheckpointWriter, load_checkpoint
 from scripts.benchmarking import tell
 from scripts.faults.runner import MULTI, SINGLE, Fault, Running, has_good_checkpoint, is_good, run_fault, start
 from scripts.faults.runs import evaluating, training, two_ranks
@@ -98,8 +98,9 @@ def kills_while_saving(root: Path, trained: Path, count: int, rng: random.Random
     for number in range(count):
         child = os.fork()
         if child == 0:
+            writer = CheckpointWriter(folder, keep=2, written=lambda *_: None)
             for save in itertools.count():
-                save_checkpoint(folder, state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}", keep=2)
+                writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
         time.sleep(rng.uniform(0, 0.1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -139,7 +140,7 @@ def signals_at_random(root: Path, trained: Path, count: int, rng: random.Random)
             running.send(signal.SIGTERM)
 
         provoke = two_ranks(evaluating if number % 2 else training)
-        fault = Fault(f"SIGTERM {number}", provoke, None, (143,), MULTI, act, state="stopped")
+        fault = Fault(f"SIGTERM {number}", provoke, None, (143,), MULTI, act, state="interrupted")
         (folder := root / f"signal-{number}").mkdir()
         outcome = run_fault(fault, folder, trained, limit_seconds=15)
         saved = any(has_good_checkpoint(path.parent) for path in folder.glob("output/*/last.pth"))

@@ -149,11 +149,11 @@ def _sending(number: int, after: str = "Epoch[003", times: int = 1) -> Callable[
 
 def _signals() -> list[Fault]:
     faults = []
-    for number, state in ((signal.SIGTERM, "stopped"), (signal.SIGUSR1, "stopped"), (signal.SIGINT, "interrupted")):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         for doing, provoke in (("training", training), ("evaluation", evaluating)):
             status = (128 + number,)
             name = f"{number.name} in {doing}"
-            faults.append(Fault(name, provoke, None, status, act=_sending(number, "Epoch[002"), state=state))
+            faults.append(Fault(name, provoke, None, status, act=_sending(number, "Epoch[002"), state="interrupted"))
     twice = _sending(signal.SIGINT, times=2)
     return [
         *faults,
@@ -203,10 +203,10 @@ def _ranks() -> list[Fault]:
             for rank in (0, 1)
         ),
         Fault("rank 1 stands still", two, ended.format(1), (1,), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
-        Fault("rank 1 ended from outside", two, None, (143,), MULTI, hurt(signal.SIGTERM, 1), "stopped"),
+        Fault("rank 1 ended from outside", two, None, (143,), MULTI, hurt(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is no image", (1,), MULTI),
-        Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "stopped"),
-        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _sending(signal.SIGUSR1), "stopped"),
+        Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "interrupted"),
+        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _sending(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
         Fault("the launcher killed", two, None, (137,), MULTI, _sending(signal.SIGKILL)),
         Fault("the port is taken", port_taken, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),

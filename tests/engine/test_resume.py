@@ -1,16 +1,18 @@
 """A run stopped after any step and resumed ends with the weights of an unbroken one, bit for bit."""
 
-import csv
+import os
 
 import numpy as np
 import pytest
-from conftest import GREY, TINY_VIT, assert_same_state, train
+from conftest import GREY, TINY_VIT, assert_same_state, rows, states, train
 from PIL import Image
 
 from configs.load import load
+from datasets.transforms import TrainTransform
 from engine.checkpoint import load_checkpoint
 from engine.run import run
 from utils.errors import UserError
+from utils.run_folder import held
 
 # All chance there is: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
 CHANCE = [
@@ -32,18 +34,6 @@ def pictures(tmp_path_factory):
             pixels = rng.integers(0, 256, (20, 24), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
-
-
-def states(folder) -> dict:
-    state = load_checkpoint(folder / "last.pth")
-    del state["train_seconds"], state["options"]
-    return state
-
-
-def rows(folder) -> list[dict]:
-    measured = {"images_per_second", "data_wait_share", "peak_memory_bytes", "train_seconds"}
-    with open(folder / "metrics.csv", newline="") as file:
-        return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]
 
 
 def argv_for(pictures, output, workers: int) -> list[str]:
@@ -126,9 +116,44 @@ def test_an_abandoned_best_is_no_best(digits_argv, cpu):
 
 
 def test_resume_into_another_geometry(digits_argv, cpu):
+    """Where a whole number of the new steps goes through the same samples, in the same order; else it is refused."""
+    argv = [*digits_argv, "SAVE_FREQ_STEPS=1"]
+    stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
+    with pytest.raises(UserError, match=r"seen 192 samples of its epoch, .* steps of 80; choose .* divides 192"):
+        train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=80"], cpu)
+    with pytest.raises(UserError, match=r"1437 samples in the order of SEED 0, and this run .* in that of SEED 9"):
+        train([f"-resume={stopped}", *argv, "SEED=9"], cpu)
+    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=3"], cpu)
+    (first, *_) = [row["step"] for row in rows(stopped)]
+    assert first == "15"  # 44 batches of 32, three to a step
+
+
+def test_the_order_of_samples_outlives_a_change_of_devices(digits_argv, cpu, monkeypatch):
+    seen = []
+    original = TrainTransform.generator
+    monkeypatch.setattr(
+        TrainTransform, "generator", lambda self, epoch, index: (seen.append(index), original(self, epoch, index))[1]
+    )
+    argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
+    train(argv, cpu)
+    unbroken, seen[:] = list(seen), []
+    stopped = train([*argv, "TRAIN.MAX_STEPS=6"], cpu)
+    seen = seen[: 6 * 64]  # what was read ahead of the stop is not counted
+    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"], cpu)
+    assert seen == unbroken[: len(seen)]
+    assert len(unbroken) == 22 * 64 and len(seen) == 44 * 32
+
+
+def test_differing_options_are_listed(digits_argv, cpu, capsys):
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
-    with pytest.raises(UserError, match="inside an epoch"):
-        train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32"], cpu)
-    at_epoch_end = train([*digits_argv, "TRAIN.MAX_STEPS=22", "SEED=9"], cpu)
-    train([f"-resume={at_epoch_end}", *digits_argv, "DATA.BATCH_SIZE=32", "SEED=9"], cpu)
-    assert [row["epoch"] for row in rows(at_epoch_end)] == ["1", "2"]
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4", "REPORT_FREQ=2"], cpu)
+    expected = "options that differ from the checkpoint's: REPORT_FREQ: 20, now 2; TRAIN.MAX_STEPS: 3, now 4\n"
+    assert expected in capsys.readouterr().out
+
+
+def test_two_runs_never_share_a_folder(digits_argv, cpu, monkeypatch):
+    stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    monkeypatch.setattr("utils.run_folder._LOCK_SECONDS", 0.2)
+    with held(stopped), pytest.raises(UserError, match=rf"{stopped}: is in use by process {os.getpid()} on "):
+        train([f"-resume={stopped}", *digits_argv], cpu)
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)

@@ -16,7 +16,7 @@ if launcher():
 
 import torch
 
-from utils.distributed import ProcessContext, broadcast_object, connected, sum_reduce
+from utils.distributed import ProcessContext, broadcast_object, connected, limit_waiting, sum_reduce
 
 
 def say(line: str) -> None:
@@ -62,6 +62,20 @@ def one_fails_one_hears_nothing(context: ProcessContext) -> None:
     if context.rank == 1:
         raise UserError("disk: full")
     time.sleep(600)
+
+
+def one_hangs(context: ProcessContext) -> None:
+    limit_waiting(context, 3.0)
+    if context.rank == 1:
+        time.sleep(600)
+    sum_reduce(torch.zeros(1), context)
+
+
+def one_is_stopped(context: ProcessContext) -> None:
+    limit_waiting(context, 3.0)
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sum_reduce(torch.zeros(1), context)
 
 
 def wait(context: ProcessContext) -> None:

@@ -1,10 +1,12 @@
 """Processes find each other under every launcher, and end together however one of them ends."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +128,22 @@ def test_where_nobody_ends_the_others_they_end_themselves():
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
     assert (killed.status, killed.err) == (-signal.SIGKILL, "")
     assert bereft.status == 1
-    assert bereft.err == "error: another process of this run ended without a word; was host memory short?\n"
+    assert re.fullmatch(
+        r"error: rank 1 \(process \d+ on .*\) has ended without a word, or is stopped; was host memory short\?\n",
+        bereft.err,
+    )
+
+
+def test_one_that_hangs_or_is_stopped_is_named_and_killed():
+    """Within the timeout, of 3 seconds here, and 10 more."""
+    began = time.monotonic()
+    started = [process for case in ("one_hangs", "one_is_stopped") for process in srun(case)]
+    waiting, hanging, bereft, stopped = (end(process) for process in started)
+    assert time.monotonic() - began < LIMIT_SECONDS
+    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) hangs; look at its disk\n", waiting.err)
+    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) has ended without a word, or is .*\n", bereft.err)
+    assert [ended.status for ended in (waiting, bereft)] == [1, 1]
+    assert [ended.status for ended in (hanging, stopped)] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 def test_ctrl_c_ends_all():
@@ -134,7 +151,7 @@ def test_ctrl_c_ends_all():
     process.send_signal(signal.SIGINT)
     ended = end(process)
     assert ended.status == 130
-    assert ended.err == "interrupted\n"
+    assert ended.err == "interrupted by SIGINT\n"
 
 
 def test_a_killed_launcher_leaves_no_process():

@@ -1,0 +1,82 @@
+"""When a GPU's memory is short: what would fit."""
+
+import gc
+
+import torch
+
+from configs.schema import Config
+from datasets.loader import Batch
+from engine.step import Learner, micro_step_pass
+from engine.trainer import Geometry, build_learner
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.logger import RunLogger
+
+_USABLE = 0.95  # of what is free: the rest is lost between blocks
+_SMALL = 16  # the measured batches are so many times smaller than the one that did not fit
+
+
+def out_of_memory(config: Config, context: ProcessContext, text: str) -> UserError:
+    """The error to raise once nothing holds the failed run's tensors any more; `text` is torch's own."""
+    model, amp = config.model.name, config.amp
+    precision = f"AMP {amp.level} {amp.dtype or 'float16'}" if amp.enabled else "float32"
+    if config.eval:
+        size, flags, cure = config.data.eval_batch_size, "-batch_size_eval", "lower it"
+    else:
+        size, flags = config.data.batch_size, "-batch_size"
+        fitting = largest_batch(config, context)
+        cure = f"by its measured need {fitting} would fit" if fitting else "not even small batches fit"
+        cure += "; lower it and raise -accum_iter" + ("" if amp.enabled else ", or use -amp")
+    first_line = text.splitlines()[0] if text else "no more is known"
+    return UserError(f"out of GPU memory with {model} at {flags} {size} in {precision}: {cure} ({first_line})")
+
+
+def largest_batch(config: Config, context: ProcessContext) -> int | None:
+    """The largest batch per device whose training step would fit; None where two small ones do not.
+
+    A step's peak is a straight line over the batch size: weights, gradients and moments, and a constant per image.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    small = max(1, config.data.batch_size // _SMALL)
+    try:
+        one, two = _peaks(config, context, (small, 2 * small))
+    except torch.OutOfMemoryError:
+        return None
+    free, _ = torch.cuda.mem_get_info(context.device)
+    usable = _USABLE * (free + torch.cuda.memory_reserved(context.device))
+    return on_line((small, one), (2 * small, two), usable)
+
+
+def on_line(one: tuple[int, int], two: tuple[int, int], usable: float) -> int | None:
+    """The largest batch on the line through two (batch, bytes) that stays within `usable` bytes; None below 1."""
+    per_image = (two[1] - one[1]) / (two[0] - one[0])
+    if per_image <= 0:
+        return None
+    fitting = int((usable - one[1]) // per_image) + one[0]
+    return fitting if fitting >= 1 else None
+
+
+def _peaks(config: Config, context: ProcessContext, batch_sizes: tuple[int, ...]) -> list[int]:
+    """Bytes allocated at the peak of a training step, for each batch size."""
+    geometry = Geometry(samples=10**6, batch_size=config.data.batch_size, accum_iter=1, seed=config.seed)
+    learner = build_learner(config.with_model(pretrained=None), context, geometry, RunLogger(None, context))
+    _step(learner, batch_sizes[0])  # makes the moments
+    peaks = []
+    for batch_size in batch_sizes:
+        torch.cuda.reset_peak_memory_stats(context.device)
+        _step(learner, batch_size)
+        peaks.append(torch.cuda.max_memory_allocated(context.device))
+    return peaks
+
+
+def _step(learner: Learner, batch_size: int) -> None:
+    data, device, scaler = learner.config.data, learner.context.device, learner.precision.scaler
+    shape = (batch_size, data.image_channels, data.image_size, data.image_size)
+    targets = torch.zeros(batch_size, dtype=torch.int64, device=device)
+    micro_step_pass(learner, Batch(torch.zeros(shape, dtype=torch.uint8, device=device), targets), 0, 0, 1)
+    learner.weights.gather()
+    scaler.step(learner.optimizer)
+    scaler.update()
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.weights.publish(seed=0)

@@ -1,0 +1,51 @@
+"""Out of GPU memory: one line with model, batch, precision, and what would fit."""
+
+import pytest
+import torch
+from conftest import train
+
+from engine.memory import on_line
+from utils.errors import UserError
+
+
+def test_the_line_through_two_measurements():
+    def peak(batch: int) -> int:
+        return 300 + 7 * batch
+
+    for usable in (307, 1000, 12345):
+        fitting = on_line((4, peak(4)), (8, peak(8)), usable)
+        assert peak(fitting) <= usable < peak(fitting + 1)
+    assert on_line((4, peak(4)), (8, peak(8)), usable=306) is None
+    assert on_line((4, 500), (8, 500), usable=1000) is None  # no line
+
+
+@pytest.mark.parametrize(("peaks", "expected"), [((1300, 1600), "180 would fit"), (None, "not even small batches fit")])
+def test_the_message(digits_argv, cpu, monkeypatch, peaks, expected):
+    def short(*_) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore of it")
+
+    def measured(*_) -> tuple[int, int]:
+        return peaks or short()
+
+    monkeypatch.setattr("engine.trainer.train_one_epoch", short)
+    monkeypatch.setattr("engine.memory._peaks", measured)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (10000, 80000))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 5264)  # 0.95 of both is 1000 + 75 x 180
+    argv = ["-amp", "-amp_dtype=float16", *digits_argv]
+    with pytest.raises(UserError) as caught:
+        train(argv, cpu)
+    message = str(caught.value)
+    assert message.startswith("out of GPU memory with vit at -batch_size 64 in AMP O1 float16: ")
+    assert expected in message and message.endswith("(CUDA out of memory. Tried to allocate 2 GiB.)")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_said_to_fit_does(digits_argv):
+    from configs.load import load
+    from engine.memory import largest_batch
+    from utils.distributed import single
+
+    context = single()
+    torch.cuda.set_per_process_memory_fraction(0.05, context.device)
+    config = load([*digits_argv, "DATA.IMAGE_SIZE=224", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=12"]).config
+    assert largest_batch(config, context) > 1
