@@ -202,7 +202,7 @@ def _ranks() -> list[Fault]:
             Fault(f"rank {rank} killed", two, ended.format(rank), (1, 137), MULTI, hurt(signal.SIGKILL, rank), "failed")
             for rank in (0, 1)
         ),
-        Fault("rank 1 stands still", two, ended.format(1), (1,), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
+        Fault("rank 1 stands still", two, ended.format(1), (1, 137), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
         Fault("rank 1 ended from outside", two, None, (143,), MULTI, hurt(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is no image", (1,), MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "interrupted"),
