@@ -1,6 +1,8 @@
 """From the command line to one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
+import functools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from configs.schema import Config, Section
-from configs.strict_yaml import KeyPath, parse_scalar, read_yaml, write_yaml
+from configs.strict_yaml import KeyPath, parse_scalar, read_yaml, shortened, write_yaml
 from utils.errors import UserError, nearest
 
 _EXAMPLES = """examples:
@@ -106,12 +108,16 @@ def entry_parser(prog: str) -> Parser:
     return parser
 
 
+_MOST_FILES = 32  # that name each other twice over could be read 2 ** 32 times
+
+
 class _Layers:
     """Options by their YAML keys, laid over one another, each remembering where it came from."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[KeyPath, str] = {}
+        self.files = 0
 
     def lay(self, values: dict[str, Any], origins: dict[KeyPath, str]) -> None:
         if isinstance(values.get("AMP"), bool):
@@ -119,16 +125,33 @@ class _Layers:
         _merge(self.values, values)
         self.origins |= origins
 
-    def lay_file(self, path: Path, chain: tuple[Path, ...] = ()) -> None:
-        resolved = path.resolve()
-        if resolved in chain:
-            raise UserError(f"{path}: BASE runs in a circle: {' -> '.join(p.name for p in (*chain, resolved))}")
-        values, lines = read_yaml(path)
+    def lay_recipe(self, path: Path) -> None:
+        """A YAML file over the files that its BASE names, and theirs."""
+        roots = os.path.realpath(path.parent), os.path.realpath(".")
+        self._lay_file(path, roots, chain=(), named_in="")
+
+    def _lay_file(self, path: Path, roots: tuple[str, ...], chain: tuple[str, ...], named_in: str) -> None:
+        values, lines = read_yaml(path, named_in)
+        self.files += 1
+        chain = (*chain, os.path.realpath(path))
         bases = values.pop("BASE", None) or []
+        at_base = f"{path}:{lines.get(('BASE',))}: BASE"
         if not isinstance(bases, list) or not all(isinstance(base, str | None) for base in bases):
-            raise UserError(f"{path}:{lines['BASE',]}: BASE must be a list of files, relative to this one")
+            raise UserError(f"{at_base} must be a list of files, relative to this one")
         for base in filter(None, bases):
-            self.lay_file(path.parent / base, (*chain, resolved))
+            if not base.isprintable():
+                raise UserError(f"{at_base} {shortened(base)} is no name of a file; correct it")
+            where = os.path.realpath(path.parent / base)
+            if not any(Path(where).is_relative_to(root) for root in roots):
+                raise UserError(
+                    f"{at_base} {shortened(base)} leads out of {roots[0]}; put that file beside the recipe, or start "
+                    "in a folder that holds both"
+                )
+            if where in chain:
+                raise UserError(f"{at_base} runs in a circle: {' -> '.join(Path(p).name for p in (*chain, where))}")
+            if self.files >= _MOST_FILES:
+                raise UserError(f"{at_base} leads to more than {_MOST_FILES} files; write the options into fewer")
+            self._lay_file(path.parent / base, roots, chain, f"{at_base}: ")
         self.lay(values, {key: f"{path}:{line}" for key, line in lines.items()})
 
     def lay_key(self, dotted: str, value: Any, origin: str) -> None:
@@ -162,13 +185,13 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
     parser = entry_parser(prog)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        flag = unknown[0].partition("=")[0]
+        flag = unknown[0].partition("=")[0][:80]
         parser.error(f"unknown flag {flag}{nearest(flag, (f'-{name}' for name in vars(arguments)))}")
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     layers = _Layers()
     if arguments.cfg:
-        layers.lay_file(Path(arguments.cfg))
+        layers.lay_recipe(Path(arguments.cfg))
     for flag in (flag for flags in _FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
         if value is not None:
@@ -179,8 +202,10 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
     for option in arguments.opts:
         key, equals, text = option.partition("=")
         if not equals:
-            raise UserError(f"-opts {option}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
-        layers.lay_key(key, parse_scalar(text), f"-opts {option}")
+            raise UserError(f"-opts {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
+        if key not in _known_keys():
+            raise UserError(f"-opts: unknown key {key[:80]}{_nearest_key(key)}")
+        layers.lay_key(key, parse_scalar(text), f"-opts {key}")
     return Command(_validate(layers), arguments.dry_run, arguments.ngpus)
 
 
@@ -205,17 +230,21 @@ def _one_line(error: dict[str, Any], layers: _Layers) -> str:
         # Said by a section of its keys: the message opens with the key.
         path = (*path, *message.split()[0].rstrip(":").split("."))
         return f"{layers.origin(path)}{'.'.join(path)}{message[len(message.split()[0].rstrip(':')) :]}"
-    return f"{layers.origin(path)}{'.'.join(path)} is {error['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{layers.origin(path)}{'.'.join(path)} is {shortened(error['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _nearest_key(dotted: str) -> str:
-    known = list(_keys(Config, ""))
     leaf = dotted.rpartition(".")[2]
-    same_leaf = [key for key in known if key.rpartition(".")[2] == leaf.upper()]
-    return f"; did you mean {same_leaf[0]}?" if same_leaf else nearest(dotted, known)
+    same_leaf = [key for key in _known_keys() if key.rpartition(".")[2] == leaf.upper()]
+    return f"; did you mean {same_leaf[0]}?" if same_leaf else nearest(dotted, _known_keys())
 
 
-def _keys(section: type[Section], prefix: str) -> Any:
+@functools.cache
+def _known_keys() -> tuple[str, ...]:
+    return tuple(_keys(Config, ""))
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[str]:
     for field in section.model_fields.values():
         nested = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
         yield prefix + field.alias

@@ -6,7 +6,7 @@ defaults of PaddleViT are kept; see its `config.py` for the originals. This modu
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 def _as_tuple(value: Any) -> Any:
@@ -19,12 +19,18 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _file_name(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("no name holds a zero byte")
+    return path
+
+
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _as_tuple(value))
 ]
-Path = Annotated[str, Field(min_length=1)]
+Path = Annotated[str, Field(min_length=1), AfterValidator(_file_name)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -168,7 +174,7 @@ class Model(Section):
     @field_validator("name")
     @classmethod
     def _name_is_a_file_name(cls, name: str) -> str:
-        if not name or "/" in name:
+        if not name or "/" in name or not name.isprintable():
             raise ValueError("must be a plain name")
         return name
 

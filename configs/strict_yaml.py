@@ -4,7 +4,10 @@ PyYAML alone takes `3e-3` for a string, the last of two equal keys, `on` for Tru
 objects from tags.
 """
 
+import os
 import re
+import reprlib
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,14 @@ from utils.errors import UserError
 
 KeyPath = tuple[str, ...]
 
-_NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
+LARGEST_BYTES = 1 << 16  # twenty times the longest recipe, and half a second of PyYAML's time
+_LONGEST_NUMBER, _LONGEST_KEY = 100, 100  # characters
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+_TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
+_NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
+_SCALARS = (_NULL, _BOOL, _INT, _FLOAT, _STR)
 # `None` is no YAML, but what PaddleViT's users write.
 _RESOLVERS = (
     (_NULL, r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
@@ -51,33 +61,49 @@ def write_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Reads a mapping from a YAML file.
+def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """Reads a mapping from a YAML file; `named_in` opens the error if there is no such file.
 
     Returns:
         the values, and the line (from 1) of every key by its path, e.g. ("TRAIN", "BASE_LR").
     Raises:
-        UserError: the file cannot be read, is no YAML or no mapping; names the file and the line.
+        UserError: the file cannot be read, is too large, no YAML or no mapping; names the file and the line.
     """
+    text = _read_text(path, named_in)
+    lines: dict[KeyPath, int] = {}
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-        lines: dict[KeyPath, int] = {}
+        node = yaml.compose(text, Loader=_StrictLoader)
         if node is None:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"{path}:1: expected `KEY: value` lines, found something else")
         return _construct(node, (), lines), lines
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text file in UTF-8") from None
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for an escape or a %YAML out of range
         raise UserError(f"{path}: is no YAML: {str(error).splitlines()[0]}") from None
+
+
+def _read_text(path: Path, named_in: str) -> str:
+    try:
+        # Looked at before it is opened: a pipe would be waited for.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UserError(f"{named_in}{path}: is no file but a folder or a device; give a YAML file")
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if len(data) > LARGEST_BYTES:
+        raise UserError(
+            f"{path}: is larger than {LARGEST_BYTES} bytes, which no recipe is; give a YAML file of options"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is no text file in UTF-8") from None
 
 
 def parse_scalar(text: str) -> Any:
@@ -89,16 +115,23 @@ def parse_scalar(text: str) -> Any:
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
         return None if node is None else _construct(node, (), {})
-    except (yaml.YAMLError, RecursionError):
-        raise UserError(f"{text!r} cannot be read as a value") from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
+        raise UserError(f"{shortened(text)} cannot be read as a value") from None
+
+
+def shortened(value: Any) -> str:
+    """The value as a message shows it."""
+    return _SHORT.repr(value)
 
 
 def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, path, lines)
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
         return [_construct(child, path, lines) for child in node.value]
     text = node.value
+    if node.tag in (_INT, _FLOAT) and len(text) > _LONGEST_NUMBER:
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
     try:
         match node.tag:
             case t if t == _STR:
@@ -113,15 +146,17 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
                 return float(text)
     except ValueError as error:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
-    raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} is not allowed", problem_mark=node.start_mark)
+    raise yaml.MarkedYAMLError(problem=f"the tag {shortened(node.tag)} is not allowed", problem_mark=node.start_mark)
 
 
 def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _SCALARS:
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
         key = key_node.value
+        if len(key) > _LONGEST_KEY or not key.isprintable():
+            raise yaml.MarkedYAMLError(problem=f"{shortened(key)} is no key", problem_mark=key_node.start_mark)
         key_path = (*path, key)
         line = key_node.start_mark.line + 1
         if key in values:

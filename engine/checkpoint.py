@@ -135,7 +135,7 @@ def _first_good(candidates: list[Path]) -> Found:
 def _newest_first(paths: Iterator[Path]) -> list[Path]:
     """One name of each file."""
     by_file = {path.stat().st_ino: path for path in sorted(paths)}
-    return sorted(by_file.values(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return sorted(by_file.values(), key=lambda path: (path.stat().st_mtime_ns, path.name == LAST), reverse=True)
 
 
 def saved_best(folder: Path) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ _GOOGLE = {
     rf"Transformer/encoder_norm/{_GOOGLE_KIND}": r"norm.\1",
     rf"head/{_GOOGLE_KIND}": r"head.\1",
 }
+_MOST_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
 
 
@@ -94,7 +95,8 @@ def _unstacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     result = {}
     for name, tensor in state.items():
         if name.startswith("Transformer/encoderblock/"):
-            result |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(tensor)}
+            blocks = tensor[:_MOST_BLOCKS]  # of no numbers each there can be any number
+            result |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(blocks)}
         else:
             result[name] = tensor
     return result

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ State = dict[str, torch.Tensor]
 
 _CONTAINERS = ("ema", "model", "state_dict")  # the first that is there holds the weights
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
+_FREE_BYTES, _MOST_GROWTH = 1 << 26, 20  # what an archive may unpack to: zeros shrink, trained numbers do not
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -91,8 +93,25 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> li
     return lines
 
 
+def _unpacked_bytes(file: Path) -> int:
+    """How much a ZIP archive, or another file, holds.
+
+    Raises:
+        UserError: it is an archive that unpacks to many times its size, as no weights do.
+    """
+    size = file.stat().st_size
+    if not zipfile.is_zipfile(file):
+        return size
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > _FREE_BYTES + _MOST_GROWTH * size:
+        raise UserError(f"{file}: would unpack from {size} to {unpacked} bytes, which no weights do; give another file")
+    return unpacked
+
+
 def _read_torch(file: Path) -> State:
     verify(file)
+    held_bytes = _unpacked_bytes(file)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -103,7 +122,7 @@ def _read_torch(file: Path) -> State:
     state = _unwrapped(file, content)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
-        if not _is_backed(tensor):
+        if not _is_backed(tensor, held_bytes):
             raise UserError(f"{file}: {few([name])} claims numbers that the file does not hold; give another file")
     return _without_wrapper_prefixes(tensors)
 
@@ -118,11 +137,12 @@ def _unwrapped(file: Path, content: Any) -> dict:
     return content
 
 
-def _is_backed(tensor: torch.Tensor) -> bool:
-    """Stride 0 makes 10^12 numbers of four bytes, and meta or sparse tensors need none: do not touch such."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+def _is_backed(tensor: torch.Tensor, held_bytes: int) -> bool:
+    """Stride 0 makes 10^12 numbers of four bytes, meta or sparse tensors need none, and torch makes a storage as large
+    as a tensor says: do not touch such."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= held_bytes
 
 
 def _without_wrapper_prefixes(state: State) -> State:
@@ -135,6 +155,7 @@ def _read_safetensors(file: Path) -> State:
 
 
 def _read_npz(file: Path) -> State:
+    _unpacked_bytes(file)
     with np.load(file, allow_pickle=False) as archive:
         prefix = next((prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files), None)
         if prefix is None:
@@ -167,7 +188,9 @@ def _fit_pos_embed(model: nn.Module, found: State, own: State) -> list[str]:
     """Interpolates a square grid; what cannot be interpolated is left for the check of shapes to refuse."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     theirs, ours = found.get("pos_embed"), own.get("pos_embed")
-    if grid is None or theirs is None or ours is None or theirs.shape == ours.shape or theirs.ndim != 3:
+    if grid is None or theirs is None or ours is None or theirs.shape == ours.shape:
+        return []
+    if theirs.ndim != 3 or theirs.shape[2] != ours.shape[2] or theirs.dtype not in _FLOATING:
         return []
     extra_tokens = ours.shape[1] - math.prod(grid)  # class token and the like, which have no place in the grid
     patches = theirs.shape[1] - extra_tokens

@@ -1,6 +1,9 @@
 """The other families -> timm's names and arguments."""
 
+import copy
+
 import timm
+import torch
 from torch import nn
 
 from configs.schema import Config
@@ -27,11 +30,34 @@ def build_timm(config: Config) -> nn.Module:
     rates = ("drop_rate", "drop_path_rate", "attn_drop_rate")
     arguments = {key: value for key, value in arguments.items() if key not in rates or value}
     try:
-        return _create(model.name, arguments, pretrained=model.pretrained == "timm")
+        built = _create(model.name, arguments, pretrained=model.pretrained == "timm")
     except TypeError as error:
         raise UserError(f"MODEL.NAME {model.name} does not take an option that was set: {error}") from None
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"MODEL.NAME {model.name} cannot be built: {str(error).splitlines()[0]}") from None
+    except (OSError, RuntimeError, AssertionError) as error:
+        raise UserError(f"MODEL.NAME {model.name} cannot be built: {_first_line(error)}") from None
+    _check_image_size(built, config)
+    return built
+
+
+def _check_image_size(model: nn.Module, config: Config) -> None:
+    """Some families find out in their forward pass only that a size is none for them.
+
+    It is tried without memory first; what fails there may be a model that cannot do without, and is tried for real.
+    """
+    data = config.data
+    for device in ("meta", "cpu"):
+        image = torch.empty((1, data.image_channels, data.image_size, data.image_size), device=device)
+        try:
+            with torch.no_grad():
+                copy.deepcopy(model).eval().to(device)(image)
+            return
+        except (RuntimeError, AssertionError) as error:
+            reason = _first_line(error)
+    raise UserError(f"DATA.IMAGE_SIZE {data.image_size}: MODEL.NAME {config.model.name} does not take it: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:

@@ -1,5 +1,6 @@
 """From files and flags to one `Config`: the order, the types, and one line for every mistake."""
 
+import os
 import re
 import subprocess
 import sys
@@ -139,7 +140,22 @@ YAML_MISTAKES = {
     "no meaning": ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 3}", r"MODEL.DEPTH has no meaning for TYPE timm"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
-    "digits": ("SEED: " + "9" * 5000, r":1: "),
+    "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
+    "hex digits": ("SEED: 0x" + "9" * 5000, r":1: a number of 5002 characters"),
+    "large number": ("SEED: " + "9" * 100, r":1: SEED is 9+\.\.\.9+: "),
+    "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
+    "long key": ("X" * 900 + ": 1", r":1: 'X{20,40}\.\.\.X{20,40}' is no key"),
+    "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is no key"),
+    "tag of a list": ("SAVE: !!python/object/apply:os.system [ls]", r":1: the tag .* is not allowed"),
+    "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
+    "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': no name holds a zero byte"),
+    "half a character": (r'SAVE: "\ud800"', r":1: SAVE is '.ud800': .*unicode"),
+    "no character": (r'SAVE: "\Uffffffff"', r": is no YAML"),
+    "version": ("%YAML 1." + "9" * 5000 + "\n---\nSEED: 1", r": is no YAML|found"),
+    "large": ("# " + "x" * 70000, r": is larger than 65536 bytes"),
+    "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE 'a\\x00b' is no name of a file"),
+    "no base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
+    "folder as base": ("BASE: [.]", r":1: BASE: .*: is no file but a folder"),
 }
 
 
@@ -161,6 +177,8 @@ FLAG_MISTAKES = {
     "opts value": (["-opts", "SEED=[1"], r"cannot be read as a value"),
     "dtype": (["-amp_dtype=int8"], r"-amp_dtype: AMP.DTYPE is 'int8'"),
     "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
+    "opts deep": (["-opts", "SEED" + ".a" * 9000 + "=1"], r"unknown key SEED(\.a){30,40}$"),
+    "opts number": (["-opts", "SEED=" + "1" * 9000], r"'1+\.\.\.1+' cannot be read as a value"),
     "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
 }
 
@@ -173,8 +191,44 @@ def test_mistakes_in_flags(mistake):
 
 def test_base_in_a_circle_is_named(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
-    write(tmp_path, "b.yaml", "BASE: ['a.yaml']")
-    assert "a.yaml -> b.yaml -> a.yaml" in error_of(f"-cfg={tmp_path / 'a.yaml'}")
+    write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")
+    message = error_of(f"-cfg={tmp_path / 'a.yaml'}")
+    assert "b.yaml:2: BASE runs in a circle: a.yaml -> b.yaml -> a.yaml" in message
+
+
+@pytest.mark.parametrize("base", ["../secret.yaml", "{root}/secret.yaml", "link.yaml", "folder/../../secret.yaml"])
+def test_base_does_not_lead_out(tmp_path, base):
+    write(tmp_path, "secret.yaml", "SEED: 7")
+    (recipes := tmp_path / "recipes").mkdir()
+    (recipes / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    recipe = write(recipes, "a.yaml", f"SEED: 1\nBASE: [{base.format(root=tmp_path)}]")
+    assert f"{recipe}:2: BASE '" in (message := error_of(f"-cfg={recipe}"))
+    assert f"leads out of {recipes}" in message
+
+
+def test_base_may_lie_below_the_working_directory_or_beside_the_recipe(tmp_path, monkeypatch):
+    base = write(tmp_path, "base.yaml", "SEED: 7")
+    for folder, name in ((tmp_path, base), (tmp_path / "recipes", "../base.yaml")):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        assert load([f"-cfg={write(folder, 'a.yaml', f'BASE: [{name}]')}"]).config.seed == 7
+
+
+@pytest.mark.parametrize("chain", [1, 2], ids=["deep", "twice over"])
+def test_base_leads_to_a_bounded_number_of_files(tmp_path, chain):
+    for number in range(40):
+        write(tmp_path, f"{number}.yaml", f"BASE: [{', '.join([f'{number + 1}.yaml'] * chain)}]")
+    write(tmp_path, "40.yaml", "SEED: 1")
+    assert "BASE leads to more than 32 files" in error_of(f"-cfg={tmp_path / '0.yaml'}")
+
+
+def test_a_recipe_that_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    for path in (tmp_path / "pipe.yaml", "/dev/zero", tmp_path):
+        assert "is no file but a folder or a device" in error_of(f"-cfg={path}")
+    assert "Too many levels of symbolic links" in error_of(f"-cfg={tmp_path / 'loop.yaml'}")
+    assert "cannot be read" in error_of("-cfg=a\0b.yaml")
 
 
 def test_error_in_a_base_file_names_that_file(tmp_path):

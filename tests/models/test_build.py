@@ -151,3 +151,10 @@ def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(reference["images"]))
     assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "size"), [("convnext_atto", 16), ("maxvit_tiny_rw_224", 100)])
+def test_a_size_that_timm_refuses_in_the_forward_pass_only(name, size):
+    config = load([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
+    with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: MODEL\.NAME {name} does not take it: \w"):
+        build_model(config, CPU)

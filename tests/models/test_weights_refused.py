@@ -1,12 +1,14 @@
 """What is wrong with a file, or does not fit the model, is told in one line, and the model stays as it was."""
 
 import pickle
+import re
+import zipfile
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from weight_files import paddle_state, pickled, random_vit, refusal, small_vit, written
+from weight_files import google_arrays, paddle_state, pickled, random_vit, refusal, small_vit, written
 
 from models.weights import load_pretrained, read_weights
 from utils.errors import UserError
@@ -185,10 +187,29 @@ def test_pdparams_with_a_shape_beyond_its_bytes(tmp_path):
     assert "is damaged" in refusal(tmp_path / "vit.pdparams")
 
 
-def test_pdparams_that_claims_to_remember_more_than_there_is(tmp_path):
-    """The unpickler would make room for all of them: 2 ** 24 take 256 MB, 2 ** 32 the whole machine."""
-    (tmp_path / "vit.pdparams").write_bytes(b"\x80\x04}r" + (2**24).to_bytes(4, "little") + b".")
-    assert "is damaged" in refusal(tmp_path / "vit.pdparams")
+NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the same, sixty times over
+BOMBS = {
+    "remembers more than there is": b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".",
+    "a key that takes for ever to hash": b"\x80\x04}" + NESTED + b"Ns.",
+    "a set": b"\x80\x04(" + NESTED + b"\x91.",
+    "a text of 2 ** 60 bytes": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
+    "bytes in an encoding of its choice": b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.",
+    "a dict of pairs": b"\x80\x02ccollections\nOrderedDict\n((" + NESTED + b"Ntl\x85R.",
+    "many operations": b"\x80\x04" + b"}" * 3 * 10**6 + b".",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_pdparams_take_no_more_time_and_memory_than_their_size(tmp_path, bomb):
+    """An unpickler would take all memory, or the rest of the day, over each of these."""
+    (tmp_path / "vit.pdparams").write_bytes(BOMBS[bomb])
+    assert re.search("is damaged|holds nothing", refusal(tmp_path / "vit.pdparams"))
+
+
+def test_pdparams_with_one_array_under_many_names(tmp_path):
+    array = np.ones(10**5, "f4")
+    path = pickled(tmp_path / "vit.pdparams", {f"layer{i}": array for i in range(2000)})
+    assert "has the same numbers in many places" in refusal(path)
 
 
 @pytest.mark.parametrize("content", [None, [1], {"model": 3}, np.ones(3)])
@@ -207,6 +228,29 @@ def test_npz_with_a_shape_beyond_its_bytes(tmp_path):
     assert shape in content
     path.write_bytes(content.replace(shape, absurd))
     assert "is damaged" in refusal(path)
+
+
+@pytest.mark.parametrize("ending", ["npz", "pth"])
+def test_archives_that_unpack_to_many_times_their_size(tmp_path, ending):
+    with zipfile.ZipFile(tmp_path / f"vit.{ending}", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(10**8))
+    assert "would unpack from" in refusal(tmp_path / f"vit.{ending}")
+
+
+def test_npz_with_any_number_of_blocks_of_no_numbers(tmp_path):
+    arrays = google_arrays(random_vit(), stacked=True)
+    arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "f4")
+    np.savez(tmp_path / "vit.npz", **arrays)
+    assert "blocks.0.norm1.weight 0, not 48" in refusal(tmp_path / "vit.npz")
+
+
+def test_a_tensor_larger_than_its_storage_in_the_file(tmp_path):
+    """torch makes the storage of a file of its old format larger, of whatever lies in memory there."""
+    torch.save(random_vit().state_dict(), tmp_path / "vit.pth", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "vit.pth").read_bytes()
+    assert content.count(b"K\nK0\x86") == 1
+    (tmp_path / "vit.pth").write_bytes(content.replace(b"K\nK0\x86", b"J\0\0\1\0K0\x86"))
+    assert re.search("head.weight claims numbers|is damaged", refusal(tmp_path / "vit.pth"))
 
 
 def test_npz_of_something_else(tmp_path):

@@ -1,0 +1,49 @@
+"""What SECURITY.md promises of the sources: no reader that can run code, each safe one said to be so explicitly."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [
+    path for folder in ("configs", "models", "datasets", "engine", "utils") for path in (ROOT / folder).glob("*.py")
+]
+SOURCES += [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
+MUST_SAY = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
+FORBIDDEN = {"pickle.load", "pickle.loads", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"}
+
+
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_reader_that_can_run_code(path):
+    for call in calls(path):
+        name = ast.unparse(call.func)
+        assert name not in FORBIDDEN, f"{path.name}:{call.lineno}"
+        said = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
+        for key, value in MUST_SAY.get(name, {}).items():
+            assert said.get(key) is value, f"{path.name}:{call.lineno}: {name} without {key}={value}"
+
+
+def test_yaml_is_composed_by_safe_loaders_alone():
+    from yaml import SafeDumper, SafeLoader
+
+    from configs import strict_yaml
+
+    assert issubclass(strict_yaml._StrictLoader, SafeLoader) and issubclass(strict_yaml._StrictDumper, SafeDumper)
+    loaders = [
+        {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}.get("Loader")
+        for path in SOURCES
+        for call in calls(path)
+        if ast.unparse(call.func) == "yaml.compose"
+    ]
+    assert loaders and set(loaders) == {"_StrictLoader"}
+
+
+def test_tensorboard_is_written_and_not_served():
+    for path in SOURCES:
+        text = path.read_text()
+        assert "tensorboard.program" not in text and "0.0.0.0" not in text, path.name
