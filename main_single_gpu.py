@@ -17,8 +17,8 @@ def main(argv: list[str]) -> int:
     command = load(argv, SCRIPT)
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script is one process; start main_multi_gpu.py")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("this script is one process, and a launcher started several; start main_multi_gpu.py")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError("WORLD_SIZE: this script is one process, a launcher started several; start main_multi_gpu.py")
     from engine.run import run  # torch loads only after the options were found right
     from utils.distributed import single
 

@@ -1,49 +1,14 @@
 """CIFAR's official batches, which are pickles of Python 2, read without running anything they ask for."""
 
-import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import open_regular
+from utils.plain_pickle import ArrayRecord, read_plain_pickle
 
 _IMAGE_SHAPE = (3, 32, 32)
-
-
-class _PickledArray:
-    """What a pickled array says of itself. Its numbers stay bytes, which Python 3 reads as a text of Latin-1."""
-
-    def __setstate__(self, state: tuple) -> None:
-        _, self.shape, _, self.column_major, self.data = state
-
-    def pixels(self) -> np.ndarray:
-        """uint8 (N, 3072)"""
-        data = self.data.encode("latin1") if isinstance(self.data, str) else self.data
-        return np.frombuffer(data, dtype=np.uint8).reshape(self.shape, order="F" if self.column_major else "C")
-
-
-class _PickledDtype:
-    def __setstate__(self, state: tuple) -> None:
-        pass
-
-
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
-    ("numpy", "ndarray"): _PickledArray,
-    ("numpy", "dtype"): lambda *_: _PickledDtype(),
-    ("_codecs", "encode"): str.encode,
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, texts, lists and dicts load as they are, arrays as inert records; whatever else is named, fails."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _STAND_INS[module, name]
 
 
 def read_class_names(file: Path, key: str) -> list[str]:
@@ -59,7 +24,7 @@ def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray
     content = _read(file)
     try:
         labels = np.array(content[label_key], dtype=np.int64)
-        images = content["data"].pixels().reshape(len(labels), *_IMAGE_SHAPE)
+        images = _pixels(content["data"]).reshape(len(labels), *_IMAGE_SHAPE)
     except Exception as error:  # a pickle may hold anything in their place
         raise UserError(f"{file}: does not hold data and {label_key} of CIFAR; unpack the archive again") from error
     if labels.min() < 0 or labels.max() >= num_classes:
@@ -67,10 +32,16 @@ def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray
     return images, labels
 
 
+def _pixels(array: ArrayRecord) -> np.ndarray:
+    """uint8 (N, 3072)"""
+    order = "F" if array.column_major else "C"
+    return np.frombuffer(array.data(), dtype=np.uint8).reshape(array.shape, order=order)
+
+
 def _read(file: Path) -> dict:
     try:
-        with open(file, "rb") as stream:
-            content = _PlainUnpickler(stream, encoding="latin1").load()
+        with open_regular(file) as stream:
+            content = read_plain_pickle(stream)
     except OSError as error:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); unpack CIFAR's Python version into DATA.DATA_PATH"

@@ -4,6 +4,7 @@ Mistakes are collected, so that one look tells all; only what leaves nothing to 
 """
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import UserError
+from utils.files import open_regular
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LABEL_DIGITS = 6  # a longer label is a slip, and would make as many classes
@@ -207,7 +209,9 @@ def _file_names(folder: Path) -> set[str] | None:
 
 def _lines(file: Path) -> Iterator[str]:
     try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
+        with io.TextIOWrapper(
+            open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline=None
+        ) as lines:
             yield from lines
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); check DATA.DATA_PATH and DATA.DATASET") from error

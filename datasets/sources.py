@@ -17,6 +17,7 @@ from datasets.cifar import read_batch, read_class_names
 from datasets.decode import decode_image
 from datasets.listing import Listing, class_names_in, missing_files, read_class_folders, read_list, read_table
 from utils.errors import UserError
+from utils.files import open_regular
 
 _MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit colour
 _MAX_ACCESS_CHECKS = 50_000
@@ -67,7 +68,7 @@ class ImageFiles(Samples):
     def image(self, index: int, channels: int) -> torch.Tensor:
         path = self.root / self.paths[index]
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size > _MAX_FILE_BYTES:
                     raise ValueError(f"{size / 1e6:.0f} MB are no photograph's")

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from models.weights import is_backed
 from utils.errors import UserError
 from utils.run_folder import is_run_folder
-from utils.sealed import put_beside, save_sealed, stored_bytes, verify
+from utils.sealed import put_beside, save_sealed, stored_bytes, tensors_in, verify
 
 FORMAT = 3
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
@@ -163,6 +164,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        held_bytes = path.stat().st_size
+        backed = all(is_backed(tensor, held_bytes) for tensor in tensors_in(state))
     except Exception as error:  # what is sealed but no archive of torch's makes it raise nearly anything
         raise UserError(f"{path}: is no checkpoint of ours ({type(error).__name__}); take another") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -170,8 +173,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
     if wrong:
         raise UserError(f"{path}: is no checkpoint of ours, for {', '.join(wrong)} is missing or of a wrong type")
+    if not backed:
+        raise UserError(f"{path}: claims numbers that the file does not hold; take another")
     for key in ("model", "ema"):
-        for name, tensor in (state.get(key) or {}).items():
+        for name, tensor in (state[key] or {}).items():
+            if not isinstance(tensor, torch.Tensor):
+                raise UserError(f"{path}: is no checkpoint of ours, for {key} {name} is no tensor")
             if not tensor.isfinite().all():
                 raise UserError(f"{path}: holds NaN or infinite values in {key} {name}; take one from before")
     return state

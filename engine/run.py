@@ -1,5 +1,6 @@
 """What an entry script starts: training, evaluation, or a dry run."""
 
+import os
 import shlex
 import time
 from contextlib import nullcontext
@@ -49,7 +50,15 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
     except torch.OutOfMemoryError as error:
         shortage = str(error)  # what it holds must go before anything can be measured
     except OSError as error:
-        raise UserError(f"{error.filename or 'the system'}: {error.strerror or error}") from error
+        where = os.fsdecode(error.filename) if error.filename else "the system"
+        raise UserError(f"{where}: {error.strerror or error}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise UserError(
+            f"out of host memory with {config.model.name} at -batch_size {config.data.batch_size} and "
+            f"DATA.IMAGE_SIZE {config.data.image_size}; lower them, or raise -accum_iter"
+        ) from error
     finally:
         end_children()
     if shortage is not None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -250,7 +251,8 @@ class Trainer:
                 learner.ema.module.load_state_dict(checkpoint["ema"])
             load_optimizer(learner.optimizer, checkpoint["optimizer"])
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"-resume: the checkpoint is of another model: {error}") from None
+            first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
+            raise UserError(f"-resume: the checkpoint is of another model: {first}; make MODEL as it was") from None
         learner.precision.load_state_dict(checkpoint["precision"])
         self.progress = self._progress(checkpoint["epoch"])
         self.progress.done_steps = done_steps

@@ -122,7 +122,7 @@ def _read_torch(file: Path) -> State:
     state = _unwrapped(file, content)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
-        if not _is_backed(tensor, held_bytes):
+        if not is_backed(tensor, held_bytes):
             raise UserError(f"{file}: {few([name])} claims numbers that the file does not hold; give another file")
     return _without_wrapper_prefixes(tensors)
 
@@ -137,7 +137,7 @@ def _unwrapped(file: Path, content: Any) -> dict:
     return content
 
 
-def _is_backed(tensor: torch.Tensor, held_bytes: int) -> bool:
+def is_backed(tensor: torch.Tensor, held_bytes: int) -> bool:
     """Stride 0 makes 10^12 numbers of four bytes, meta or sparse tensors need none, and torch makes a storage as large
     as a tensor says: do not touch such."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:

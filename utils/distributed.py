@@ -61,7 +61,7 @@ def connected() -> Iterator[ProcessContext]:
     follow_launcher()
     os.environ.update(launch.variables())
     rank, local_rank, world_size, local_world_size = (
-        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        _number(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
     store = _meet()
     with ending_together(store):
@@ -136,6 +136,12 @@ def limit_waiting(context: ProcessContext, seconds: float) -> None:
     if context.world_size > 1:
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # its older name
         set_timeout(timedelta(seconds=seconds))
+
+
+def _number(name: str) -> int:
+    if not os.environ[name].isdecimal():
+        raise UserError(f"{name} is {os.environ[name]!r}: must be a whole number; launchers set it, else unset it")
+    return int(os.environ[name])
 
 
 def _meet() -> dist.Store:

@@ -7,7 +7,7 @@ ordinary one that `torch.load` reads.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,13 +70,18 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def stored_bytes(content: Any) -> int:
-    """What the tensors in nested dicts and lists take."""
+def tensors_in(content: Any) -> Iterator[torch.Tensor]:
+    """In nested dicts, lists and tuples."""
     if isinstance(content, torch.Tensor):
-        return content.numel() * content.element_size()
-    if isinstance(content, dict):
-        content = content.values()
-    return sum(map(stored_bytes, content)) if isinstance(content, Iterable) and not isinstance(content, str) else 0
+        yield content
+    elif isinstance(content, dict | list | tuple):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from tensors_in(part)
+
+
+def stored_bytes(content: Any) -> int:
+    """What its tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(content))
 
 
 def _write_sealed(file: BinaryIO, content: Any) -> None:

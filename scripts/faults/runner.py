@@ -21,7 +21,6 @@ SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
 Provoke = Callable[[Scene], Sequence[str]]
 _MARKER = "AMPVIT_FAULT"  # in the environment of all processes of a fault
 _START_SECONDS = 90.0
-_GRACE_SECONDS = 3.0  # for helpers of a process that has ended
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Fault:
     says: str | None = None  # something that must be among what is printed
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
+    grace_seconds: float = 3.0  # for helpers of a process that has ended
 
     @property
     def expected(self) -> str:
@@ -184,7 +184,7 @@ def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -
     except subprocess.TimeoutExpired:
         outcome.problems.append("it hung")
     outcome.seconds = time.monotonic() - running.fault_time
-    outcome.problems += _leftovers(marker)
+    outcome.problems += _leftovers(marker, fault.grace_seconds)
     process.wait()
     _judge(fault, outcome, scene, process.returncode, (folder / "printed").read_text(errors="replace"))
     if outcome.seconds > limit_seconds:
@@ -192,9 +192,9 @@ def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -
     return outcome
 
 
-def _leftovers(marker: str) -> list[str]:
+def _leftovers(marker: str, grace_seconds: float) -> list[str]:
     """Ends what is left of the processes, and says so."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+    deadline = time.monotonic() + grace_seconds
     while (left := marked_processes(marker)) and time.monotonic() < deadline:
         time.sleep(0.05)
     names = [_read(process, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:80] for process in left]

@@ -208,7 +208,9 @@ def _ranks() -> list[Fault]:
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _sending(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
-        Fault("the launcher killed", two, None, (137,), MULTI, _sending(signal.SIGKILL)),
+        Fault(
+            "the launcher killed", two, None, (137,), MULTI, _sending(signal.SIGKILL), "interrupted", grace_seconds=12
+        ),
         Fault("the port is taken", port_taken, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
     ]
 
