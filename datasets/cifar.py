@@ -6,7 +6,7 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files import open_regular
-from utils.plain_pickle import ArrayRecord, read_plain_pickle
+from utils.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
 _IMAGE_SHAPE = (3, 32, 32)
 
@@ -46,6 +46,8 @@ def _read(file: Path) -> dict:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); unpack CIFAR's Python version into DATA.DATA_PATH"
         ) from error
+    except ForbiddenName as error:
+        raise UserError(f"{file}: is no batch of CIFAR (it asks for {error}); unpack the archive again") from error
     except Exception as error:  # on damaged files pickle raises nearly anything
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: is no batch of CIFAR ({reason}); unpack the archive again") from error

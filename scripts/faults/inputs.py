@@ -248,9 +248,9 @@ def _images() -> list[Fault]:
             replaced(_encoded(np.ones((8, 8), "f4"), "TIFF")),
             r"3\.jpg: cannot be decoded \(floating-point",
         ),
-        "missing": (_without_image, r"3\.jpg: cannot be read \(No such file"),
-        "a folder": (folder_for_an_image, r"3\.jpg: cannot be read \(Is a directory"),
-        "a pipe": (pipe_for_an_image, r"3\.jpg: cannot be read"),
+        "missing": (_without_image, r"train_list.txt:7: 'train/cat/3\.jpg' is no file"),
+        "a folder": (folder_for_an_image, r"3\.jpg' is no file"),
+        "a pipe": (pipe_for_an_image, r"3\.jpg' is no file"),
         "not to be read": (forbidden, r"3\.jpg: cannot be read \(Permission denied"),
     }
     return [
@@ -260,6 +260,14 @@ def _images() -> list[Fault]:
             replaced(_encoded(np.arange(64, dtype="u2").reshape(8, 8) * 900, "PNG")),
             None,
             status=(0,),
+        ),
+        Fault(
+            "image: text, to be skipped",
+            replaced(b"hello", "train/cat/3.jpg", "DATA.ON_BAD_IMAGE=skip"),
+            None,
+            (0,),
+            state="finished",
+            says="1 of 24 training images could not be read and were skipped",
         ),
     ]
 

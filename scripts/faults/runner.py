@@ -205,7 +205,7 @@ def _leftovers(marker: str, grace_seconds: float) -> list[str]:
 
 def _judge(fault: Fault, outcome: Outcome, scene: Scene, status: int, printed: str) -> None:
     status = 128 - status if status < 0 else status
-    errors = [line.removeprefix("error: ") for line in printed.splitlines() if line.startswith("error: ")]
+    errors = [re.sub(r"\n +", " / ", found) for found in re.findall(r"^error: (.*(?:\n  .*)*)", printed, re.MULTILINE)]
     state = _state(scene)
     outcome.seen = ", ".join([f"status {status}", *([f"state {state}"] if fault.state else []), *errors[:1]])
     problems = outcome.problems

@@ -1,5 +1,6 @@
 """Faults that befall a run: damaged checkpoints, full disks, signals, ranks and workers that die or stand still."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -74,9 +75,26 @@ def _checkpoints() -> list[Fault]:
             r"NUM_EPOCHS 1: the checkpoint has 2 already",
         ),
     }
+
+    def of_a_folder(scene: Scene) -> list[str]:
+        return scene.digits("TRAIN.NUM_EPOCHS=3", flags=(f"-resume={flipped(scene.run_copy() / 'last.pth').parent}",))
+
+    def held_by_another(scene: Scene) -> list[str]:
+        folder = scene.run_copy()
+        scene.lock = open(folder / ".lock", "a")  # noqa: SIM115  # for as long as the scene lives
+        fcntl.flock(scene.lock, fcntl.LOCK_EX)
+        return scene.digits(flags=(f"-resume={folder}",))
+
+    def inside_an_epoch(scene: Scene) -> list[str]:
+        last = scene.edited_checkpoint(epoch=1, done_steps=3)
+        return scene.digits("DATA.BATCH_SIZE=80", flags=(f"-resume={last}",))
+
     longer = "TRAIN.NUM_EPOCHS=3"
     return [
         *(Fault(f"checkpoint: {name}", provoke, line) for name, (provoke, line) in table.items()),
+        Fault("resume: another run holds the folder", held_by_another, r"train-.*: is in use by"),
+        Fault("resume: another batch size, inside an epoch", inside_an_epoch, r"seen 192 samples .* steps of 80"),
+        Fault("resume a folder: the last is damaged", of_a_folder, None, (0,), state="finished", says="passed over"),
         Fault("resume auto: the last is damaged", auto(flipped, longer), None, (0,), state="finished"),
         Fault("resume auto: the last is cut short", auto(truncated, longer), None, (0,), state="finished"),
         Fault(
@@ -195,6 +213,12 @@ def _ranks() -> list[Fault]:
         running.wait_for("Epoch[002")
         running.send_to_all(signal.SIGINT)
 
+    def restarted(scene: Scene) -> list[str]:
+        return scene.digits("TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1", "SAVE_FREQ_STEPS=5", flags=("-resume=auto",))
+
+    torchrun = 'python=$1; shift; exec "$python" -m torch.distributed.run --standalone --nproc_per_node=2 '
+    elastic, torchrun = (f'{torchrun} {more} "$@" 2>/dev/null' for more in ("--max-restarts=2", ""))
+    killed, terminated = hurt(signal.SIGKILL, 1), _sending(signal.SIGTERM)
     port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 WORLD_SIZE=2; {}"
     ended = r"rank {}"
     return [
@@ -211,6 +235,8 @@ def _ranks() -> list[Fault]:
         Fault(
             "the launcher killed", two, None, (137,), MULTI, _sending(signal.SIGKILL), "interrupted", grace_seconds=12
         ),
+        Fault("SIGTERM to torchrun", training, None, (1,), MULTI, terminated, "interrupted", shell=torchrun),
+        Fault("torchrun restarts after a kill", restarted, None, (0,), MULTI, killed, "finished", shell=elastic),
         Fault("the port is taken", port_taken, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
     ]
 
