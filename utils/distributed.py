@@ -116,7 +116,13 @@ class Agreement:
         self._group = None
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
         if context.world_size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            try:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            except RuntimeError as error:  # the devices may know another way than the hosts
+                raise UserError(
+                    f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
+                    "their common network interface"
+                ) from error
 
     def reached(self, wish: int) -> int:
         """Every rank must call it equally often. `wish` is 0 or more; so is what is returned, alike on all ranks."""
