@@ -28,17 +28,16 @@ class BadImageList:
         self.file = folder / f"bad_images_{rank}.csv"
         self._listed: set[str] = set()
         if self.file.exists():  # of a run that is resumed
-            self._listed = {row["path"] for row in read_rows(self.file)}
+            self._listed = {row.get("path", "") for row in read_rows(self.file)}
 
     def add(self, images: Iterable[BadImage]) -> None:
         rows = {_as_text(image.path): _as_text(image.reason) for image in images}
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
-        is_first = not self.file.exists()
         with open(self.file, "a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerows([_COLUMNS] * is_first + new)
+            header = [] if file.tell() else [_COLUMNS]
+            csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()
 
 

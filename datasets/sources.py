@@ -4,6 +4,7 @@ Each data set is one function, `name(options, split) -> Samples`, of the options
 raise a UserError where there is nothing to read; smaller mistakes are the `findings` of what they return.
 """
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from datasets.listing import Listing, class_names_in, missing_files, read_class_
 from utils.errors import UserError
 from utils.files import open_regular
 
+# Of what a machine runs out of, or a network disk lacks for a while, no image is to blame.
+_NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 _MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit colour
 _MAX_ACCESS_CHECKS = 50_000
 
@@ -74,6 +77,8 @@ class ImageFiles(Samples):
                     raise ValueError(f"{size / 1e6:.0f} MB are no photograph's")
                 data = file.read()
         except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) in _NOT_THE_FILES_FAULT:
+                raise UserError(f"{path}: cannot be read ({error.strerror}); see to the machine, and resume") from error
             reason = getattr(error, "strerror", None) or error
             raise BadImage(str(path), f"cannot be read ({reason})", "restore it or take it off the list") from error
         return decode_image(data, channels, str(path))

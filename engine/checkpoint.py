@@ -1,12 +1,15 @@
 """Saving and loading the whole state of a run: last, previous, best, and the newest few of the periodic ones."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from configs.load import parse_scalar
+from engine.geometry import Geometry
 from models.weights import is_backed
 from utils.errors import UserError
 from utils.run_folder import is_run_folder
@@ -67,8 +70,8 @@ class CheckpointWriter:
             put_beside(last, self.folder / BEST)
         if periodic and self.keep:
             put_beside(last, self.folder / f"{periodic}.pth")
-            for old in _newest_first(self.folder.glob(_PERIODIC))[self.keep :]:
-                old.unlink()
+            for old in sorted(self.folder.glob(_PERIODIC), key=_changed, reverse=True)[self.keep :]:
+                old.unlink(missing_ok=True)
         self.written(self.folder / (BEST if is_best else LAST), content)
 
 
@@ -82,12 +85,28 @@ def _copied(content: Any) -> Any:
 
 
 def _available_bytes() -> int:
-    """Of the host's memory, without swapping; 0 where the system does not tell."""
+    """Of the host's memory, without swapping, and within the job's own limit; 0 where the system does not tell."""
     try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
+    return min(on_host, *(_left_in(Path("/sys/fs/cgroup") / group) for group in ("", _own_group())))
+
+
+def _own_group() -> str:
+    """The process's control group (version 2), as a path below their root."""
+    try:
+        return Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    except OSError:
+        return ""
+
+
+def _left_in(group: Path) -> float:
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # there is none, or 'max'
+        return math.inf
 
 
 class Found(NamedTuple):
@@ -98,45 +117,54 @@ class Found(NamedTuple):
     notes: list[str]
 
 
-def find_checkpoint(resume: str, output: Path) -> Found | None:
+def find_checkpoint(resume: str, output: Path, hold: Callable[[Path], Any] = lambda folder: None) -> Found | None:
     """The checkpoint that `-resume` means: a file; in a run's folder the last good one; for 'auto' the newest good one
     of all runs in `output`, or None where there is none yet.
+
+    `hold` is called with a run's folder before anything is read in it.
 
     Raises:
         UserError: there is no such file or folder, or no good checkpoint in it.
     """
-    named = Path(resume)
-    if resume == "auto":
-        candidates = _newest_first(
-            path for folder in output.glob("train-*") if is_run_folder(folder) for path in folder.glob("*.pth")
-        )
-        if not candidates:
+    named = None if resume == "auto" else Path(resume)
+    if named is None:
+        folders = _runs_newest_first(output)
+        if not folders:
             return None
-    elif named.is_dir():
-        candidates = [named / name for name in (LAST, PREVIOUS) if (named / name).is_file()]
     else:
-        candidates = [named] if named.is_file() else []
-    if not candidates:
-        raise UserError(f"-resume {resume}: there is no checkpoint; give a .pth file, the folder of a run, or auto")
-    return _first_good(candidates)
-
-
-def _first_good(candidates: list[Path]) -> Found:
+        folders = [named] if named.is_dir() else [named.parent] if named.is_file() else []
     notes: list[str] = []
-    for path in candidates:
-        try:
-            return Found(path, load_checkpoint(path), notes)
-        except UserError as error:
-            if len(candidates) == 1:
-                raise
-            notes.append(str(error))
-    raise UserError(f"-resume: none of {len(candidates)} checkpoints is good: {notes[0]}")
+    for folder in folders:
+        if is_run_folder(folder):
+            hold(folder)
+        for path in [named] if named and named.is_file() else _by_progress(folder):
+            try:
+                return Found(path, load_checkpoint(path), notes)
+            except UserError as error:
+                notes.append(str(error))
+    if not notes:
+        raise UserError(f"-resume {resume}: there is no checkpoint; give a .pth file, the folder of a run, or auto")
+    raise UserError(notes[0] if len(notes) == 1 else f"none of {len(notes)} checkpoints is good: {notes[0]}")
 
 
-def _newest_first(paths: Iterator[Path]) -> list[Path]:
-    """One name of each file."""
-    by_file = {path.stat().st_ino: path for path in sorted(paths)}
-    return sorted(by_file.values(), key=lambda path: (path.stat().st_mtime_ns, path.name == LAST), reverse=True)
+def _runs_newest_first(output: Path) -> list[Path]:
+    """The folders of runs that have saved something."""
+    saved = {folder: _by_progress(folder) for folder in output.glob("train-*") if is_run_folder(folder)}
+    newest = {folder: max(map(_changed, paths)) for folder, paths in saved.items() if paths}
+    return sorted(newest, key=newest.__getitem__, reverse=True)
+
+
+def _by_progress(folder: Path) -> list[Path]:
+    """The folder's checkpoints, the furthest first; whatever copying has made of their times."""
+    periodic = sorted(folder.glob(_PERIODIC), reverse=True)
+    return [path for path in (folder / LAST, folder / PREVIOUS, *periodic, folder / BEST) if path.is_file()]
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # someone has removed it
+        return 0
 
 
 def saved_best(folder: Path) -> dict[str, Any] | None:
@@ -173,6 +201,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
     if wrong:
         raise UserError(f"{path}: is no checkpoint of ours, for {', '.join(wrong)} is missing or of a wrong type")
+    if not _is_sound(state):
+        raise UserError(f"{path}: is no checkpoint of ours, for its parts contradict one another; take another")
     if not backed:
         raise UserError(f"{path}: claims numbers that the file does not hold; take another")
     for key in ("model", "ema"):
@@ -182,3 +212,20 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             if not tensor.isfinite().all():
                 raise UserError(f"{path}: holds NaN or infinite values in {key} {name}; take one from before")
     return state
+
+
+def _is_sound(state: dict[str, Any]) -> bool:
+    """Whether a run can stand where it says."""
+    try:
+        steps = Geometry(**state["geometry"]).steps_per_epoch
+        options = parse_scalar(state["options"])
+    except (TypeError, ZeroDivisionError, UserError):
+        return False
+    counts = state["sums"][1:]  # the loss may be NaN, where a step was skipped
+    return (
+        isinstance(options, dict)
+        and state["epoch"] >= 0
+        and 0 <= state["done_steps"] <= steps
+        and state["sums"].shape == (4,)
+        and bool(counts.isfinite().all())
+    )

@@ -30,6 +30,8 @@ def dry_run(config: Config, context: ProcessContext) -> None:
     folder = found.path.parent if found else Path(config.save)
     _check_writable(folder)
     if config.eval:
+        if not (found or config.model.pretrained):
+            raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
         weights = str(found.path if found else config.model.pretrained)
         model, _ = build_model(config.with_model(pretrained=weights), context.device)
         Precision(config.amp, context.device).prepare(model)

@@ -17,11 +17,11 @@ _USABLE = 0.95  # of what is free: the rest is lost between blocks
 _SMALL = 16  # the measured batches are so many times smaller than the one that did not fit
 
 
-def out_of_memory(config: Config, context: ProcessContext, text: str) -> UserError:
+def out_of_memory(config: Config, context: ProcessContext, text: str, in_evaluation: bool) -> UserError:
     """The error to raise once nothing holds the failed run's tensors any more; `text` is torch's own."""
     model, amp = config.model.name, config.amp
     precision = f"AMP {amp.level} {amp.dtype or 'float16'}" if amp.enabled else "float32"
-    if config.eval:
+    if in_evaluation:
         size, flags, cure = config.data.eval_batch_size, "-batch_size_eval", "lower it"
     else:
         size, flags = config.data.batch_size, "-batch_size"

@@ -91,7 +91,7 @@ class Reporter:
     def _tell_skipped_images(self, progress: EpochProgress) -> None:
         """At an epoch's end; raises a UserError, on all ranks alike, where there was no other image."""
         images = self._images(progress)
-        skipped = images - self.last.average.samples
+        skipped = self._skipped_images(progress, self.last.average)
         if skipped == images:
             raise UserError(
                 f"no training image of epoch {progress.epoch + 1} can be read; "
@@ -102,6 +102,10 @@ class Reporter:
                 f"----- Data: {skipped} of {images} training images could not be read and were skipped: "
                 f"see bad_images_*.csv in {self.folder}"
             )
+
+    def _skipped_images(self, progress: EpochProgress, trained: Metrics) -> int:
+        """None less: resumed with another batch size, the epoch may have had a few more."""
+        return max(self._images(progress) - trained.samples, 0)
 
     def _images(self, progress: EpochProgress) -> int:
         """Of an epoch, over all ranks, if all could be read."""
@@ -180,7 +184,7 @@ class Reporter:
                 "data_wait_share": round(progress.data_wait_seconds / seconds, 4),
                 "loss_scale": self.scaler.get_scale(),
                 "skipped_steps": self.scaler.skipped,
-                "skipped_images": self._images(progress) - trained.samples,
+                "skipped_images": self._skipped_images(progress, trained),
                 "peak_memory_bytes": peak_memory_bytes(self.context.device),
                 "train_seconds": round(train_seconds, 3),
             }

@@ -3,8 +3,10 @@
 import os
 import shlex
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +21,7 @@ from engine.memory import out_of_memory
 from engine.precision import Precision
 from engine.report import peak_memory_bytes, validation_line, write_result
 from engine.step import evaluate
-from engine.trainer import Trainer
+from engine.trainer import IN_EVALUATION, Trainer
 from models import build_model
 from utils.distributed import ProcessContext, broadcast_object, limit_waiting
 from utils.errors import UserError
@@ -48,7 +50,8 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
         else:
             return _train(config, context, script)
     except torch.OutOfMemoryError as error:
-        shortage = str(error)  # what it holds must go before anything can be measured
+        # What the error holds must go before anything can be measured.
+        shortage, in_evaluation = str(error), config.eval or IN_EVALUATION in getattr(error, "__notes__", ())
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename else "the system"
         raise UserError(f"{where}: {error.strerror or error}") from error
@@ -62,31 +65,38 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
     finally:
         end_children()
     if shortage is not None:
-        raise out_of_memory(config, context, shortage)
+        raise out_of_memory(config, context, shortage, in_evaluation)
     return 0
 
 
 def _train(config: Config, context: ProcessContext, script: str) -> int:
-    found = _find_checkpoint(config, context)
-    # A resumed run goes on in its own folder.
-    folder = found.path.parent if found and is_run_folder(found.path.parent) else None
-    options_file = "config.yaml" if folder is None else "config-resumed.yaml"
-    folder = folder or _new_folder(config, "train", context)
-    with held(folder) if context.is_main else nullcontext():
+    with ExitStack() as holds:
+        # What is held is read only then: the run before may still have been saving.
+        found = _find_checkpoint(config, context, hold=lambda folder: holds.enter_context(held(folder)))
+        goes_on = found is not None and is_run_folder(found.path.parent)
+        folder = found.path.parent if goes_on else _new_folder(config, "train", context)
+        if context.is_main and not goes_on:
+            holds.enter_context(held(folder))
         status = RunStatus(folder, context.world_size)
         if context.is_main:
-            status.update()
-        logger = _open_log(config.with_model(resume=None), context, folder, options_file)
+            status.begin()
+        logger = _open_log(config, context, folder, "config-resumed.yaml" if goes_on else "config.yaml")
+        state = None
         if found:
-            for note in found.notes:
-                logger.info(f"----- Resume: passed over: {note}")
-            logger.info(f"----- Resume: from {found.path}")
+            _tell_found(found, logger)
             config = config.with_model(pretrained=None)  # the checkpoint has all weights, and that file may be gone
+            state = found.state
         elif config.model.resume:
             logger.info(f"----- Resume: no run in {config.save} has a checkpoint yet, so this one starts anew")
-        trainer = Trainer(config, context, folder, logger, found.state if found else None)
-        result = trainer.train(status)
-        return _conclude(trainer, result, status, script)
+        trainer = Trainer(config, context, folder, logger, state)
+        del state, found  # as large as the model and its moments
+        return _conclude(trainer, trainer.train(status), status, script)
+
+
+def _tell_found(found: Found, logger: RunLogger) -> None:
+    for note in found.notes:
+        logger.info(f"----- Resume: passed over: {note}")
+    logger.info(f"----- Resume: from {found.path}")
 
 
 def _conclude(trainer: Trainer, result: dict, status: RunStatus, script: str) -> int:
@@ -108,15 +118,17 @@ def _conclude(trainer: Trainer, result: dict, status: RunStatus, script: str) ->
             f"      Evaluate it: python {script} {shlex.join(command)}"
         )
     if trainer.context.is_main:
-        status.end(**outcome)
+        status.update(**outcome)
     return signal.status if signal else 0
 
 
-def _find_checkpoint(config: Config, context: ProcessContext) -> Found | None:
-    """What `-resume` means: the main process looks, the others take the same file."""
+def _find_checkpoint(
+    config: Config, context: ProcessContext, hold: Callable[[Path], Any] = lambda folder: None
+) -> Found | None:
+    """What `-resume` means: the main process looks, and holds the run's folder; the others take the same file."""
     if not config.model.resume:
         return None
-    found = find_checkpoint(config.model.resume, Path(config.save)) if context.is_main else None
+    found = find_checkpoint(config.model.resume, Path(config.save), hold) if context.is_main else None
     path = broadcast_object(found.path if found else None, context)
     if path is None or context.is_main:
         return found
@@ -130,6 +142,7 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
         found = _find_checkpoint(config, context)
         if found is None:
             raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
+        _tell_found(found, logger)
         config = config.with_model(pretrained=str(found.path))
     model, notes = build_model(config, context.device)
     for note in notes:
@@ -164,9 +177,11 @@ def _new_folder(config: Config, kind: str, context: ProcessContext) -> Path:
 
 
 def _open_log(config: Config, context: ProcessContext, folder: Path, options_file: str) -> RunLogger:
+    """The options are written so that they start the same run anew."""
     logger = RunLogger(folder, context)
+    options = to_yaml(config if config.eval else config.with_model(resume=None))
     if context.is_main:
-        (folder / options_file).write_text(to_yaml(config))
-    logger.info(to_yaml(config))
+        (folder / options_file).write_text(options)
+    logger.info(options)
     logger.info(f"----- Output: {folder}")
     return logger

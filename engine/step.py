@@ -98,6 +98,7 @@ def train_one_epoch(
         set_lr(learner.optimizer, progress.lr)
         window = progress.window(options.accum_iter)
         weights.remember_statistics()
+        sums_before = progress.sums.sums.clone()
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
@@ -119,6 +120,7 @@ def train_one_epoch(
             learner.ema.update(weights.full)
         weights.publish(derive_seed(learner.config.seed, "rounding", step))
         if scaler.skipped_too_often():
+            progress.sums.sums.copy_(sums_before)
             raise SkippedTooOften(_why_skipped(learner, batch, step, window))
         progress.done_steps += 1
         after_step(progress)

@@ -35,6 +35,8 @@ from utils.metrics import Metrics, MetricSums
 from utils.signals import Interrupted, saved_first
 from utils.status import RunStatus
 
+IN_EVALUATION = "in the evaluation"  # a note on a shortage of memory
+
 
 @dataclass(frozen=True)
 class Best:
@@ -72,6 +74,7 @@ class Trainer:
             for note in notes_on(self.train_samples, self.val_samples):
                 logger.info(f"----- Data: {note}")
         self.progress = self._progress(epoch=config.train.last_epoch)
+        self._best_is_due = False
         if checkpoint:
             self._restore(checkpoint)
         shape = (2, config.data.image_channels, config.data.image_size, config.data.image_size)
@@ -115,11 +118,13 @@ class Trainer:
             self._writer = CheckpointWriter(self.folder, self.config.keep_checkpoints, self._saved)
         self.reporter.start(self.progress.epoch, self.progress.step)
         self._start_counting()
+        if self._best_is_due:
+            self._save(is_best=True)
 
     def batches(self) -> Iterator[Batch]:
         """Endless, from where the run stands."""
         progress = self.progress
-        first_batch = progress.epoch * progress.batches + progress.done_steps * self.config.train.accum_iter
+        first_batch = progress.epoch * progress.batches + self._batches_done()
         sampler = replace(self.sampler, first_batch=first_batch)
         return iter(train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images))
 
@@ -178,8 +183,11 @@ class Trainer:
 
     def _images_done(self) -> int:
         """Of the present epoch, over all ranks."""
-        progress = self.progress
-        return min(progress.done_steps * self.geometry.accum_iter, progress.batches) * self.geometry.batch_size
+        return self._batches_done() * self.geometry.batch_size
+
+    def _batches_done(self) -> int:
+        """Of the present epoch, on each rank; the last step may have had a short window."""
+        return min(self.progress.done_steps * self.geometry.accum_iter, self.progress.batches)
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
@@ -187,9 +195,18 @@ class Trainer:
     def _evaluate(self, epochs_done: int) -> Metrics:
         started = time.perf_counter()
         learner = self.learner
-        metrics = evaluate(
-            learner.judged_model, self.val_loader, learner.transform, learner.precision, self.context, self._after_batch
-        )
+        try:
+            metrics = evaluate(
+                learner.judged_model,
+                self.val_loader,
+                learner.transform,
+                learner.precision,
+                self.context,
+                self._after_batch,
+            )
+        except torch.OutOfMemoryError as error:
+            error.add_note(IN_EVALUATION)
+            raise
         title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         self.logger.info(validation_line(title, metrics, len(self.val_samples), time.perf_counter() - started))
         return metrics
@@ -250,10 +267,10 @@ class Trainer:
             if learner.ema:
                 learner.ema.module.load_state_dict(checkpoint["ema"])
             load_optimizer(learner.optimizer, checkpoint["optimizer"])
-        except (RuntimeError, ValueError) as error:
+            learner.precision.load_state_dict(checkpoint["precision"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
             raise UserError(f"-resume: the checkpoint is of another model: {first}; make MODEL as it was") from None
-        learner.precision.load_state_dict(checkpoint["precision"])
         self.progress = self._progress(checkpoint["epoch"])
         self.progress.done_steps = done_steps
         self.progress.lr = learner.schedule.lr_at(max(self.progress.step - 1, 0))
@@ -261,8 +278,11 @@ class Trainer:
         if self.context.is_main:
             self.progress.sums.sums.copy_(checkpoint["sums"])
         best = checkpoint["best"]
-        if best and best == saved_best(self.folder):  # else that file is gone, or belongs to what is now undone
+        is_saved = broadcast_object(best and self.context.is_main and best == saved_best(self.folder), self.context)
+        is_this = bool(best) and (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
+        if is_saved or is_this:  # else that file is gone, or belongs to what is now undone
             self.best = Best(**best)
+        self._best_is_due = is_this and not is_saved  # the run was killed before that file was there
         self.train_seconds, self.images = checkpoint["train_seconds"], checkpoint["images"]
         self.logger.info(f"----- Resume: epoch {checkpoint['epoch'] + 1}, step {done_steps}")
         changed = differences(checkpoint["options"], to_yaml(self.config))

@@ -16,13 +16,14 @@ import torch.distributed as dist
 
 from utils import launch
 from utils.errors import UserError
-from utils.failure import ending_together
+from utils.failure import ending_together, is_unanswered
 from utils.launch import follow_launcher
 from utils.signals import end_at_once
 
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # covers the slowest thing one process does while the others wait
+_NCCL_PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Agreement:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             except RuntimeError as error:  # the devices may know another way than the hosts
+                if is_unanswered(error):
+                    raise
                 raise UserError(
                     f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
                     "their common network interface"
@@ -138,8 +141,12 @@ class Agreement:
 
 
 def limit_waiting(context: ProcessContext, seconds: float) -> None:
-    """For how long a process waits for another one that does not answer, from now on."""
+    """For how long a process waits for another one that does not answer, from now on.
+
+    GPUs wait longer than their hosts do in `Agreement`: NCCL would end the process, and none could say why.
+    """
     if context.world_size > 1:
+        seconds += _NCCL_PATIENCE_SECONDS if context.device.type == "cuda" else 0
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # its older name
         set_timeout(timedelta(seconds=seconds))
 

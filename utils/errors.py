@@ -11,6 +11,7 @@ from utils.signals import Interrupted, end_at_once
 from utils.status import run_ended
 
 _MOST_SHOWN = 20
+_LONGEST_LINE = 1000  # characters: what a file claims may be of any length
 
 
 class UserError(Exception):
@@ -32,8 +33,10 @@ def all_findings(headline: str, findings: Sequence[str]) -> UserError:
 
 
 def one_line(text: str) -> str:
-    """The text with its line breaks and runs of white space as single spaces."""
-    return " ".join(text.split())
+    """The text with its line breaks and runs of white space as single spaces; of a long one both ends."""
+    line = " ".join(text.split())
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 def printable(text: str) -> str:
@@ -65,11 +68,11 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
     try:
         return main(argv)
     except UserError as error:
-        run_ended("failed", message=str(error))
+        message = str(error) if isinstance(error, Findings) else one_line(str(error))
+        run_ended("failed", message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
         _let_lower_ranks_speak_first()
-        message = str(error) if isinstance(error, Findings) else one_line(str(error))
         print(f"error: {printable(message)}", file=sys.stderr, flush=True)
         return 1
     except Interrupted as signal:
@@ -78,7 +81,7 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
         return signal.status
     except Exception as error:
-        run_ended("failed", message=f"{type(error).__name__}: {error}")
+        run_ended("failed", message=one_line(f"{type(error).__name__}: {error}"))
         raise
 
 

@@ -25,7 +25,10 @@ ROLL_CALL_SECONDS = 2.0  # within which a process that lives has answered
 LAUNCHER_SECONDS = 4.0  # within which a launcher ends the healthy processes of a failed run
 FORCE_SECONDS = 8.0  # after which they end themselves, wherever they hang
 _FAILURES = "failures"
-_NO_ANSWER = re.compile(r"(closed|reset) by peer|broken pipe|remote process exit|timed? ?out", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"(closed|reset) by peer|broken pipe|remote process exit|timed out waiting \d+ms|collective operation timeout",
+    re.IGNORECASE,
+)
 
 
 @contextmanager
@@ -72,18 +75,23 @@ def _end_all(store: dist.Store, rank: int, error: BaseException) -> None:
         is_first = False
     if not isinstance(error, Exception):
         return
-    no_answer = isinstance(error, RuntimeError) and _NO_ANSWER.search(str(error))
-    if is_first and not no_answer:
+    unanswered = is_unanswered(error)
+    if is_first and not unanswered:
         if rank == 0:
             time.sleep(2 * POLL_SECONDS)  # it may hold the store, from which the others are to hear of this
         return
-    message = _roll_call(store) if no_answer else None
+    message = _roll_call(store) if unanswered else None
     if message:
         run_ended("failed", message=message)
     launcher_ends_us.wait(LAUNCHER_SECONDS)
     if is_first and message and not launcher_ends_us.is_set():
         raise UserError(message) from error
     raise SystemExit(1)
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Whether it says no more than that another process is gone or silent."""
+    return isinstance(error, RuntimeError) and _NO_ANSWER.search(str(error)) is not None
 
 
 def _roll_call(store: dist.Store) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,30 @@ class RunStatus:
             "state": "running", "pid": os.getpid(), "host": socket.gethostname(), "world_size": world_size,
             "started": _now(),
         }  # fmt: skip
+        self._lock = threading.Lock()  # checkpoints are written in a thread
         _current = self
 
+    def begin(self) -> None:
+        """The main process says that the run goes on, whatever became of it before."""
+        with self._lock:
+            self._write()
+
     def update(self, **facts: Any) -> None:
-        """Adds to what is known. Of a disk that is full others speak."""
-        self.facts |= facts | {"updated": _now()}
+        """Adds to what is known of a run that has not ended: the first process to say how it did knows best."""
+        with self._lock:
+            written = read_status(self.path.parent)
+            if written.get("state", "running") == "running":
+                self.facts = (written or self.facts) | facts
+                self._write()
+
+    def _write(self) -> None:
+        """Of a disk that is full others speak."""
         temporary = self.path.with_name(f".{STATUS}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(self.facts, indent=2) + "\n")
+            temporary.write_text(json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
             os.replace(temporary, self.path)
         except OSError:
             temporary.unlink(missing_ok=True)
-
-    def end(self, state: str, **facts: Any) -> None:
-        """How the run ended, unless another of its processes has said so: the first to fail knows why."""
-        written = read_status(self.path.parent)
-        if written.get("state", "running") == "running":
-            self.facts = written or self.facts
-            self.update(state=state, **facts)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -56,7 +63,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 def run_ended(state: str, **facts: Any) -> None:
     """For whoever ends the process, and knows of no run: what became of the run it is in, if any."""
     if _current:
-        _current.end(state, **facts)
+        _current.update(state=state, **facts)
 
 
 def _now() -> str:

@@ -62,7 +62,7 @@ def _command_line() -> list[Fault]:
         "nothing left to train": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: nothing is left"),
         "more memory than there is": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
     }
-    single = r"this script is one process, and a launcher started several"
+    single = r"this script is one process, a launcher started several"
     return [
         *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
         Fault("launcher: many processes of the single script", given(), single, environment={"WORLD_SIZE": "2"}),

@@ -59,12 +59,15 @@ def _checkpoints() -> list[Fault]:
         "cut short": (resumed(truncated), damaged),
         "with a bit flipped": (resumed(flipped), damaged),
         "foreign": (resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"is damaged or none of our"),
-        "PaddleViT's": (resumed(lambda path: path.write_bytes(b"x")), r"none of our checkpoints"),
+        "PaddleViT's": (
+            lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
+            r"PaddleViT's optimizer state cannot be resumed",
+        ),
         "of another format": (edited(format=1), r"last.pth: is no checkpoint of format"),
         "sealed, but something else": (resumed(lambda path: save_sealed(path, [1, 2])), r"last.pth: is no checkpoint"),
         "sealed, but with parts missing": (
             resumed(lambda path: save_sealed(path, {"format": load_checkpoint(path)["format"]})),
-            r"last.pth",
+            r"for model, ema, .* is missing",
         ),
         "not finite": (not_finite, r"NaN|not finite|infinite"),
         "of another model": (resumed(nothing, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),

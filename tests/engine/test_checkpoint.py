@@ -21,7 +21,8 @@ def a_state(epoch: int = 0, **changes) -> dict:
     state = {
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
         "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(4),
-        "geometry": {}, "best": None, "train_seconds": 0.0, "images": 0, "options": "",
+        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
+        "images": 0, "options": "SEED: 0",
     }  # fmt: skip
     return state | changes
 
@@ -88,6 +89,12 @@ BAD = {
     "a list": ([1], rf"is no checkpoint of format {FORMAT}"),
     "only weights": ({"format": FORMAT, "model": {}}, r"is no checkpoint of ours, for ema, optimizer.* is missing"),
     "type": (a_state(epoch="3") | {"format": FORMAT}, r"for epoch is missing or of a wrong type"),
+    "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its parts contradict"),
+    "sums": (a_state(sums=torch.zeros(7)) | {"format": FORMAT}, r"its parts contradict"),
+    "options": (a_state(options="5") | {"format": FORMAT}, r"its parts contradict"),
+    "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its parts contradict"),
+    "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is no tensor"),
+    "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"claims numbers"),
     "nan": (a_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
     "inf": (a_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
 }  # fmt: skip

@@ -34,14 +34,15 @@ def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
     ("place", "count", "number", "at"),
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
-        ("after_step", 44, signal.SIGUSR1, (1, 22)),
-        ("_after_batch", 1, signal.SIGINT, (0, 22)),
-        ("_after_batch", 8, signal.SIGTERM, (1, 22)),
+        ("after_step", 16, signal.SIGUSR1, (1, 8)),
+        ("_after_batch", 1, signal.SIGINT, (0, 8)),
+        ("_after_batch", 8, signal.SIGTERM, (1, 8)),
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
 def test_saves_and_goes_on(digits_argv, tmp_path, cpu, monkeypatch, place, count, number, at):
     argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1"]
+    argv += ["TRAIN.ACCUM_ITER=3"]  # 22 batches: the last of 8 steps is of one
     unbroken = train(argv, cpu)
     with monkeypatch.context() as patch:
         interrupt(patch, place, count, number)
@@ -58,6 +59,17 @@ def test_saves_and_goes_on(digits_argv, tmp_path, cpu, monkeypatch, place, count
     assert_same_state(states(broken), states(unbroken))
     assert rows(broken) == rows(unbroken)
     assert (broken / "steps.csv").read_text() == (unbroken / "steps.csv").read_text()
+
+
+def test_saving_at_every_step_and_batch_changes_nothing(digits_argv, tmp_path, cpu):
+    argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "MODEL.DROPOUT=0.1"]
+    unbroken = train(argv, cpu)
+    argv[2] = f"-output={tmp_path / 'often'}"
+    often = train([*argv, "SAVE_FREQ_MINUTES=1e-9", "SAVE_FREQ_STEPS=1"], cpu)
+    assert_same_state(states(often), states(unbroken))
+    assert rows(often) == rows(unbroken)
+    log = (often / "log.txt").read_text()
+    assert log.count("Save model") > 44 + 2 * 6  # each step, and each batch of the evaluations
 
 
 def test_only_a_later_ctrl_c_ends_at_once(monkeypatch):

@@ -1,6 +1,7 @@
 """A run stopped after any step and resumed ends with the weights of an unbroken one, bit for bit."""
 
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -113,6 +114,32 @@ def test_an_abandoned_best_is_no_best(digits_argv, cpu):
     assert load_checkpoint(folder / "best.pth")["best"]["epoch"] == 2
     train([f"-resume={folder / 'epoch-001.pth'}", *argv], cpu)
     assert load_checkpoint(folder / "last.pth")["best"] == load_checkpoint(folder / "best.pth")["best"]
+
+
+def test_killed_before_the_best_was_there(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu)
+    best = load_checkpoint(folder / "best.pth")["best"]
+    (folder / "best.pth").unlink()
+    train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
+    assert load_checkpoint(folder / "best.pth")["best"] == load_checkpoint(folder / "last.pth")["best"] == best
+
+
+def test_what_the_run_before_still_saved_is_what_is_resumed(digits_argv, cpu, monkeypatch):
+    """A run that starts while the one before is ending waits for its folder, and reads only then."""
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    early = (folder / "last.pth").read_bytes()
+    train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
+    late = (folder / "last.pth").read_bytes()
+    (folder / "last.pth").write_bytes(early)
+
+    @contextmanager
+    def held_at_last(path):
+        (path / "last.pth").write_bytes(late)
+        yield
+
+    monkeypatch.setattr("engine.run.held", held_at_last)
+    train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
+    assert "Resume: epoch 1, step 5" in (folder / "log.txt").read_text()
 
 
 def test_resume_into_another_geometry(digits_argv, cpu):

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+import torch
 
 from scripts import fault_bench
 from scripts.faults.endurance import damaged_checkpoints, kills_while_saving, state_hash
@@ -58,9 +59,8 @@ BAD_ENDS = {
 
 
 @pytest.mark.parametrize("shell", BAD_ENDS)
-def test_what_is_not_as_expected_is_seen(shell, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("scripts.faults.runner._GRACE_SECONDS", 0.1)
-    fault = Fault("bad", lambda scene: [], "wanted", shell=shell)
+def test_what_is_not_as_expected_is_seen(shell, trained, tmp_path):
+    fault = Fault("bad", lambda scene: [], "wanted", shell=shell, grace_seconds=0.1)
     outcome = run_fault(fault, tmp_path, trained, limit_seconds=0.1 if shell == "sleep 60" else LIMIT_SECONDS)
     assert BAD_ENDS[shell] in "; ".join(outcome.problems)
 
@@ -85,7 +85,7 @@ def test_kills_and_damage(trained, tmp_path):
 
 def test_a_hash_is_of_all_that_a_run_follows_from(trained, tmp_path):
     state = state_hash(trained / "last.pth")
-    for changes in ({"done_steps": 1}, {"ema": {}}, {"sums": None}):
+    for changes in ({"done_steps": 1}, {"ema": {}}, {"sums": torch.ones(4)}):
         path = Scene(tmp_path / next(iter(changes)), trained).edited_checkpoint(**changes)
         assert state_hash(path) != state
 

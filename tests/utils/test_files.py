@@ -13,6 +13,7 @@ from utils.logger import CsvFile, read_rows
 from utils.plots import CurvePlots
 from utils.run_folder import make_run_folder
 from utils.sealed import save_sealed, verify
+from utils.status import RunStatus, read_status
 
 
 @pytest.fixture
@@ -93,6 +94,20 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"SAVE: .*file.*-output"):
         make_run_folder(tmp_path / "file", "train")
+
+
+def test_the_first_to_say_how_a_run_ended_is_believed(tmp_path):
+    main, other = RunStatus(tmp_path, 2), RunStatus(tmp_path, 2)
+    main.begin()
+    main.update(checkpoint="last.pth")
+    other.update(state="failed", message="3.jpg: is no image")
+    main.update(checkpoint="newer.pth")
+    main.update(state="interrupted", signal="SIGTERM")
+    status = read_status(tmp_path)
+    assert (status["state"], status["message"]) == ("failed", "3.jpg: is no image")
+    assert status["checkpoint"] == "last.pth" and "signal" not in status
+    RunStatus(tmp_path, 2).begin()  # resumed
+    assert read_status(tmp_path)["state"] == "running"
 
 
 def test_plots_show_what_the_file_holds(tmp_path):
