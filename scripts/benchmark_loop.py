@@ -10,6 +10,7 @@ steps each, so that a machine's drift falls on all; the medians of the ratios ar
 
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -63,7 +64,8 @@ def main(argv: list[str]) -> int:
     bare = bare_loop(build_learner(config, context, geometry, RunLogger(None, context)), ready_batches(config, context))
     with TemporaryDirectory() as folder:
         trainer = guarded_trainer(config, context, Path(folder))
-        guarded = our_loop(trainer.learner, ready_batches(config, context), trainer.progress, trainer.after_step)
+        after_step = Timed(trainer.after_step)
+        guarded = our_loop(trainer.learner, ready_batches(config, context), trainer.progress, after_step)
         seconds = measured({"ours": ours, "bare": bare, "guarded": guarded}, context)
         trainer.wait_until_saved()
     images = STEPS_PER_GROUP * config.data.batch_size
@@ -76,8 +78,13 @@ def main(argv: list[str]) -> int:
     for name, values in ratios.items():
         middle = f"{statistics.median(values):.3f} (median of {GROUPS} pairs; {min(values):.3f} to {max(values):.3f})"
         print(f"{name}: {middle}")
+    share = statistics.median(after_step.seconds) * STEPS_PER_GROUP / statistics.median(seconds["guarded"])
+    print(
+        f"guarding a step: {1000 * statistics.median(after_step.seconds):.2f} ms, {share:.2%} of it (median; one that "
+        f"takes the copy to save: {1000 * max(after_step.seconds):.0f} ms)"
+    )
     medians = {name: statistics.median(values) for name, values in ratios.items()}
-    write_json(flags.json, speeds | medians | {"environment": found})
+    write_json(flags.json, speeds | medians | {"guard_share": share, "environment": found})
     return 0
 
 
@@ -104,6 +111,19 @@ def our_loop(
     stream = cycle(batches)
     progress = progress or EpochProgress(0, 10**6, batches=10**6, sums=MetricSums(learner.context.device))
     return lambda steps: train_one_epoch(learner, stream, progress, progress.done_steps + steps, after_step)
+
+
+class Timed:
+    """A callback and the seconds that each of its calls took."""
+
+    def __init__(self, callback: Callable[[EpochProgress], None]) -> None:
+        self.callback = callback
+        self.seconds: list[float] = []
+
+    def __call__(self, progress: EpochProgress) -> None:
+        started = time.perf_counter()
+        self.callback(progress)
+        self.seconds.append(time.perf_counter() - started)
 
 
 def guarded_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
