@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "$0")/venv.sh"
 use_venv requirements.txt requirements-dev.txt
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest -n 2 --dist loadscope "$@"
