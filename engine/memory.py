@@ -40,13 +40,14 @@ def largest_batch(config: Config, context: ProcessContext) -> int | None:
     gc.collect()
     torch.cuda.empty_cache()
     small = max(1, config.data.batch_size // _SMALL)
+    free, _ = torch.cuda.mem_get_info(context.device)
+    taken = torch.cuda.memory_allocated(context.device)
+    usable = _USABLE * (free + torch.cuda.memory_reserved(context.device) - taken)
     try:
         one, two = _peaks(config, context, (small, 2 * small))
     except torch.OutOfMemoryError:
         return None
-    free, _ = torch.cuda.mem_get_info(context.device)
-    usable = _USABLE * (free + torch.cuda.memory_reserved(context.device))
-    return on_line((small, one), (2 * small, two), usable)
+    return on_line((small, one - taken), (2 * small, two - taken), usable)
 
 
 def on_line(one: tuple[int, int], two: tuple[int, int], usable: float) -> int | None:

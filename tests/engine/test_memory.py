@@ -4,7 +4,9 @@ import pytest
 import torch
 from conftest import train
 
-from engine.memory import on_line
+from configs.load import load
+from engine.memory import _peaks, largest_batch, on_line
+from utils.distributed import single
 from utils.errors import UserError
 
 
@@ -31,6 +33,7 @@ def test_the_message(digits_argv, cpu, monkeypatch, peaks, expected):
     monkeypatch.setattr("engine.memory._peaks", measured)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (10000, 80000))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 5264)  # 0.95 of both is 1000 + 75 x 180
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 0)
     argv = ["-amp", "-amp_dtype=float16", *digits_argv]
     with pytest.raises(UserError) as caught:
         train(argv, cpu)
@@ -40,12 +43,14 @@ def test_the_message(digits_argv, cpu, monkeypatch, peaks, expected):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_is_said_to_fit_does(digits_argv):
-    from configs.load import load
-    from engine.memory import largest_batch
-    from utils.distributed import single
-
+def test_what_is_said_to_fit_does_and_twice_as_much_does_not(digits_argv):
     context = single()
-    torch.cuda.set_per_process_memory_fraction(0.05, context.device)
-    config = load([*digits_argv, "DATA.IMAGE_SIZE=224", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=12"]).config
-    assert largest_batch(config, context) > 1
+    options = ["DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=12"]
+    config = load([*digits_argv, "DATA.BATCH_SIZE=512", *options]).config
+    free, _ = torch.cuda.mem_get_info(context.device)
+    ballast = torch.empty(max(free - (4 << 30), 1), dtype=torch.uint8, device=context.device)
+    fitting = largest_batch(config, context)
+    _peaks(config, context, (fitting,))
+    with pytest.raises(torch.OutOfMemoryError):
+        _peaks(config, context, (2 * fitting,))
+    del ballast
