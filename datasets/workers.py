@@ -24,6 +24,7 @@ from utils.errors import UserError
 from utils.signals import ENDING, end_children
 
 POLL_SECONDS = 5.0  # between two looks for workers that have died
+START_SECONDS = 30.0  # more, until the first batch: workers import torch
 DEATH_SECONDS = 1.0  # after which it is known that one has
 _MOST_WORKERS = 16
 SHARED_MEMORY_CURE = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or load without: -num_workers=0"
@@ -112,12 +113,13 @@ def received(batches: DataLoader, limit_seconds: float) -> Iterator[Any]:
         otherwise = f"loading workers cannot start ({error!r}); load without: -num_workers=0"
         raise UserError(_shortage(error) or otherwise) from error
     _kill_workers_at_exit()
-    watch = _Watch(iterator._workers, limit_seconds)  # torch says that one died, but not of what
+    watch = _Watch(iterator._workers, limit_seconds + START_SECONDS)  # torch says that one died, but not of what
     is_exhausted = False
     try:
         while True:
             watch.waiting_since = time.monotonic()
             batch = _next(iterator, watch)
+            watch.limit_seconds = limit_seconds
             watch.waiting_since = math.inf
             yield batch
     except StopIteration:

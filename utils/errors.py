@@ -4,6 +4,7 @@ import difflib
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -63,6 +64,7 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
     However it ends, the status.json of its run tells.
     """
     end_at_once()
+    threading.excepthook = _of_a_thread
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, where the terminal lacks a letter
     try:
@@ -83,6 +85,12 @@ def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
     except Exception as error:
         run_ended("failed", message=one_line(f"{type(error).__name__}: {error}"))
         raise
+
+
+def _of_a_thread(error: threading.ExceptHookArgs) -> None:
+    """A folder that is gone, a disk that is full: TensorBoard's thread and ours tell their callers as well."""
+    if not isinstance(error.exc_value, OSError):
+        threading.__excepthook__(error)
 
 
 def _let_lower_ranks_speak_first() -> None:

@@ -256,6 +256,6 @@ def _workers() -> list[Fault]:
         return act
 
     return [
-        Fault("worker killed", loading, r"worker", act=hurt(signal.SIGKILL)),
-        Fault("worker stands still", loading, r"worker", act=hurt(signal.SIGSTOP)),
+        Fault("worker killed", loading, r"loading worker \d+ was ended by SIGKILL", act=hurt(signal.SIGKILL)),
+        Fault("worker stands still", loading, r"no loading worker has answered", act=hurt(signal.SIGSTOP)),
     ]
