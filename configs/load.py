@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from configs.schema import Config, Section
-from configs.strict_yaml import KeyPath, parse_scalar, read_yaml, shortened, write_yaml
+from configs.strict_yaml import KeyPath, parse_value, read_yaml, shortened, write_yaml
 from utils.errors import UserError, nearest
 
 _EXAMPLES = """examples:
@@ -205,7 +205,7 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
             raise UserError(f"-opts {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
         if key not in _known_keys():
             raise UserError(f"-opts: unknown key {key[:80]}{_nearest_key(key)}")
-        layers.lay_key(key, parse_scalar(text), f"-opts {key}")
+        layers.lay_key(key, parse_value(text), f"-opts {key}")
     return Command(_validate(layers), arguments.dry_run, arguments.ngpus)
 
 
@@ -276,7 +276,7 @@ def differences(then: str, now: str) -> list[str]:
 
     What a run starts from is no difference.
     """
-    before, after = (dict(_flat(parse_scalar(text), "")) for text in (then, now))
+    before, after = (dict(_flat(parse_value(text), "")) for text in (then, now))
     return [
         f"{key}: {before.get(key, 'unknown')}, now {after.get(key, 'unknown')}"
         for key in before | after

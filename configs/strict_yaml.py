@@ -4,16 +4,15 @@ PyYAML alone takes `3e-3` for a string, the last of two equal keys, `on` for Tru
 objects from tags.
 """
 
-import os
 import re
 import reprlib
-import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from utils.errors import UserError
+from utils.files import open_regular
 
 KeyPath = tuple[str, ...]
 
@@ -89,10 +88,7 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
 
 def _read_text(path: Path, named_in: str) -> str:
     try:
-        # Looked at before it is opened: a pipe would be waited for.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise UserError(f"{named_in}{path}: is no file but a folder or a device; give a YAML file")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
@@ -106,7 +102,7 @@ def _read_text(path: Path, named_in: str) -> str:
         raise UserError(f"{path}: is no text file in UTF-8") from None
 
 
-def parse_scalar(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The value of a text as it would be read in a YAML file: '1e-3' -> 0.001, '[1, 2]' -> [1, 2].
 
     Raises:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.load import parse_scalar
+from configs.load import parse_value
 from engine.geometry import Geometry
-from models.weights import is_backed
+from models.weights import is_backed, unpacked_bytes
 from utils.errors import UserError
 from utils.run_folder import is_run_folder
 from utils.sealed import put_beside, save_sealed, stored_bytes, tensors_in, verify
@@ -190,9 +190,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         verify(path, required=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    held_bytes = unpacked_bytes(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        held_bytes = path.stat().st_size
         backed = all(is_backed(tensor, held_bytes) for tensor in tensors_in(state))
     except Exception as error:  # what is sealed but no archive of torch's makes it raise nearly anything
         raise UserError(f"{path}: is no checkpoint of ours ({type(error).__name__}); take another") from None
@@ -218,7 +218,7 @@ def _is_sound(state: dict[str, Any]) -> bool:
     """Whether a run can stand where it says."""
     try:
         steps = Geometry(**state["geometry"]).steps_per_epoch
-        options = parse_scalar(state["options"])
+        options = parse_value(state["options"])
     except (TypeError, ZeroDivisionError, UserError):
         return False
     counts = state["sums"][1:]  # the loss may be NaN, where a step was skipped

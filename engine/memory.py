@@ -7,6 +7,7 @@ import torch
 from configs.schema import Config
 from datasets.loader import Batch
 from engine.geometry import Geometry
+from engine.precision import Precision
 from engine.step import Learner, micro_step_pass
 from engine.trainer import build_learner
 from utils.distributed import ProcessContext
@@ -19,17 +20,16 @@ _SMALL = 16  # the measured batches are so many times smaller than the one that 
 
 def out_of_memory(config: Config, context: ProcessContext, text: str, in_evaluation: bool) -> UserError:
     """The error to raise once nothing holds the failed run's tensors any more; `text` is torch's own."""
-    model, amp = config.model.name, config.amp
-    precision = f"AMP {amp.level} {amp.dtype or 'float16'}" if amp.enabled else "float32"
+    model, precision = config.model.name, Precision(config.amp, context.device).name
     if in_evaluation:
         size, flags, cure = config.data.eval_batch_size, "-batch_size_eval", "lower it"
     else:
         size, flags = config.data.batch_size, "-batch_size"
         fitting = largest_batch(config, context)
         cure = f"by its measured need {fitting} would fit" if fitting else "not even small batches fit"
-        cure += "; lower it and raise -accum_iter" + ("" if amp.enabled else ", or use -amp")
+        cure += "; lower it and raise -accum_iter" + ("" if config.amp.enabled else ", or use -amp")
     first_line = text.splitlines()[0] if text else "no more is known"
-    return UserError(f"out of GPU memory with {model} at {flags} {size} in {precision}: {cure} ({first_line})")
+    return UserError(f"out of GPU memory with {model} at {flags} {size} ({precision}): {cure} ({first_line})")
 
 
 def largest_batch(config: Config, context: ProcessContext) -> int | None:

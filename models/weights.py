@@ -93,7 +93,7 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> li
     return lines
 
 
-def _unpacked_bytes(file: Path) -> int:
+def unpacked_bytes(file: Path) -> int:
     """How much a ZIP archive, or another file, holds.
 
     Raises:
@@ -111,7 +111,7 @@ def _unpacked_bytes(file: Path) -> int:
 
 def _read_torch(file: Path) -> State:
     verify(file)
-    held_bytes = _unpacked_bytes(file)
+    held_bytes = unpacked_bytes(file)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -155,7 +155,7 @@ def _read_safetensors(file: Path) -> State:
 
 
 def _read_npz(file: Path) -> State:
-    _unpacked_bytes(file)
+    unpacked_bytes(file)
     with np.load(file, allow_pickle=False) as archive:
         prefix = next((prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files), None)
         if prefix is None:

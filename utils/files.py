@@ -13,8 +13,8 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is no file.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return file
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no file but a folder or a device", str(path))
+    return os.fdopen(descriptor, "rb")

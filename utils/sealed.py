@@ -105,6 +105,7 @@ def put_beside(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, temporary)
     os.replace(temporary, target)
+    _sync_folder(target.parent)
 
 
 def _sync_folder(folder: Path) -> None:

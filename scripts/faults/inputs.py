@@ -94,8 +94,11 @@ def _recipes() -> list[Fault]:
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
         "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"is no file but a folder"),
-        "a pipe": (pipe, r"pipe.yaml: is no file but a folder or a device"),
-        "a device without end": (lambda scene: ["-cfg=/dev/zero"], r"/dev/zero: is no file but a folder or a device"),
+        "a pipe": (pipe, r"pipe.yaml: cannot be read: is no file but a folder or a device"),
+        "a device without end": (
+            lambda scene: ["-cfg=/dev/zero"],
+            r"/dev/zero: cannot be read: is no file but a folder or a device",
+        ),
         "bytes": (text(bytes(range(256))), r"recipe.yaml: is no text file in UTF-8"),
         "two megabytes": (text("#" * 2_000_000), r"recipe.yaml: is larger than 65536 bytes"),
         "a key twice": (text("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),

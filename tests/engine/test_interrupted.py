@@ -1,5 +1,6 @@
 """A signal saves at the next step, or the next batch of an evaluation, and the resumed run is the unbroken one."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -102,10 +103,19 @@ def start_two_ranks(output: Path, *more: str) -> subprocess.Popen:
     return process
 
 
+def process_of_rank(rank: int, launcher: int) -> int:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == launcher and f"\0RANK={rank}\0" in f"\0{(entry / 'environ').read_text()}":
+                return int(entry.name)
+    raise LookupError(f"no process of rank {rank}")
+
+
 def test_two_ranks_save_together(tmp_path):
     process = start_two_ranks(tmp_path)
     began = time.monotonic()
-    process.terminate()
+    os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # the other hears of it from this one
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert time.monotonic() - began < 30

@@ -38,7 +38,9 @@ def test_the_message(digits_argv, cpu, monkeypatch, peaks, expected):
     with pytest.raises(UserError) as caught:
         train(argv, cpu)
     message = str(caught.value)
-    assert message.startswith("out of GPU memory with vit at -batch_size 64 in AMP O1 float16: ")
+    assert message.startswith(
+        "out of GPU memory with vit at -batch_size 64 (O1: float16 autocast over float32 weights): "
+    )
     assert expected in message and message.endswith("(CUDA out of memory. Tried to allocate 2 GiB.)")
 
 
