@@ -246,10 +246,12 @@ class Train(Section):
     rand_augment: bool = _not_yet("RandAugment", False)
     rand_augment_layers: Any = _not_yet("RandAugment")
     rand_augment_magnitude: Any = _not_yet("RandAugment")
-    random_erase_prob: float = _not_yet("random erasing", 0.0)
-    random_erase_mode: Any = _not_yet("random erasing")
-    random_erase_count: Any = _not_yet("random erasing")
-    random_erase_split: bool = _not_yet("random erasing", False)
+    random_erase_prob: Probability = Field(0.0, description="probability that parts of a training image are erased")
+    random_erase_mode: Literal["const", "rand", "pixel"] = Field(
+        "pixel", description="erased to the mean colour, to one random colour, or to noise"
+    )
+    random_erase_count: int = Field(1, ge=1, le=100, description="rectangles per erased image")
+    random_erase_split: bool = _not_yet("random erasing of a part of the batch only", False)
     distillation_type: Any = _not_yet("distillation")
     distillation_alpha: Any = _not_yet("distillation")
     distillation_tau: Any = _not_yet("distillation")

@@ -74,7 +74,7 @@ def train_loader(
     context: ProcessContext,
     bad_images: BadImageList | None = None,
 ) -> Loader:
-    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.seed))
+    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed))
     return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
 
 

@@ -1,7 +1,9 @@
 """Bytes -> uint8 crop, the fast path.
 
-torchvision decodes the plain JPEGs, a fifth faster than Pillow; Pillow decodes all else. An image (C, H, W) has its
-channels innermost in memory, as decoders write them, and so resampling runs at twice the speed of a planar image.
+Of a plain JPEG only the box that is wanted is decoded, where nvImageCodec is there (`partial_jpeg.py`), else
+torchvision decodes the whole, a fifth faster than Pillow; Pillow decodes all else. All give the same pixels. An image
+(C, H, W) has its channels innermost in memory, as decoders write them, and so resampling runs at twice the speed of a
+planar image.
 """
 
 import contextlib
@@ -9,6 +11,8 @@ import io
 import math
 import random
 import warnings
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,13 +21,13 @@ from torch.nn.functional import interpolate
 from torchvision.io import decode_jpeg
 
 from datasets.bad_images import BadImage
+from datasets.partial_jpeg import Box, decode_part
 from utils.errors import one_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # EPS is left out: Pillow runs Ghostscript for it
 MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100  # a longer side would be resized to gigabytes together with the shorter one
 MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can hold a scan of the whole image
-Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns from here on, and refuses to decode from twice as many
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -31,29 +35,80 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
-def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
-    """Decodes a whole image, turned as its EXIF data say.
+class Picture:
+    """An image in memory: its `pixels`, torch.uint8 (C, H, W), are to be read only."""
+
+    def __init__(self, pixels: torch.Tensor) -> None:
+        self.pixels = pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return tuple(self.pixels.shape[1:])
+
+    def region(self, box: Box) -> torch.Tensor:
+        """The pixels of a box inside the image, torch.uint8 (C, height, width)."""
+        top, left, height, width = box
+        return self.pixels[:, top : top + height, left : left + width]
+
+
+class PlainJpeg(Picture):
+    """A JPEG of the wanted colours, not turned, of which no more is decoded than is asked for.
+
+    Its pixels raise a BadImage, calling it `name`, where they are truncated or damaged.
+    """
+
+    def __init__(self, header: Image.Image, data: bytes, name: str) -> None:
+        self.header, self.data, self.name = header, data, name
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.header.height, self.header.width
+
+    @cached_property
+    def pixels(self) -> torch.Tensor:
+        with _told_of(self.name):
+            with contextlib.suppress(RuntimeError):  # Pillow has the last word on what torchvision refuses
+                return decode_jpeg(torch.frombuffer(bytearray(self.data), dtype=torch.uint8))
+            return _decode_with_pillow(self.header, self.header.mode)
+
+    def region(self, box: Box) -> torch.Tensor:
+        part = decode_part(self.data, box) if self.header.mode == "RGB" else None
+        return super().region(box) if part is None else part
+
+
+def open_image(data: bytes, channels: int, name: str) -> Picture:
+    """Reads an image's size; its pixels, turned as its EXIF data say, may be decoded later.
 
     Args:
-        data: the file's bytes: JPEG, PNG, WebP, BMP, GIF, TIFF or PPM, recognized by content.
+        data: the file's bytes: JPEG, PNG, WebP, BMP, GIF, TIFF or PPM, recognized by content. Of several frames the
+            first; 16-bit grey is scaled to 8 bits.
         channels: 1 for grey, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
         name: what to call the image in an error.
-
-    Returns:
-        torch.uint8 (channels, H, W). 16-bit grey is scaled to 8 bits. Of several frames the first.
 
     Raises:
         BadImage: no such image, or one that is truncated, damaged, too large or of floating-point pixels.
         MemoryError: the host has no memory left.
     """
     mode = "L" if channels == 1 else "RGB"
+    with _told_of(name):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_cost(image, data)
+        if image.format in ("JPEG", "MPO") and image.mode == mode and not _is_turned(image):
+            return PlainJpeg(image, data, name)
+        return Picture(_decode_with_pillow(image, mode))
+
+
+def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
+    """The pixels of `open_image`, torch.uint8 (channels, H, W); raises as it does."""
+    return open_image(data, channels, name).pixels
+
+
+@contextlib.contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """Raises what a decoder raises as a BadImage that names the image."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check_cost(image, data)
-            if image.format in ("JPEG", "MPO") and image.mode == mode and not _is_turned(image):
-                with contextlib.suppress(RuntimeError):  # Pillow has the last word on what torchvision refuses
-                    return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            return _decode_with_pillow(image, mode)
+        yield
     except UnidentifiedImageError as error:
         raise BadImage(name, f"is no image in any of {', '.join(FORMATS)}", "replace or remove it") from error
     except MemoryError:
@@ -103,15 +158,6 @@ def _scale_to_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8))
 
 
-def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
-    """The box of a torch.uint8 image (C, H, W), resampled to (C, size, size): bicubic, antialiased.
-
-    A box of that size already is returned as a view, its pixels untouched.
-    """
-    top, left, height, width = box
-    return _resize(image[:, top : top + height, left : left + width], size, size)
-
-
 def centre_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor:
     """The centre of a torch.uint8 image (C, H, W) as (C, size, size), for evaluation.
 
@@ -121,10 +167,14 @@ def centre_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor
     short_target = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
     height, width = (side * short_target // min(image.shape[1:]) for side in image.shape[1:])
     top, left = round((height - size) / 2), round((width - size) / 2)
-    return _resize(image, height, width)[:, top : top + size, left : left + size]
+    return resize(image, height, width)[:, top : top + size, left : left + size]
 
 
-def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """A torch.uint8 image (C, H, W) resampled to (C, height, width): bicubic, antialiased.
+
+    One of that size already is returned as it is, its pixels untouched.
+    """
     if image.shape[1:] == (height, width):
         return image
     return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True)[0]

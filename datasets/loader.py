@@ -1,9 +1,12 @@
 """Batching, prefetch to the device."""
 
+import math
+import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
@@ -11,7 +14,7 @@ from datasets.bad_images import BadImage, BadImageList
 from datasets.decode import centre_crop
 from datasets.sampler import PADDING, EvalSampler, Key, TrainSampler
 from datasets.sources import Samples
-from datasets.transforms import TrainTransform
+from datasets.transforms import Augmentation, TrainTransform
 from datasets.workers import (
     POLL_SECONDS,
     SHARED_MEMORY_CURE,
@@ -27,14 +30,14 @@ _PATIENCE = 0.9  # share of TIMEOUT_SECONDS after which the rank speaks, before 
 
 
 class Batch(NamedTuple):
-    """images uint8 (B, C, S, S); targets int64 (B,), `PADDING` where there is no sample; affine (B, 2, 3) or None.
+    """images uint8 (B, C, S, S); targets int64 (B,), `PADDING` where there is no sample; what the device is to augment.
 
     `bad` are the images whose places are empty because they cannot be used; the host knows them without the device.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
-    affine: torch.Tensor | None = None
+    augmentation: Augmentation | None = None
     bad: tuple[BadImage, ...] = ()
 
 
@@ -56,46 +59,47 @@ class BatchReader(Dataset):
             return UserError("host memory is short; lower -num_workers or -batch_size")
 
     def _read(self, keys: list[Key]) -> Batch:
-        batch = self._empty_batch(len(keys))
+        images, targets = self._empty_batch(len(keys))
+        generators: list[random.Random | None] = [None] * len(keys)
         bad = []
         for place, (epoch, index) in enumerate(keys):
             if index == PADDING:
                 continue
+            rng = self.transform.generator(epoch, index) if self.transform else None
             try:
-                image = self.samples.image(index, self.options.image_channels)
+                images[place] = self._image(index, rng)
             except BadImage as error:
                 if self.options.on_bad_image == "error":
                     raise
                 bad.append(error)
             else:
-                self._put(image, batch, place, epoch, index)
-        return batch._replace(bad=tuple(bad))
+                targets[place] = int(self.samples.targets[index])
+                generators[place] = rng
+        augmentation = self.transform.draw(generators) if self.transform else None
+        return Batch(images, targets, augmentation, tuple(bad))
 
-    def _empty_batch(self, size: int) -> Batch:
+    def _empty_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """In a worker it lies in shared memory from the start: that there is none left can still be told here."""
         options = self.options
-        images = torch.zeros((size, options.image_channels, options.image_size, options.image_size), dtype=torch.uint8)
-        affine = torch.zeros((size, 2, 3)) if self.transform and self.transform.draws_affine else None
-        batch = Batch(images, torch.full((size,), PADDING), affine)
-        if get_worker_info():
-            try:
-                for part in (batch.images, batch.targets, batch.affine):
-                    if part is not None:
-                        part.share_memory_()
-            except RuntimeError as error:
-                raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
-        return batch
+        shape = (size, options.image_channels, options.image_size, options.image_size)
+        try:
+            images = _shared_zeros(shape) if get_worker_info() else torch.zeros(shape, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
+        return images, torch.full((size,), PADDING)
 
-    def _put(self, image: torch.Tensor, batch: Batch, place: int, epoch: int, index: int) -> None:
-        size, transform = self.options.image_size, self.transform
-        batch.targets[place] = int(self.samples.targets[index])
-        if transform is None:
-            batch.images[place] = centre_crop(image, size, self.options.crop_pct)
-            return
-        rng = transform.generator(epoch, index)
-        batch.images[place] = transform.crop(image, rng)
-        if batch.affine is not None:
-            batch.affine[place] = torch.tensor(transform.affine(rng))
+    def _image(self, index: int, rng: random.Random | None) -> torch.Tensor:
+        options = self.options
+        picture = self.samples.open(index, options.image_channels)
+        if self.transform:
+            return self.transform.crop(picture, rng)
+        return centre_crop(picture.pixels, options.image_size, options.crop_pct)
+
+
+def _shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """torch.uint8, in the shared memory in which a worker's tensors travel; as torch's own collation allocates it."""
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 class Loader:
@@ -130,31 +134,30 @@ class Loader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Copies on a stream of its own, so that a batch travels while the one before it is being computed.
-
-        Raises:
-            UserError: a sample cannot be read, or a worker does not answer.
-        """
-        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        """Raises UserError where a sample cannot be read, or a worker does not answer."""
         has_workers = self._batches.num_workers > 0
-        for batch in received(self._batches, self.patience_seconds) if has_workers else self._batches:
-            if isinstance(batch, UserError):
-                raise batch
-            if self.bad_images:
-                self.bad_images.add(batch.bad)
-            yield batch if stream is None else _copied(batch, self.device, stream)
+        batches = received(self._batches, self.patience_seconds) if has_workers else iter(self._batches)
+        checked = map(self._checked, batches)
+        yield from checked if self.device.type == "cpu" else _copied(checked, self.device)
+
+    def _checked(self, batch: Batch | UserError) -> Batch:
+        if isinstance(batch, UserError):
+            raise batch
+        if self.bad_images:
+            self.bad_images.add(batch.bad)
+        return batch
 
 
-def _copied(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> Batch:
-    parts = (batch.images, batch.targets, batch.affine)
-    with torch.cuda.stream(stream):
-        parts = [None if part is None else part.to(device, non_blocking=True) for part in parts]
-    current = torch.cuda.current_stream(device)
-    current.wait_stream(stream)
-    for part in parts:
-        if part is not None:
-            part.record_stream(current)
-    return Batch(*parts, batch.bad)
+def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """On a stream of their own, so that a batch travels while the one before it is being computed."""
+    stream = torch.cuda.Stream(device)
+    for batch in batches:
+        with torch.cuda.stream(stream):
+            copy = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        tree_map_only(torch.Tensor, lambda tensor, stream=current: tensor.record_stream(stream), copy)
+        yield copy
 
 
 def _num_workers(reader: BatchReader, context: ProcessContext) -> int:

@@ -15,7 +15,7 @@ import torch
 from configs.schema import Data
 from datasets.bad_images import BadImage
 from datasets.cifar import read_batch, read_class_names
-from datasets.decode import decode_image
+from datasets.decode import Picture, open_image
 from datasets.listing import Listing, class_names_in, missing_files, read_class_folders, read_list, read_table
 from utils.errors import UserError
 from utils.files import open_regular
@@ -44,9 +44,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def image(self, index: int, channels: int) -> torch.Tensor:
-        """torch.uint8 (channels, H, W), to be read only; raises a BadImage naming a file that is no image."""
+    def open(self, index: int, channels: int) -> Picture:
+        """An image of 1 or 3 channels; a BadImage names a file that is none, now or when its pixels are decoded."""
         raise NotImplementedError
+
+    def image(self, index: int, channels: int) -> torch.Tensor:
+        """The whole of it, torch.uint8 (channels, H, W), to be read only."""
+        return self.open(index, channels).pixels
 
     def where(self, index: int) -> str:
         """The place at which a user finds the sample: a line of a list, a file."""
@@ -68,7 +72,7 @@ class ImageFiles(Samples):
         self.lines = np.array([listing.lines[place] for place in places]) if listing.file else None
         self.findings, self.notes = listing.findings, listing.notes
 
-    def image(self, index: int, channels: int) -> torch.Tensor:
+    def open(self, index: int, channels: int) -> Picture:
         path = self.root / self.paths[index]
         try:
             with open_regular(path) as file:
@@ -81,7 +85,7 @@ class ImageFiles(Samples):
                 raise UserError(f"{path}: cannot be read ({error.strerror}); see to the machine, and resume") from error
             reason = getattr(error, "strerror", None) or error
             raise BadImage(str(path), f"cannot be read ({reason})", "restore it or take it off the list") from error
-        return decode_image(data, channels, str(path))
+        return open_image(data, channels, str(path))
 
     def where(self, index: int) -> str:
         return str(self.root / self.paths[index]) if self.lines is None else f"{self.file}:{self.lines[index]}"
@@ -126,11 +130,11 @@ class ImageArray(Samples):
         super().__init__(targets, class_names)
         self.images = images
 
-    def image(self, index: int, channels: int) -> torch.Tensor:
+    def open(self, index: int, channels: int) -> Picture:
         image = torch.from_numpy(self.images[index])
-        if channels == len(image):
-            return image
-        return image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
+        if channels != len(image):
+            image = image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
+        return Picture(image)
 
 
 class FakeImages(Samples):
@@ -141,8 +145,8 @@ class FakeImages(Samples):
         super().__init__(rng.integers(num_classes, size=num_samples), [str(label) for label in range(num_classes)])
         self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
 
-    def image(self, index: int, channels: int) -> torch.Tensor:
-        return self.pool[index % len(self.pool), :channels]
+    def open(self, index: int, channels: int) -> Picture:
+        return Picture(self.pool[index % len(self.pool), :channels])
 
 
 def _grey(image: torch.Tensor) -> torch.Tensor:

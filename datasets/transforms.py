@@ -1,10 +1,12 @@
 """Random augmentation: drawn per sample on the host, computed in batches on the device.
 
-Legend: B images per batch, C channels, S pixels on a side. Batches travel as uint8 (B, C, S, S).
+Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each. Batches travel as
+uint8 (B, C, S, S).
 """
 
 import math
 import random
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +14,32 @@ from torch import nn
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
-from datasets.decode import random_crop_box, resize_crop
+from datasets.decode import Picture, random_crop_box, resize
+from datasets.partial_jpeg import Box
 from utils.chance import derive_seed
+
+_ERASED_AREA = (0.02, 1 / 3)  # of the image, over all rectangles, and their height / width: as in the paper
+_ERASED_RATIO = (0.3, 1 / 0.3)
+
+
+class Augmentation(NamedTuple):
+    """What was drawn for the samples of a batch, to be done on the device.
+
+    flip bool (B,); affine float32 (B, 2, 3); the places of erased images int64 (K,) and their boxes int64 (K, R, 4) of
+    top, left, height, width in pixels. None where no image has it.
+    """
+
+    flip: torch.Tensor
+    affine: torch.Tensor | None = None
+    erased: torch.Tensor | None = None
+    boxes: torch.Tensor | None = None
 
 
 class TrainTransform:
-    """A sample's crop, flip and affine map, each a function of (seed, epoch, index)."""
+    """A sample's crop, flip, affine map and erased boxes, each a function of (seed, epoch, index)."""
 
-    def __init__(self, options: Data, seed: int) -> None:
-        self.options = options
+    def __init__(self, options: Data, train: Train, seed: int) -> None:
+        self.options, self.train = options, train
         self.seed = seed
         self.draws_affine = bool(
             options.affine_degrees or options.affine_translate or options.affine_scale != (1.0, 1.0)
@@ -29,14 +48,30 @@ class TrainTransform:
     def generator(self, epoch: int, index: int) -> random.Random:
         return random.Random(derive_seed(self.seed, "augment", epoch, index))
 
-    def crop(self, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
-        """uint8 (C, H, W) -> uint8 (C, S, S): random resized crop (Szegedy et al., 2014) and flip."""
+    def crop(self, picture: Picture, rng: random.Random) -> torch.Tensor:
+        """-> uint8 (C, S, S): random resized crop (Szegedy et al., 2014)."""
         options = self.options
-        box = random_crop_box(
-            image.shape[-2], image.shape[-1], options.random_crop_scale, options.random_crop_ratio, rng
+        box = random_crop_box(*picture.size, options.random_crop_scale, options.random_crop_ratio, rng)
+        return resize(picture.region(box), options.image_size, options.image_size)
+
+    def draw(self, generators: list[random.Random | None]) -> Augmentation:
+        """For a batch, of which the places without a generator are empty."""
+        options, train = self.options, self.train
+        flip, affine, erased, boxes = [], [], [], []
+        for place, rng in enumerate(generators):
+            flip.append(rng is not None and rng.random() < options.hflip_prob)
+            if self.draws_affine:
+                affine.append(self.affine(rng) if rng else [[0.0] * 3] * 2)
+            if rng and train.random_erase_prob and rng.random() < train.random_erase_prob:
+                erased.append(place)
+                count = train.random_erase_count
+                boxes.append([random_erase_box(options.image_size, count, rng) for _ in range(count)])
+        return Augmentation(
+            torch.tensor(flip),
+            torch.tensor(affine) if affine else None,
+            torch.tensor(erased) if erased else None,
+            torch.tensor(boxes) if boxes else None,
         )
-        image = resize_crop(image, box, options.image_size)
-        return image.flip(-1) if rng.random() < options.hflip_prob else image
 
     def affine(self, rng: random.Random) -> list[list[float]]:
         """The map (2, 3) from a pixel of the new image to the old one's, in coordinates from -1 to 1."""
@@ -48,21 +83,57 @@ class TrainTransform:
         return [[cos, -sin, right], [sin, cos, down]]
 
 
-class DeviceTransform(nn.Module):
-    """What is left to do on the device: uint8 -> float32, affine map, normalization."""
+def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
+    """One of `count` boxes to erase of an image of `size` x `size` pixels (Zhong et al., 2017), as timm draws it.
 
-    def __init__(self, options: Data) -> None:
+    It is empty where ten boxes in a row would not lie inside the image.
+    """
+    low, high = (math.log(bound) for bound in _ERASED_RATIO)
+    for _ in range(10):
+        area = rng.uniform(*_ERASED_AREA) * size * size / count
+        ratio = math.exp(rng.uniform(low, high))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if height < size and width < size:
+            return rng.randint(0, size - height), rng.randint(0, size - width), height, width
+    return 0, 0, 0, 0
+
+
+class DeviceTransform(nn.Module):
+    """What is left to do on the device: flip, uint8 -> float32, affine map, normalization, erasing."""
+
+    def __init__(self, options: Data, train: Train) -> None:
         super().__init__()
+        self.erase_mode = train.random_erase_mode
         self.register_buffer("mean", 255 * torch.tensor(options.imagenet_mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(options.imagenet_std).view(-1, 1, 1), persistent=False)
 
-    def forward(self, images: torch.Tensor, affine: torch.Tensor | None = None) -> torch.Tensor:
-        """images uint8 (B, C, S, S), affine (B, 2, 3) or None -> normalized float32 (B, C, S, S)."""
+    def forward(self, images: torch.Tensor, augmentation: Augmentation | None = None) -> torch.Tensor:
+        """images uint8 (B, C, S, S) -> normalized float32 (B, C, S, S). Noise is from torch's global chance."""
+        if augmentation is not None:
+            images = torch.where(augmentation.flip.view(-1, 1, 1, 1), images.flip(-1), images)
         images = images.to(torch.float32)
-        if affine is not None:
-            grid = F.affine_grid(affine, list(images.shape), align_corners=False)
+        if augmentation is not None and augmentation.affine is not None:
+            grid = F.affine_grid(augmentation.affine, list(images.shape), align_corners=False)
             images = F.grid_sample(images, grid, align_corners=False)
-        return (images - self.mean) / self.std
+        images = images.sub_(self.mean).div_(self.std)
+        if augmentation is not None and augmentation.erased is not None:
+            self._erase(images, augmentation.erased, augmentation.boxes)
+        return images
+
+    def _erase(self, images: torch.Tensor, erased: torch.Tensor, boxes: torch.Tensor) -> None:
+        parts = images[erased]
+        top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)
+        pixel = torch.arange(images.shape[-1], device=images.device)
+        rows = (pixel >= top) & (pixel < top + height)  # (K, R, S)
+        columns = (pixel >= left) & (pixel < left + width)
+        mask = (rows[..., :, None] & columns[..., None, :]).any(1, keepdim=True)  # (K, 1, S, S)
+        if self.erase_mode == "pixel":
+            fill = torch.randn_like(parts)
+        elif self.erase_mode == "rand":
+            fill = torch.randn((*parts.shape[:2], 1, 1), device=parts.device)
+        else:
+            fill = torch.zeros((), device=parts.device)
+        images[erased] = torch.where(mask, fill, parts)
 
 
 def build_mixup(options: Train, num_classes: int) -> nn.Module:

@@ -156,7 +156,7 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
         logger.info(f"----- Data: {note}")
     loader = eval_loader(config, samples, context, BadImageList(folder, context.rank))
     started = time.perf_counter()
-    transform = DeviceTransform(config.data).to(context.device)
+    transform = DeviceTransform(config.data, config.train).to(context.device)
     metrics = evaluate(model, loader, transform, precision, context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, len(samples), seconds))

@@ -132,7 +132,7 @@ def micro_step_pass(
     """Forward and backward pass of one batch: the loss, summed over its samples, and the logits (B, classes)."""
     samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
     torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
-    images, targets = learner.transform(batch.images, batch.affine), batch.targets
+    images, targets = learner.transform(batch.images, batch.augmentation), batch.targets
     if not batch.bad:  # an empty place is nothing to mix with
         images, targets = learner.mixup(images, targets)
     with learner.precision.autocast():

@@ -323,6 +323,6 @@ def build_learner(config: Config, context: ProcessContext, geometry: Geometry, l
         optimizer=build_optimizer(weights.full, options),
         precision=precision,
         schedule=build_schedule(options, geometry.steps_per_epoch, global_batch_size),
-        transform=DeviceTransform(config.data).to(context.device),
+        transform=DeviceTransform(config.data, config.train).to(context.device),
         mixup=build_mixup(options, config.model.num_classes),
     )

@@ -25,7 +25,7 @@ from timm.models import VisionTransformer
 
 from configs.load import load, to_yaml
 from datasets.cifar import read_batch
-from datasets.decode import centre_crop, decode_image
+from datasets.decode import centre_crop, open_image
 from datasets.listing import read_list, read_table
 from engine.checkpoint import FORMAT, load_checkpoint
 from models.weights import load_pretrained, read_weights
@@ -117,8 +117,10 @@ def _image_examples() -> list[bytes]:
 
 
 def _read_image(data: bytes, folder: Path) -> None:
-    image = decode_image(data, 3 if len(data) % 2 else 1, "image")
-    centre_crop(image, 16, 0.875)
+    picture = open_image(data, 3 if len(data) % 2 else 1, "image")
+    height, width = picture.size
+    picture.region((height // 3, width // 3, height - height // 2, width - width // 2))
+    centre_crop(picture.pixels, 16, 0.875)
 
 
 def _with_png_checksums(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ from PIL import Image
 from configs.load import load
 from datasets import eval_loader, read_samples, train_loader, train_sampler
 from datasets.bad_images import BadImage, BadImageList
+from datasets.loader import Batch
 from datasets.sampler import PADDING
 from engine.checkpoint import load_checkpoint
 from engine.run import run
@@ -73,9 +74,9 @@ def test_its_place_stays_empty_and_the_others_are_as_ever(pictures, tmp_path, cp
         assert not other.bad
         empty = one.targets == PADDING
         assert int(empty.sum()) == len(one.bad)
-        assert not one.images[empty].any() and not one.affine[empty].any()
-        for part in ("images", "targets", "affine"):
-            assert torch.equal(getattr(one, part)[~empty], getattr(other, part)[~empty])
+        assert not one.images[empty].any() and not one.augmentation.affine[empty].any()
+        pairs = zip((*one[:2], *one.augmentation[:2]), (*other[:2], *other.augmentation[:2]), strict=True)
+        assert all(torch.equal(skipped[~empty], whole[~empty]) for skipped, whole in pairs)
 
 
 def test_it_adds_nothing_to_loss_and_gradient_and_is_not_mixed(pictures, tmp_path, cpu):
@@ -93,9 +94,10 @@ def test_it_adds_nothing_to_loss_and_gradient_and_is_not_mixed(pictures, tmp_pat
 
     losses = []
     whole = gradients(batch)
-    without = gradients(
-        batch._replace(images=batch.images[there], targets=batch.targets[there], affine=batch.affine[there])
+    augmentation = batch.augmentation._replace(
+        flip=batch.augmentation.flip[there], affine=batch.augmentation.affine[there]
     )
+    without = gradients(Batch(batch.images[there], batch.targets[there], augmentation, batch.bad))
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
     assert losses[0] == pytest.approx(losses[1])
     for name, value in gradients(batch._replace(images=noise)).items():
@@ -166,7 +168,7 @@ def test_no_memory_is_no_bad_image(pictures, tmp_path, cpu, monkeypatch):
 
     config = load(argv_for(pictures, tmp_path)).config
     (samples,) = read_samples(config, cpu, "val")
-    monkeypatch.setattr("datasets.sources.decode_image", no_memory)
+    monkeypatch.setattr("datasets.sources.open_image", no_memory)
     with pytest.raises(UserError, match="host memory is short; lower -num_workers"):
         next(iter(eval_loader(config, samples, cpu)))
 

@@ -1,6 +1,7 @@
 import io
 import math
 import random
+import sys
 import warnings
 import zlib
 
@@ -14,7 +15,8 @@ from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets import decode
 from datasets.bad_images import BadImage
-from datasets.decode import centre_crop, decode_image, random_crop_box, resize_crop
+from datasets.decode import Picture, centre_crop, decode_image, open_image, random_crop_box, resize
+from datasets.partial_jpeg import Box, decode_part
 from utils.errors import UserError
 
 PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
@@ -160,6 +162,42 @@ def test_pillow_decides_where_torchvision_refuses(monkeypatch):
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
 
 
+JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_region_is_that_of_the_whole(kind):
+    data = KINDS[kind]()
+    rng = random.Random(0)
+    for channels in (1, 3):
+        whole = decode_image(data, channels, "x")
+        boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
+        for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
+            part = open_image(data, channels, "x").region((top, left, height, width))
+            assert torch.equal(part, whole[:, top : top + height, left : left + width])
+
+
+def test_a_region_does_not_need_the_library(monkeypatch):
+    box = (20, 30, 150, 100)
+    data = KINDS["jpeg 4:2:0"]()
+    with_it = open_image(data, 3, "x").region(box)
+    monkeypatch.setattr(decode, "decode_part", lambda *_: None)
+    assert torch.equal(open_image(data, 3, "x").region(box), with_it)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is there for Linux")
+def test_parts_are_decoded_where_the_library_is():
+    assert decode_part(KINDS["jpeg 4:2:0"](), (20, 30, 150, 100)).shape == (3, 150, 100)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 20, 20), (150, 0, 40, 100)])
+def test_a_truncated_jpeg_has_no_region_either(box):
+    data = KINDS["jpeg 4:2:0"]()
+    for kept in (0.5, 0.9, 0.999):
+        with pytest.raises(BadImage, match="x: cannot be decoded"):
+            open_image(data[: int(len(data) * kept)], 3, "x").region(box)
+
+
 def bomb() -> bytes:
     """A PNG that says it has 30000 x 30000 pixels."""
     data = bytearray(encode(PHOTO, "PNG"))
@@ -285,9 +323,13 @@ def test_damaged_bytes_never_raise_anything_else():
             assert len(image) == 3
 
 
-# resize_crop, centre_crop, random_crop_box
+# resize, centre_crop, random_crop_box
 
 BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
+
+
+def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
+    return resize(Picture(image).region(box), size, size)
 
 
 @pytest.mark.parametrize("box", BOXES)

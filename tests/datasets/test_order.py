@@ -5,14 +5,19 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import assert_same_state
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from configs.load import load
 from configs.schema import Data, Train
 from datasets import eval_loader, read_samples, train_loader, train_sampler
+from datasets.decode import Picture
 from datasets.sampler import PADDING, EvalSampler, TrainSampler, epoch_order
-from datasets.transforms import DeviceTransform, TrainTransform, build_mixup
+from datasets.transforms import Augmentation, DeviceTransform, TrainTransform, build_mixup, random_erase_box
 from utils.errors import UserError
+
+GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 
 
 def test_an_epoch_goes_through_a_permutation_and_the_next_through_another():
@@ -59,7 +64,11 @@ def config_for(*options: str):
 def test_workers_do_not_change_a_batch(cpu, workers):
     def batches(count: int) -> list:
         config = config_for(
-            f"DATA.NUM_WORKERS={count}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9"
+            f"DATA.NUM_WORKERS={count}",
+            "TRAIN.NUM_EPOCHS=1",
+            "TRAIN.WARMUP_EPOCHS=0",
+            "DATA.AFFINE_DEGREES=9",
+            "TRAIN.RANDOM_ERASE_PROB=0.5",
         )
         (samples,) = read_samples(config, cpu, "train")
         return list(train_loader(config, samples, train_sampler(config, samples, cpu), cpu))
@@ -67,7 +76,7 @@ def test_workers_do_not_change_a_batch(cpu, workers):
     alone, shared = batches(0), batches(workers)
     assert len(alone) == len(shared) == 1437 // 50
     for one, other in zip(alone, shared, strict=True):
-        assert all(torch.equal(getattr(one, part), getattr(other, part)) for part in ("images", "targets", "affine"))
+        assert_same_state((*one[:2], *one.augmentation), (*other[:2], *other.augmentation))
 
 
 def test_evaluation_batches_are_padded(cpu):
@@ -105,10 +114,10 @@ def test_crop_is_a_function_of_seed_epoch_and_index():
     options = Data.model_validate({"IMAGE_SIZE": 16})
 
     def crop(seed: int, epoch: int, index: int) -> torch.Tensor:
-        transform = TrainTransform(options, seed)
+        transform = TrainTransform(options, Train(), seed)
         random.random()
         torch.rand(3)
-        return transform.crop(image, transform.generator(epoch, index))
+        return transform.crop(Picture(image), transform.generator(epoch, index))
 
     assert torch.equal(crop(0, 1, 2), crop(0, 1, 2))
     for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
@@ -116,21 +125,22 @@ def test_crop_is_a_function_of_seed_epoch_and_index():
 
 
 def test_flip_probability():
-    image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
-    whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1]}
+    images = torch.randint(0, 256, (2000, 1, 3, 3), dtype=torch.uint8)
     for probability in (0.0, 0.3, 1.0):
-        transform = TrainTransform(Data.model_validate(whole | {"HFLIP_PROB": probability}), seed=0)
-        crops = [transform.crop(image, transform.generator(0, index)) for index in range(2000)]
-        flipped = sum(torch.equal(crop, image.flip(-1)) for crop in crops)
-        assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
-        assert flipped / 2000 == pytest.approx(probability, abs=0.04)
+        options = Data.model_validate(GREY | {"HFLIP_PROB": probability})
+        transform = TrainTransform(options, Train(), seed=0)
+        augmentation = transform.draw([transform.generator(0, index) for index in range(2000)])
+        assert augmentation.flip.float().mean() == pytest.approx(probability, abs=0.04)
+        flipped = DeviceTransform(options, Train())(images, augmentation) * 255
+        expected = torch.where(augmentation.flip.view(-1, 1, 1, 1), images.flip(-1), images)
+        assert torch.allclose(flipped, expected.float(), atol=1e-3)
 
 
 def test_normalization_equals_torchvisions():
     options = Data.model_validate({"IMAGENET_MEAN": [0.4, 0.5, 0.6], "IMAGENET_STD": [0.2, 0.3, 0.4]})
     images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
     expected = v2.functional.normalize(images / 255, [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
-    assert torch.allclose(DeviceTransform(options)(images), expected, atol=1e-5)
+    assert torch.allclose(DeviceTransform(options, Train())(images), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("degrees", "shift", "zoom"), [(30, 0, 1.0), (0, 0.25, 1.0), (0, 0, 1.5), (20, 0.1, 0.8)])
@@ -142,10 +152,10 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom):
             return high
 
     options = {"AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift, "AFFINE_SCALE": [min(zoom, 1.0) / 2, zoom]}
-    matrix = torch.tensor([TrainTransform(Data.model_validate(options), 0).affine(Fixed())])
+    matrix = torch.tensor([TrainTransform(Data.model_validate(options), Train(), 0).affine(Fixed())])
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, 48), 9, 1, 4).mul(255).to(torch.uint8)
-    plain = Data.model_validate({"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]})
-    ours = DeviceTransform(plain)(images, matrix) * 255
+    augmentation = Augmentation(torch.tensor([False]), matrix)
+    ours = DeviceTransform(Data.model_validate(GREY), Train())(images, augmentation) * 255
     # Ours shifts in the old picture's frame before turning, torchvision's after: undo it for the comparison.
     cos, sin = matrix[0, 0, 0] * zoom, matrix[0, 1, 0] * zoom
     right, down = -shift * 48 * zoom, -shift * 48 * zoom
@@ -154,6 +164,61 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom):
         images.float(), -degrees, moved, zoom, [0.0], interpolation=v2.InterpolationMode.BILINEAR
     )
     assert (ours - theirs)[..., 8:-8, 8:-8].abs().max() < 1.0
+
+
+def test_erased_boxes_are_distributed_as_timms():
+    size, count, draws = 64, 2, 4000
+    areas = [box[2] * box[3] / size**2 for box in erase_boxes(size, count, draws)]
+    theirs = RandomErasing(probability=1, min_count=count, device="cpu")
+    erased = torch.zeros(())
+    random.seed(0)
+    for _ in range(500):
+        erased += (theirs(torch.ones(1, size, size)) == 0).float().mean() / 500
+    assert min(areas) > 0.01 * 0.8 and max(areas) < 1 / 6 * 1.1
+    assert sum(areas) / draws == pytest.approx((0.02 + 1 / 3) / 2 / count, rel=0.05)
+    union = torch.zeros(500, size, size, dtype=torch.bool)
+    for number, (top, left, height, width) in enumerate(erase_boxes(size, count, 1000)):
+        union[number // 2, top : top + height, left : left + width] = True
+    assert union.float().mean() == pytest.approx(float(erased), rel=0.08)
+
+
+def erase_boxes(size: int, count: int, draws: int) -> list:
+    rng = random.Random(0)
+    boxes = [random_erase_box(size, count, rng) for _ in range(draws)]
+    assert all(0 <= top <= size - height and 0 <= left <= size - width for top, left, height, width in boxes)
+    return boxes
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erasing_fills_the_drawn_boxes_and_nothing_else(mode):
+    options = Data.model_validate({"IMAGE_SIZE": 16, "HFLIP_PROB": 0.0})
+    train = Train.model_validate({"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 2})
+    transform = TrainTransform(options, train, seed=0)
+    drawn = transform.draw([transform.generator(0, index) for index in range(40)])
+    images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8)
+    plain, erased = DeviceTransform(options, train)(images), DeviceTransform(options, train)(images, drawn)
+    inside = torch.zeros(40, 16, 16, dtype=torch.bool)
+    for place, boxes in zip(drawn.erased, drawn.boxes, strict=True):
+        for top, left, height, width in boxes:
+            inside[place, top : top + height, left : left + width] = True
+    assert 10 < len(drawn.erased) < 30 and inside.any()
+    assert torch.equal(erased.permute(0, 2, 3, 1)[~inside], plain.permute(0, 2, 3, 1)[~inside])
+    fill = erased.permute(0, 2, 3, 1)[inside]  # (N, C)
+    colours = len(fill.unique(dim=0))
+    assert {
+        "const": colours == 1 and not fill.any(),
+        "rand": colours == len(drawn.erased),
+        "pixel": colours == len(fill),
+    }[mode]
+    assert mode == "const" or abs(fill.mean()) < 0.3
+
+
+def test_no_erasing_for_an_empty_place():
+    train = Train.model_validate({"RANDOM_ERASE_PROB": 1.0})
+    transform = TrainTransform(Data.model_validate({"IMAGE_SIZE": 16}), train, seed=0)
+    drawn = transform.draw([None, transform.generator(0, 1), None])
+    assert drawn.erased.tolist() == [1] and drawn.boxes.shape == (1, 1, 4) and not drawn.flip[[0, 2]].any()
+    assert transform.draw([None]).boxes is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from conftest import ROOT
 
 from configs.schema import Data
 from datasets import loader as loading
+from datasets.decode import Picture
 from datasets.loader import Batch, BatchReader, Loader
 from datasets.sampler import EvalSampler
 from datasets.sources import FakeImages
@@ -30,12 +31,12 @@ class Images(FakeImages):
         super().__init__(num_samples=400, num_classes=2, size=8)
         self.happens = happens
 
-    def image(self, index: int, channels: int) -> torch.Tensor:
+    def open(self, index: int, channels: int) -> Picture:
         if index == 100 and self.happens == "a bug":
             raise RuntimeError("a bug")
         if index == 100 and self.happens == "a hanging disk":
             time.sleep(1000)
-        return super().image(index, channels)
+        return super().open(index, channels)
 
 
 def loader_of(samples: FakeImages, timeout_seconds: float = 600, workers: int = 2) -> Loader:
@@ -130,7 +131,7 @@ def test_full_shared_memory(monkeypatch):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(loading, "get_worker_info", lambda: "a worker")
-    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
     with pytest.raises(UserError, match=r"no shared memory is left for a batch \(unable .*\); enlarge /dev/shm"):
         next(iter(loader_of(Images(), workers=0)))
 
