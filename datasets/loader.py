@@ -14,7 +14,7 @@ from datasets.bad_images import BadImage, BadImageList
 from datasets.decode import centre_crop
 from datasets.sampler import PADDING, EvalSampler, Key, TrainSampler
 from datasets.sources import Samples
-from datasets.transforms import Augmentation, TrainTransform
+from datasets.transforms import NO_AUGMENTATION, Augmentation, TrainTransform
 from datasets.workers import (
     POLL_SECONDS,
     SHARED_MEMORY_CURE,
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     images: torch.Tensor
     targets: torch.Tensor
-    augmentation: Augmentation | None = None
+    augmentation: Augmentation = NO_AUGMENTATION
     bad: tuple[BadImage, ...] = ()
 
 
@@ -75,7 +75,7 @@ class BatchReader(Dataset):
             else:
                 targets[place] = int(self.samples.targets[index])
                 generators[place] = rng
-        augmentation = self.transform.draw(generators) if self.transform else None
+        augmentation = self.transform.draw(generators) if self.transform else NO_AUGMENTATION
         return Batch(images, targets, augmentation, tuple(bad))
 
     def _empty_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
