@@ -97,6 +97,9 @@ class Data(Section):
     on_bad_image: Literal["error", "skip"] = Field(
         "error", description="an image that cannot be read ends the run, or counts for nothing and is listed"
     )
+    decode: Literal["host", "device", "auto"] = Field(
+        "host", description="who decodes training JPEGs: the workers, the GPU (nvJPEG), or who is faster here"
+    )
     image_size: int = Field(224, ge=1, description="pixels on a side of the model's input")
     image_channels: Literal[1, 3] = Field(3, description="1: grey, 3: RGB")
     crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop's share of the shorter side")

@@ -4,6 +4,7 @@ from configs.schema import Config
 from datasets import sources
 from datasets.bad_images import BadImageList
 from datasets.checks import findings_of
+from datasets.device_decode import HOST
 from datasets.loader import BatchReader, Loader
 from datasets.sampler import EvalSampler, TrainSampler
 from datasets.sources import Samples
@@ -73,8 +74,10 @@ def train_loader(
     sampler: TrainSampler,
     context: ProcessContext,
     bad_images: BadImageList | None = None,
+    decode: str = HOST,
 ) -> Loader:
-    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed))
+    """`decode` is who decodes JPEGs: HOST or DEVICE. Evaluation's are decoded by the host, alike on every machine."""
+    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed), decode)
     return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
 
 

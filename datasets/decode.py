@@ -62,6 +62,11 @@ class PlainJpeg(Picture):
         self.header, self.data, self.name = header, data, name
 
     @property
+    def has_end(self) -> bool:
+        """Whether the file was not cut off; some cameras add a few bytes."""
+        return self.data.rfind(b"\xff\xd9", -1024) >= 0
+
+    @property
     def size(self) -> tuple[int, int]:
         return self.header.height, self.header.width
 
@@ -73,7 +78,7 @@ class PlainJpeg(Picture):
             return _decode_with_pillow(self.header, self.header.mode)
 
     def region(self, box: Box) -> torch.Tensor:
-        part = decode_part(self.data, box) if self.header.mode == "RGB" else None
+        part = decode_part(self.data, box) if self.header.mode == "RGB" and self.has_end else None
         return super().region(box) if part is None else part
 
 

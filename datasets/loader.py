@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
 from datasets.bad_images import BadImage, BadImageList
-from datasets.decode import centre_crop
+from datasets.decode import Picture, centre_crop, open_image, resize
+from datasets.device_decode import DEVICE, HOST, CropCollector, EncodedCrops, decode_crops, is_for_device
 from datasets.sampler import PADDING, EvalSampler, Key, TrainSampler
 from datasets.sources import Samples
 from datasets.transforms import NO_AUGMENTATION, Augmentation, TrainTransform
@@ -33,21 +34,24 @@ class Batch(NamedTuple):
     """images uint8 (B, C, S, S); targets int64 (B,), `PADDING` where there is no sample; what the device is to augment.
 
     `bad` are the images whose places are empty because they cannot be used; the host knows them without the device.
+    Until a batch has reached the device, some of its images may be `encoded`.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
     augmentation: Augmentation = NO_AUGMENTATION
     bad: tuple[BadImage, ...] = ()
+    encoded: EncodedCrops | None = None
 
 
 class BatchReader(Dataset):
     """Keys -> one `Batch`. With a `TrainTransform` as training sees it, without as evaluation does."""
 
-    def __init__(self, samples: Samples, options: Data, transform: TrainTransform | None) -> None:
+    def __init__(self, samples: Samples, options: Data, transform: TrainTransform | None, decode: str = HOST) -> None:
         self.samples = samples
         self.options = options
         self.transform = transform
+        self.decode = decode
 
     def __getitems__(self, keys: list[Key]) -> Batch | UserError:
         """An unreadable image is returned as its error: raised here, a worker's traceback would come with it."""
@@ -61,13 +65,17 @@ class BatchReader(Dataset):
     def _read(self, keys: list[Key]) -> Batch:
         images, targets = self._empty_batch(len(keys))
         generators: list[random.Random | None] = [None] * len(keys)
-        bad = []
+        bad, encoded = [], CropCollector()
         for place, (epoch, index) in enumerate(keys):
             if index == PADDING:
                 continue
             rng = self.transform.generator(epoch, index) if self.transform else None
             try:
-                images[place] = self._image(index, rng)
+                picture = self.samples.open(index, self.options.image_channels)
+                if self.decode == DEVICE and is_for_device(picture):
+                    encoded.add(place, picture, *self.transform.draw_crop(picture.size, rng))
+                else:
+                    images[place] = self._image(picture, rng)
             except BadImage as error:
                 if self.options.on_bad_image == "error":
                     raise
@@ -76,7 +84,7 @@ class BatchReader(Dataset):
                 targets[place] = int(self.samples.targets[index])
                 generators[place] = rng
         augmentation = self.transform.draw(generators) if self.transform else NO_AUGMENTATION
-        return Batch(images, targets, augmentation, tuple(bad))
+        return Batch(images, targets, augmentation, tuple(bad), encoded.collected())
 
     def _empty_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """In a worker it lies in shared memory from the start: that there is none left can still be told here."""
@@ -88,12 +96,10 @@ class BatchReader(Dataset):
             raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
         return images, torch.full((size,), PADDING)
 
-    def _image(self, index: int, rng: random.Random | None) -> torch.Tensor:
-        options = self.options
-        picture = self.samples.open(index, options.image_channels)
+    def _image(self, picture: Picture, rng: random.Random | None) -> torch.Tensor:
         if self.transform:
             return self.transform.crop(picture, rng)
-        return centre_crop(picture.pixels, options.image_size, options.crop_pct)
+        return centre_crop(picture.pixels, self.options.image_size, self.options.crop_pct)
 
 
 def _shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
@@ -114,10 +120,11 @@ class Loader:
         bad_images: BadImageList | None,
     ) -> None:
         self.sampler = sampler
+        self.on_bad_image = reader.options.on_bad_image
         self.device = context.device
         self.bad_images = bad_images
         self.patience_seconds = _PATIENCE * timeout_seconds
-        workers = _num_workers(reader, context)
+        workers = num_workers(reader.samples, reader.options, context)
         self._batches = DataLoader(
             reader,
             batch_sampler=sampler,
@@ -137,33 +144,55 @@ class Loader:
         """Raises UserError where a sample cannot be read, or a worker does not answer."""
         has_workers = self._batches.num_workers > 0
         batches = received(self._batches, self.patience_seconds) if has_workers else iter(self._batches)
-        checked = map(self._checked, batches)
-        yield from checked if self.device.type == "cpu" else _copied(checked, self.device)
+        if self.device.type == "cpu":
+            yield from map(self._arrived, batches)
+            return
+        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        for batch in batches:  # on a stream of its own, so that it travels while the one before it is being computed
+            with torch.cuda.stream(stream):
+                batch = self._arrived(batch)
+            current.wait_stream(stream)
+            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
+            yield batch
 
-    def _checked(self, batch: Batch | UserError) -> Batch:
+    def _arrived(self, batch: Batch | UserError) -> Batch:
+        """The batch on the device."""
         if isinstance(batch, UserError):
             raise batch
+        encoded, batch = batch.encoded, batch._replace(encoded=None)
+        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+        if encoded:
+            batch = self._decoded(batch, encoded)
         if self.bad_images:
             self.bad_images.add(batch.bad)
         return batch
 
+    def _decoded(self, batch: Batch, encoded: EncodedCrops) -> Batch:
+        size = batch.images.shape[-1]
+        try:
+            batch.images[encoded.places] = decode_crops(encoded, size, self.device)
+            return batch
+        except RuntimeError:  # one of them is damaged: the host says which
+            bad = []
+        for file, place, name, box, flips in zip(encoded.files(), *encoded[2:], strict=True):
+            try:
+                image = resize(
+                    open_image(file.numpy().tobytes(), len(batch.images[place]), name).region(box), size, size
+                )
+                batch.images[place] = image.flip(-1) if flips else image
+            except BadImage as error:
+                if self.on_bad_image == "error":
+                    raise
+                bad.append(error)
+                batch.targets[place] = PADDING
+        return batch._replace(bad=(*batch.bad, *bad))
 
-def _copied(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """On a stream of their own, so that a batch travels while the one before it is being computed."""
-    stream = torch.cuda.Stream(device)
-    for batch in batches:
-        with torch.cuda.stream(stream):
-            copy = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
-        current = torch.cuda.current_stream(device)
-        current.wait_stream(stream)
-        tree_map_only(torch.Tensor, lambda tensor, stream=current: tensor.record_stream(stream), copy)
-        yield copy
 
-
-def _num_workers(reader: BatchReader, context: ProcessContext) -> int:
-    if reader.options.num_workers is not None:
-        return reader.options.num_workers
-    if reader.samples.in_memory:
+def num_workers(samples: Samples, options: Data, context: ProcessContext) -> int:
+    """Loading processes of this rank."""
+    if options.num_workers is not None:
+        return options.num_workers
+    if samples.in_memory:
         return 0
     return default_num_workers(context.local_world_size)
 

@@ -54,10 +54,15 @@ class TrainTransform:
 
     def crop(self, picture: Picture, rng: random.Random) -> torch.Tensor:
         """-> uint8 (C, S, S): random resized crop (Szegedy et al., 2014) and flip."""
+        box, flips = self.draw_crop(picture.size, rng)
+        image = resize(picture.region(box), self.options.image_size, self.options.image_size)
+        return image.flip(-1) if flips else image
+
+    def draw_crop(self, size: tuple[int, int], rng: random.Random) -> tuple[Box, bool]:
+        """The box of an image of that height and width, and whether it is flipped."""
         options = self.options
-        box = random_crop_box(*picture.size, options.random_crop_scale, options.random_crop_ratio, rng)
-        image = resize(picture.region(box), options.image_size, options.image_size)
-        return image.flip(-1) if rng.random() < options.hflip_prob else image
+        box = random_crop_box(*size, options.random_crop_scale, options.random_crop_ratio, rng)
+        return box, rng.random() < options.hflip_prob
 
     def draw(self, generators: list[random.Random | None]) -> Augmentation:
         """For a batch, of which the places without a generator are empty."""

@@ -1,0 +1,129 @@
+"""JPEGs decoded on the device: on a GPU by nvJPEG, through torchvision.
+
+Legend: K crops, S pixels on a side of each.
+"""
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import interpolate
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from datasets.bad_images import BadImage
+from datasets.decode import Picture, PlainJpeg, resize
+from datasets.partial_jpeg import Box
+from datasets.sources import Samples
+from datasets.transforms import TrainTransform
+
+HOST, DEVICE = "host", "device"
+_TRIED_IMAGES, _ROUNDS = 32, 3
+
+
+class EncodedCrops(NamedTuple):
+    """Crops of a batch that the device is to decode: the JPEG files' bytes, one behind the other, and what of each."""
+
+    data: torch.Tensor  # uint8 (bytes of all,)
+    sizes: list[int]
+    places: list[int]
+    names: list[str]
+    boxes: list[Box]
+    flips: list[bool]
+
+    def files(self) -> list[torch.Tensor]:
+        return list(self.data.split(self.sizes))
+
+
+class CropCollector:
+    """Gathers what of a batch the device will decode."""
+
+    def __init__(self) -> None:
+        self.files: list[bytes] = []
+        self.rows: list[tuple[int, str, Box, bool]] = []
+
+    def add(self, place: int, picture: PlainJpeg, box: Box, flips: bool) -> None:
+        self.files.append(picture.data)
+        self.rows.append((place, picture.name, box, flips))
+
+    def collected(self) -> EncodedCrops | None:
+        if not self.files:
+            return None
+        data = torch.frombuffer(bytearray(b"".join(self.files)), dtype=torch.uint8)
+        return EncodedCrops(data, [len(file) for file in self.files], *map(list, zip(*self.rows, strict=True)))
+
+
+def is_for_device(picture: Picture) -> bool:
+    """Whether nvJPEG gives the colours that libjpeg does: it takes any three channels for YCbCr."""
+    if not isinstance(picture, PlainJpeg) or picture.header.mode != "RGB" or not picture.has_end:
+        return False
+    components = [layer[0] for layer in picture.header.layer]
+    return components == [1, 2, 3] and picture.header.info.get("adobe_transform", 1) == 1
+
+
+def decode_crops(crops: EncodedCrops, size: int, device: torch.device) -> torch.Tensor:
+    """-> torch.uint8 (K, 3, S, S) on the device: decoded, cropped, resampled (bicubic, antialiased) and flipped.
+
+    Raises:
+        RuntimeError: one of them, it is not said which, cannot be decoded.
+    """
+    images = decode_jpeg(crops.files(), ImageReadMode.RGB, device)
+    return torch.stack([
+        _crop(image, box, flips, size) for image, box, flips in zip(images, crops.boxes, crops.flips, strict=True)
+    ])  # fmt: skip
+
+
+def _crop(image: torch.Tensor, box: Box, flips: bool, size: int) -> torch.Tensor:
+    part = Picture(image).region(box)[None].to(torch.float32)  # on a GPU no other type is resampled
+    part = interpolate(part, size=(size, size), mode="bicubic", antialias=True)[0]
+    part = part.round_().clamp_(0, 255).to(torch.uint8)
+    return part.flip(-1) if flips else part
+
+
+class DecodeTrial:
+    """Some crops of a data set, to measure how long each way to decode them takes: those that nvJPEG may have."""
+
+    def __init__(self, samples: Samples, transform: TrainTransform) -> None:
+        self.transform = transform
+        self.pictures: list[PlainJpeg] = []
+        collector = CropCollector()
+        for index in range(0, len(samples), -(-len(samples) // _TRIED_IMAGES)):
+            with contextlib.suppress(BadImage):
+                picture = samples.open(index, transform.options.image_channels)
+                if is_for_device(picture):
+                    box, flips = transform.draw_crop(picture.size, transform.generator(0, index))
+                    collector.add(len(self.pictures), picture, box, flips)
+                    self.pictures.append(picture)
+        self.crops = collector.collected()
+
+    def file_bytes(self) -> int:
+        """Of a typical image, to the next power of two: about the same size is alike."""
+        return 2 ** round(math.log2(statistics.median(self.crops.sizes)))
+
+    def seconds(self, workers: int, device: torch.device) -> dict[str, float]:
+        """Per image, at best: by so many workers on the host; on the device, where it can."""
+        host = _best_seconds(self._decode_on_host, torch.device("cpu")) / workers
+        size = self.transform.options.image_size
+        try:
+            own = _best_seconds(lambda: decode_crops(self.crops, size, device), device)
+        except RuntimeError:  # torchvision was built without nvJPEG
+            own = math.inf
+        return {HOST: host / len(self.pictures), DEVICE: own / len(self.pictures)}
+
+    def _decode_on_host(self) -> None:
+        for picture, box in zip(self.pictures, self.crops.boxes, strict=True):
+            resize(picture.region(box), self.transform.options.image_size, self.transform.options.image_size)
+
+
+def _best_seconds(work: Callable[[], Any], device: torch.device) -> float:
+    taken = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return min(taken)
