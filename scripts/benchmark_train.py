@@ -2,7 +2,8 @@
 
     python scripts/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
 
-Without flags of main_single_gpu.py it trains configs/vit_tiny_patch16_224.yaml at batch 32 with -amp. The programs:
+Without flags of main_single_gpu.py it trains configs/vit_tiny_patch16_224.yaml at batch 32 with -amp, and without the
+recipe's dropout, which timm's train.py has none of by default. The programs:
 
 - `jpeg`: main_single_gpu.py with its loader on JPEGs, made by the script or those of `-data FOLDER`;
 - `ready`: main_single_gpu.py on noise in memory, uncropped (`-dataset=fake`);
@@ -57,7 +58,8 @@ from utils.errors import UserError, exit_status, nearest
 from utils.logger import RunLogger
 
 SCRIPT = "benchmark_train.py"
-DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp"]
+NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
+DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp", *NO_DROPOUT]
 PROGRAMS = ("jpeg", "ready", "bare", "timm", "timm_explicit")
 RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
 IMAGES = 256  # different ones

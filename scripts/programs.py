@@ -141,7 +141,7 @@ def watched(
                 return Window(reading.steps - first.steps, arrived - since, first, reading), lines
     said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
     is_late = time.perf_counter() - started >= limit_seconds
-    raise Failed(f"not done within {limit_seconds:.0f} s; the last it said: {said}" if is_late else said)
+    raise Failed(f"not done within {limit_seconds:g} s; the last it said: {said}" if is_late else said)
 
 
 @contextmanager
