@@ -70,7 +70,7 @@ PROGRAM_SECONDS = {False: 60.0, True: 150.0}  # compiled
 
 @dataclass
 class Part:
-    """A command with the most seconds it may take, and what came of it; what it measures it writes to `<name>.json`."""
+    """A command with the most seconds it may take, and what came of it; it may write `<name>.json`."""
 
     name: str
     command: list[str]
@@ -90,6 +90,7 @@ def main(argv: list[str]) -> int:
     ends = time.monotonic() + 60 * flags.minutes
     batch_sizes = batch_sizes_of(flags.batch_sizes)
     mode_config(rest, "O1-bf16")  # a mistake in the options shows now
+    flags.output = flags.output.resolve()  # parts are run in the project's folder
     flags.output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as images:
         make_images(Path(images), (500, 375), JPEGS, mean_bytes=106_000)
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="for all together (default: 9)")
     add_flag(parser, "batch_sizes", default="64,256", metavar="A,B", help="default: 64,256")
     add_flag(parser, "timed_images", type=positive, metavar="N", help=f"of a program (default: {TIMED_IMAGES})")
-    add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm, to compare with")
+    add_flag(parser, "timm_train", type=existing, metavar="PATH", help="train.py of a checkout of timm")
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # measure the machine, in this process
     return parser
 
@@ -122,6 +123,13 @@ def batch_sizes_of(text: str) -> list[int]:
     return sorted(set(map(int, sizes)))
 
 
+def existing(text: str) -> Path:
+    """An argparse type: the file's whole path."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no file; name the train.py of a checkout of timm")
+    return Path(text).resolve()
+
+
 # What is run
 
 
@@ -131,7 +139,8 @@ def planned(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int], 
     *smaller, largest = batch_sizes
     tests = [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-k", "gpu", "-p", "no:cacheprovider"]
     yield Part("tests", tests, TEST_SECONDS)
-    yield Part("machine", [sys.executable, __file__, "-worker", *rest], MACHINE_SECONDS)
+    machine = [sys.executable, __file__, "-worker", f"-json={flags.output / 'machine.json'}", *rest]
+    yield Part("machine", machine, MACHINE_SECONDS)
 
     def training(mode: str, batch_size: int, compiled: bool, *programs: str) -> Part:
         return training_part(flags, rest, images, mode, batch_size, compiled, programs)
@@ -148,7 +157,7 @@ def planned(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int], 
             for mode in half:
                 yield training(mode, batch_size, compiled, "ready")
     workers = [f"-num_workers={_num_workers()}", f"-batch_size={largest}"]
-    loaders = ["-rounds=2", "-seconds=2", f"-data={images}", *rest, *workers]
+    loaders = ["-rounds=2", f"-data={images}", f"-json={flags.output / 'loaders.json'}", *rest, *workers]
     yield Part("loaders", [sys.executable, str(ROOT / "scripts/benchmark_input.py"), *loaders], LOADER_SECONDS)
 
 
@@ -168,15 +177,16 @@ def training_part(
     timed_images = flags.timed_images or (FP32_TIMED_IMAGES if mode == "fp32" else TIMED_IMAGES)
     steps = WARMUP_STEPS * max(1, round(timed_images / batch_size / WARMUP_STEPS))
     limit = PROGRAM_SECONDS[compiled]
+    name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
     command = [
         *[sys.executable, str(ROOT / "scripts/benchmark_train.py"), f"-programs={','.join(programs)}", "-rounds=1"],
         *[f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit:.0f}", f"-data={images}"],
+        f"-json={flags.output / name}.json",
         *([f"-timm_train={flags.timm_train}"] if "timm" in programs else []),
         *[*rest, f"-batch_size={batch_size}", f"-num_workers={_num_workers()}"],
         *(["-compile"] if compiled else []),
         *["-opts", *MODES[mode]],
     ]
-    name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
     about = {"mode": mode, "batch_size": batch_size, "compiled": compiled}
     return Part(name, command, limit * len(programs), about)
 
@@ -188,17 +198,16 @@ def run_part(part: Part, folder: Path, seconds_left: float) -> None:
         return
     file = folder / f"{part.name}.json"
     file.unlink(missing_ok=True)
-    command = part.command if part.name == "tests" else [*part.command, f"-json={file}"]
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(part.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     output, is_late = _output(process, limit)
     part.seconds = time.monotonic() - started
-    (folder / f"{part.name}.txt").write_text(f"$ {shlex.join(command)}\n\n{output[0]}\n{output[1]}")
+    (folder / f"{part.name}.txt").write_text(f"$ {shlex.join(part.command)}\n\n{output[0]}\n{output[1]}")
     part.result = json.loads(file.read_text()) if file.exists() else None
     if is_late:
         part.outcome = f"stopped after {limit:.0f} s"
     elif process.returncode:
-        part.outcome = f"failed: {last_error(subprocess.CompletedProcess(command, process.returncode, *output))}"
+        part.outcome = f"failed: {last_error(subprocess.CompletedProcess(part.command, process.returncode, *output))}"
     else:
         part.outcome = "done"
 
