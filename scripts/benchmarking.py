@@ -5,6 +5,7 @@ import json
 import platform
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -134,6 +135,11 @@ def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
         )
         for _ in range(4)
     ]
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """'median (least to most)', each number in the form given."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:

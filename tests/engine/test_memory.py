@@ -45,7 +45,7 @@ def test_the_message(digits_argv, cpu, monkeypatch, peaks, expected):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_is_said_to_fit_does_and_twice_as_much_does_not(digits_argv):
+def test_what_is_said_to_fit_on_a_gpu_does_and_twice_as_much_does_not(digits_argv):
     context = single()
     options = ["DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=12"]
     config = load([*digits_argv, "DATA.BATCH_SIZE=512", *options]).config

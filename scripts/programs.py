@@ -1,0 +1,175 @@
+"""Other programs, watched from outside: what their log says and when it says so, and how they are ended."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol
+
+from utils.errors import UserError
+
+
+class Reading(NamedTuple):
+    """What a log line says of training: the steps that are done, and the seconds they took by the program's own clock.
+
+    `waiting_seconds` of them were spent waiting for data, 0 where the program does not say; so for the peak of memory.
+    """
+
+    steps: int
+    seconds: float
+    waiting_seconds: float = 0.0
+    memory_bytes: float = 0.0
+
+
+class Log(Protocol):
+    """Reads the lines of one program, from its first on; `images_per_step` turns images/s into seconds."""
+
+    def __init__(self, images_per_step: int) -> None: ...
+
+    def read(self, line: str) -> Reading | None: ...
+
+
+class OurLog:
+    """Of main_single_gpu.py, whose lines tell of the steps since the line before."""
+
+    LINE = re.compile(
+        r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],.* images/s: ([\d.]+), data wait: (\d+)%.* memory: ([\d.]+) GB"
+    )
+
+    def __init__(self, images_per_step: int) -> None:
+        self.images_per_step = images_per_step
+        self.last = Reading(0, 0.0)
+
+    def read(self, line: str) -> Reading | None:
+        found = self.LINE.search(line)
+        if not found:
+            return None
+        epoch, step, steps = map(int, found.group(1, 2, 3))
+        rate, wait_percent, gigabytes = map(float, found.group(4, 5, 6))
+        done = (epoch - 1) * steps + step + 1
+        seconds = (done - self.last.steps) * self.images_per_step / rate
+        self.last = Reading(
+            done,
+            self.last.seconds + seconds,
+            self.last.waiting_seconds + seconds * wait_percent / 100,
+            gigabytes * 1e9,
+        )
+        return self.last
+
+
+class TimmLog:
+    """Of timm's train.py, in its first epoch; in brackets its lines have the averages since the epoch began."""
+
+    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .*\([\d.]+s, +([\d.]+)/s\).* Data: [\d.]+ \(([\d.]+)\)")
+
+    def __init__(self, images_per_step: int) -> None:
+        self.images_per_step = images_per_step
+
+    def read(self, line: str) -> Reading | None:
+        found = self.LINE.search(line)
+        if not found:
+            return None
+        steps, rate, waiting = int(found[1]) + 1, float(found[2]), float(found[3])
+        return Reading(steps, steps * self.images_per_step / rate, steps * waiting)
+
+
+class PlainLog:
+    """Of a script that says `step 8, 4.125 s, 0.731 GB`, counted from its first step on."""
+
+    LINE = re.compile(r"^step (\d+), ([\d.]+) s, ([\d.]+) GB$")
+
+    def __init__(self, images_per_step: int) -> None:
+        pass  # it says seconds
+
+    @staticmethod
+    def line(steps: int, seconds: float, memory_bytes: int) -> str:
+        return f"step {steps}, {seconds:.4f} s, {memory_bytes / 1e9:.3f} GB"
+
+    def read(self, line: str) -> Reading | None:
+        found = self.LINE.match(line)
+        return Reading(int(found[1]), float(found[2]), 0.0, float(found[3]) * 1e9) if found else None
+
+
+class Window(NamedTuple):
+    """Steps of a program after its warm-up: their seconds by our clock, when the lines came, and what its log says."""
+
+    steps: int
+    seconds: float
+    first: Reading
+    last: Reading
+
+    @property
+    def own_seconds(self) -> float:
+        return self.last.seconds - self.first.seconds
+
+    @property
+    def wait_share(self) -> float:
+        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.own_seconds
+
+
+class Failed(UserError):
+    """A program ended, or was ended, before it had said what was to be read."""
+
+
+def watched(
+    command: list[str], environment: dict[str, str], log: Log, warmup: int, steps: int, limit_seconds: float
+) -> tuple[Window, list[str]]:
+    """Runs a program until it has done `steps` steps after the first line that tells of `warmup` or more, and ends it.
+
+    Returns:
+        those steps, and the lines it said.
+
+    Raises:
+        Failed: it ended before, or `limit_seconds` were over.
+    """
+    lines: list[str] = []
+    first, started = None, time.perf_counter()
+    with running(command, environment, limit_seconds) as output:
+        for line in output:
+            arrived = time.perf_counter()
+            lines.append(line)
+            reading = log.read(line)
+            if reading is None or reading.steps < warmup:
+                continue
+            if first is None:
+                first, since = reading, arrived
+            elif reading.steps >= first.steps + steps:
+                return Window(reading.steps - first.steps, arrived - since, first, reading), lines
+    said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    is_late = time.perf_counter() - started >= limit_seconds
+    raise Failed(f"not done within {limit_seconds:g} s; the last it said: {said}" if is_late else said)
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str], limit_seconds: float) -> Iterator[Iterator[str]]:
+    """The lines a program says on both streams, as they come. When left, or after `limit_seconds`, it is ended.
+
+    With it end all processes that it started and that stayed in its group.
+    """
+    process = subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+    def end() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    watch = threading.Timer(limit_seconds, end)
+    watch.start()
+    try:
+        yield (line.rstrip("\n") for line in process.stdout)
+    finally:
+        watch.cancel()
+        end()
+        process.wait()
+        process.stdout.close()

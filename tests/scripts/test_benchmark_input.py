@@ -1,0 +1,160 @@
+"""The images, what is read of them by each, the ratios, and a small run of all. No test here asserts a time."""
+
+import json
+import time
+
+import pytest
+import torch
+from PIL import Image
+
+from configs.load import load
+from datasets import read_samples
+from datasets.loader import BatchReader
+from datasets.transforms import DeviceTransform, TrainTransform
+from scripts import benchmark_input
+from scripts.benchmark_images import link_images, make_images, mean_kilobytes
+from scripts.benchmark_input import Size, contender_table, fidelity, with_ratios
+from utils.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
+    monkeypatch.setattr(benchmark_input, "SIZES", (Size(64, 48, 1500, 1.0),))
+    monkeypatch.setattr(benchmark_input, "EPOCH", 48)
+
+
+# Images
+
+
+def test_images_weigh_what_they_should_and_are_always_the_same(tmp_path):
+    for name in ("a", "b"):
+        make_images(tmp_path / name, (120, 90), count=16, mean_bytes=7000)
+    one, other = (sorted((tmp_path / name).rglob("*.jpg")) for name in ("a", "b"))
+    assert len(one) == 16
+    assert mean_kilobytes(one) == pytest.approx(7, rel=0.1)
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    assert len({path.read_bytes() for path in one}) == 16
+    with Image.open(one[0]) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (120, 90))
+
+
+def test_a_small_folder_becomes_a_long_epoch(tmp_path):
+    make_images(tmp_path / "images", (16, 16), count=10, mean_bytes=400)
+    images = link_images(tmp_path / "images", tmp_path / "data", entries=35)
+    entries = list((tmp_path / "data" / "train").rglob("*.jpg"))
+    assert (len(images), len(entries)) == (10, 35)
+    assert {entry.resolve() for entry in entries} == {image.resolve() for image in images}
+    assert all(entry.resolve().parent.name == entry.parent.name for entry in entries)
+    assert len(list((tmp_path / "data" / "val").rglob("*.jpg"))) == 8
+
+
+def test_a_folder_without_classes_is_refused(tmp_path):
+    (tmp_path / "only").mkdir()
+    with pytest.raises(UserError, match="holds no two folders of JPEGs"):
+        link_images(tmp_path, tmp_path / "data", entries=4)
+
+
+# Figures
+
+
+def speeds(ours: list[float], its: list[float]) -> dict:
+    one = {"first_batch_seconds": 1.0, "ends_as": "float32", "against": "ours"}
+    return {"timm": one | {"images_per_second": its}, "ours": one | {"images_per_second": ours}}
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    found = with_ratios(speeds([100.0, 240.0, 90.0], [50.0, 80.0, 90.0]))
+    assert found["timm"]["ratios"] == [2.0, 3.0, 1.0]
+    table = contender_table(found)
+    assert "| timm | 80 (50 to 90) | 2.00 (1.00 to 3.00) | 1.00 | float32 |" in table
+    assert "| ours | 100 (90 to 240) |  | 1.00 | float32 |" in table
+
+
+def test_a_turn_ends_with_a_batch(monkeypatch, cpu):
+    clock = [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def batches():
+        while True:
+            clock[0] += 0.4
+            yield 8
+
+    assert benchmark_input.turn(batches(), seconds=1.0, device=cpu.device) == pytest.approx(3 * 8 / 1.2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-num_workers=0"], "-num_workers"),
+        (["-opts", "DATA.AFFINE_DEGREES=10"], "AFFINE"),
+        (["-round=1"], "unknown flag -round; did you mean -rounds?"),
+        (["-data=/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatch):
+    monkeypatch.setattr(benchmark_input, "measured_section", lambda *_: pytest.fail("a measurement was started"))
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        benchmark_input.main(argv)
+
+
+# Measurements
+
+
+def folder_config(tmp_path, *argv: str):
+    make_images(tmp_path / "images", (64, 48), count=16, mean_bytes=1500)
+    link_images(tmp_path / "images", tmp_path / "data", entries=32)
+    data = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-image_size=32"]
+    return load([*data, "-opts", "MODEL.PATCH_SIZE=16", *argv]).config
+
+
+def test_fidelity_compares_each_crop_with_pillows_of_the_same_box(tmp_path, monkeypatch, cpu):
+    config = folder_config(tmp_path)
+    found = fidelity(config, cpu, 20)
+    assert found["crops"] == 24
+    assert 0 <= found["mean"] <= found["largest"] <= 1
+    theirs = benchmark_input.pillow_crop
+    monkeypatch.setattr(benchmark_input, "pillow_crop", lambda *given: theirs(*given) + 3)
+    assert fidelity(config, cpu, 20)["mean"] == pytest.approx(3, abs=1)
+
+
+def test_all_see_the_same_crops_and_flips_on_average(tmp_path, cpu):
+    """Of crops of the whole image that are all flipped there is one only."""
+    whole = [
+        "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]",
+        "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]",
+        "DATA.HFLIP_PROB=1.0",
+    ]
+    config = folder_config(tmp_path, *whole)
+    data = config.data
+    theirs, _ = benchmark_input.timm_images(data, use_prefetcher=False)[0]
+    path = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[0]
+    with Image.open(path) as image:
+        references = benchmark_input.reference_transform(data)(image)
+    (samples,) = read_samples(config, cpu, "train")
+    assert samples.where(0) == str(path)
+    batch = BatchReader(samples, data, TrainTransform(data, config.seed)).__getitems__([(0, 0)])
+    ours = DeviceTransform(data)(batch.images)[0]
+    torch.testing.assert_close(theirs, references, rtol=0, atol=1e-6)
+    assert (ours - references).abs().mean() < 0.5 / 127.5
+
+
+def test_a_run_prints_the_tables_and_writes_the_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    small = ["-images=16", "-rounds=1", "-seconds=0.1", "-batch_size=4", "-num_workers=1", "-image_size=32"]
+    status = benchmark_input.main([*small, f"-json={tmp_path / 'a.json'}"])
+    printed = capsys.readouterr().out
+    for start in (
+        "## 64x48: 16 JPEGs of 2 KB, to 32x32",
+        "One process, one thread:",
+        "Loaders with 1 workers",
+        "| ours |",
+    ):
+        assert f"\n{start}" in printed
+    (section,) = json.loads((tmp_path / "a.json").read_text())["sections"]
+    assert len(section["one_process"]) == 5
+    assert status == (0 if section["fidelity"]["largest"] <= 0.5 else 1)
+    for name, one in section["loaders"].items():
+        assert one["images_per_second"][0] > 0, name
+        assert one["ratios"][0] == section["loaders"]["ours"]["images_per_second"][0] / one["images_per_second"][0]

@@ -1,0 +1,170 @@
+"""The same work on both command lines, the figures of the rounds, and real runs. No test here asserts a time."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY_VIT
+
+from configs.load import load
+from scripts import benchmark_train
+from scripts.benchmark_images import make_images
+from scripts.benchmark_train import DEFAULTS, program, program_figures, speed_ratios, split_flags, texts
+from scripts.programs import Failed, PlainLog, Reading, Window
+from utils.errors import UserError
+
+TINY = ["-batch_size=4", "-num_workers=1", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
+
+TIMM = """
+import sys, time
+print("Model m created, param count:{parameters}")
+for step in range(5):
+    rate = 4 / 0.02
+    print(f"Train: 0 [{{step:>4d}}/9 (  1%)]  Loss: 2 (2)  Time: 0.020s,  {{rate:>7.2f}}/s  (0.020s,  {{rate:>7.2f}}/s)"
+          "  LR: 1.0e-05  Data: 0.005 (0.005)", flush=True)
+    time.sleep(0.02)
+time.sleep(100)
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmark_train.visible_gpus", lambda: 0)
+
+
+def window(seconds: float, own_seconds: float, waiting: float = 0.0) -> Window:
+    return Window(10, seconds, Reading(5, 3.0), Reading(15, 3.0 + own_seconds, waiting, 2e9))
+
+
+def parsed(*argv: str):
+    flags, rest = split_flags(benchmark_train._parser(), list(argv))
+    return flags, rest, load([*DEFAULTS, *rest]).config
+
+
+# Figures
+
+
+def test_speeds_are_by_our_clock_and_stand_beside_the_programs_own():
+    one = program_figures([window(4.0, 5.0, waiting=1.0), window(2.0, 2.0)], images_per_step=8)
+    assert one["images_per_second"] == [20.0, 40.0]
+    assert one["images_per_second_in_its_log"] == [16.0, 40.0]
+    assert one["data_wait_share"] == [0.2, 0.0]
+    assert one["peak_memory_bytes"] == 2e9
+
+
+def test_ratios_are_of_the_same_round_and_of_what_was_measured():
+    speeds = {"jpeg": [30.0, 90.0, 40.0], "timm": [20.0, 30.0, 40.0], "ready": [30.0, 90.0, 50.0]}
+    figures = {name: {"images_per_second": values} for name, values in speeds.items()} | {"bare": {"failed": "why"}}
+    assert speed_ratios(figures) == {"jpeg / timm": [1.5, 3.0, 1.0], "jpeg / ready": [1.0, 1.0, 0.8]}
+
+
+def test_a_program_that_failed_is_a_row_and_the_others_count():
+    flags, *_ = parsed("-rounds=2")
+    figures = {
+        "jpeg": program_figures([window(4.0, 5.0), window(2.0, 2.0)], images_per_step=8),
+        "timm": program_figures([Failed("no module named timm"), window(2.0, 2.0)], images_per_step=8),
+    }
+    _, table, _ = texts(figures, speed_ratios(figures), flags)
+    assert "| jpeg | 30.0 (20.0 to 40.0) | 28.0 (16.0 to 40.0) | 0.0% | 2.00 |" in table
+    assert "| timm | failed: no module named timm |  |  |  |" in table
+
+
+# Command lines
+
+
+def test_timm_gets_the_same_work():
+    flags, rest, config = parsed(
+        *["-timm_train=train.py", "-batch_size=48", "-warmup=4", "-steps=8"],
+        *["-opts", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.2", "MODEL.DROPPATH=0.3", "TRAIN.SMOOTHING=0.1"],
+    )
+    command = program("timm_explicit", rest, config, flags, Path("/folder")).command
+    line = " ".join(command)
+    for part in (
+        "--amp", "--amp-dtype bfloat16", "--batch-size 48", "--workers 2", "--model vit_tiny_patch16_224",
+        "--model-kwargs pos_drop_rate=0.1 proj_drop_rate=0.1 attn_drop_rate=0.2", "--drop-path 0.3", "--opt adamw",
+        "--clip-grad 1.0", "--smoothing 0.1", "--data-dir /folder/data", "--log-interval 4", "--device cpu",
+        "--train-interpolation bicubic", "--color-jitter 0", "--sched-on-updates", "--mean 0.5 0.5 0.5",
+    ):  # fmt: skip
+        assert f" {part} " in f"{line} "
+    assert command[command.index("--val-split") + 1] == ""
+    assert "--torchcompile" not in command
+    assert program("timm_explicit", rest, config, flags, Path("/folder")).environment == {"TIMM_FUSED_ATTN": "0"}
+    assert program("timm", rest, config, flags, Path("/folder")).environment == {}
+
+
+def test_the_entry_point_gets_what_the_user_gave():
+    flags, rest, config = parsed("-warmup=4", "-steps=8", "-opts", "SEED=7")
+    for name in ("jpeg", "ready"):
+        command = program(name, rest, config, flags, Path("/folder")).command
+        ours = load(command[2:]).config
+        assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, 12, 4, True)
+        assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
+    assert (ours.data.dataset, ours.data.random_crop_scale, ours.data.hflip_prob) == ("fake", (1.0, 1.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-programs=jpegs"], "unknown program jpegs; did you mean jpeg?"),
+        (["-programs=jpeg,timm"], "-timm_train"),
+        (["-timm_train=/no/such/train.py"], "no such file"),
+        (["-warmup=8", "-steps=12"], "multiple of -warmup"),
+        (["-timm_train=x", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
+        (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "mixup"),
+        (["-worm_up=8"], "unknown flag -worm_up; did you mean -warmup?"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatch):
+    monkeypatch.setattr(benchmark_train, "measure", lambda *_: pytest.fail("a measurement was started"))
+    monkeypatch.setattr(benchmark_train, "make_images", lambda *_, **__: pytest.fail("images were made"))
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        benchmark_train.main(argv)
+
+
+# Measurements
+
+
+def parameters(argv: list[str]) -> int:
+    model, _ = benchmark_train.build_model(load([*DEFAULTS, *argv]).config, torch.device("cpu"))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_rounds_of_the_entry_point_and_of_a_train_py(tmp_path, capsys):
+    make_images(tmp_path / "images", (24, 16), count=16, mean_bytes=500)
+    (tmp_path / "train.py").write_text(TIMM.format(parameters=parameters(TINY)))
+    flags = ["-programs=jpeg,timm", "-rounds=1", "-warmup=2", "-steps=2", f"-json={tmp_path / 'a.json'}"]
+    paths = [f"-timm_train={tmp_path / 'train.py'}", f"-data={tmp_path / 'images'}"]
+    assert benchmark_train.main([*flags, *paths, *TINY]) == 0
+    printed = capsys.readouterr().out
+    for start in (
+        "Steps 3 to 4 of 1 runs of each:",
+        "| program | images/s |",
+        "| jpeg |",
+        "| timm |",
+        "| jpeg / timm |",
+    ):
+        assert f"\n{start}" in printed
+    result = json.loads((tmp_path / "a.json").read_text())
+    ours, timms = result["programs"]["jpeg"], result["programs"]["timm"]
+    assert result["ratios"]["jpeg / timm"] == [ours["images_per_second"][0] / timms["images_per_second"][0]]
+    assert timms["images_per_second_in_its_log"] == pytest.approx([200.0])
+    assert timms["data_wait_share"] == pytest.approx([0.25])
+    assert ours["peak_memory_bytes"] > 1e8
+
+
+def test_another_model_is_no_comparison(tmp_path):
+    (tmp_path / "train.py").write_text(TIMM.format(parameters=5))
+    flags, rest, config = parsed(f"-timm_train={tmp_path / 'train.py'}", "-warmup=2", "-steps=2", *TINY)
+    with pytest.raises(Failed, match=r"its model has \[5\] parameters and ours"):
+        benchmark_train.run_once("timm", program("timm", rest, config, flags, tmp_path), config, flags)
+
+
+def test_the_bare_loop_says_where_it_stands(capsys):
+    benchmark_train.main(["-worker", "-warmup=2", "-steps=4", *TINY])
+    readings = [PlainLog(4).read(line) for line in capsys.readouterr().out.splitlines()]
+    assert [reading.steps for reading in readings] == [2, 4, 6]
+    assert 0 < readings[0].seconds < readings[1].seconds < readings[2].seconds

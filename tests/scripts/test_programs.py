@@ -1,0 +1,105 @@
+"""What programs say of their speed is read rightly, and they are ended with all that they started."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.programs import Failed, OurLog, PlainLog, Reading, TimmLog, watched
+
+OURS = (
+    "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%, "
+    "images/s: {rate}, data wait: {wait}%, loss scale: 1, skipped: 0, memory: 2.27 GB"
+)
+TIMM = (
+    "Train: 0 [{step:>4d}/1252 (  1%)]  Loss: {loss} (6.96)  Time: 0.480s,   66.67/s  (0.600s,   {rate}/s)  "
+    "LR: 1.000e-05  Data: 0.010 ({data})"
+)
+
+
+def test_our_lines_tell_of_the_steps_since_the_line_before():
+    log = OurLog(images_per_step=32)
+    assert log.read("----- Data: 1280 training images") is None
+    assert log.read(OURS.format(epoch=1, step=0, rate="16.0", wait=50)) == Reading(1, 2.0, 1.0, 2.27e9)
+    reading = log.read(OURS.format(epoch=2, step=0, rate="32.0", wait=10))
+    assert reading == Reading(41, 42.0, 5.0, 2.27e9)
+
+
+def test_our_lines_may_say_more():
+    line = OURS.format(epoch=1, step=0, rate="16.0", wait=50)
+    line = line.replace("loss scale", "TFLOP/s: 0.24 (31% of peak), loss scale")
+    assert OurLog(images_per_step=32).read(line) == Reading(1, 2.0, 1.0, 2.27e9)
+
+
+def test_timms_lines_have_averages_over_the_epoch():
+    log = TimmLog(images_per_step=32)
+    assert log.read("Model vit_tiny_patch16_224 created, param count:5717416") is None
+    first = log.read(TIMM.format(step=0, loss="6.93", rate="16.00", data="1.000"))
+    later = log.read(TIMM.format(step=8, loss="nan", rate="  48.00", data="0.200"))
+    assert first == Reading(1, 2.0, 1.0)
+    assert later == Reading(9, 6.0, pytest.approx(1.8))
+
+
+def test_a_plain_line_is_read_as_it_is_written():
+    assert PlainLog(32).read(PlainLog.line(8, 4.125, 731_000_000)) == Reading(8, 4.125, 0.0, 731e6)
+
+
+def says(*lines: str, then: str = "") -> list[str]:
+    """A program that says each line 50 ms after the one before."""
+    told = "".join(f"print({line!r}, flush=True); time.sleep(0.05)\n" for line in lines)
+    return [sys.executable, "-c", f"import sys, time\n{told}{then}"]
+
+
+def test_the_steps_after_the_warmup_are_timed_by_when_their_lines_come():
+    steps = [PlainLog.line(step, step / 10, 0) for step in (1, 5, 9, 13)]
+    endless = "time.sleep(100)"
+    window, lines = watched(says(*steps, then=endless), {}, PlainLog(1), warmup=4, steps=8, limit_seconds=30)
+    assert (window.steps, window.first.steps, window.last.steps, lines) == (8, 5, 13, steps)
+    assert window.own_seconds == pytest.approx(0.8)
+    assert 0.09 < window.seconds < 30
+
+
+def test_what_a_program_started_ends_with_it(tmp_path):
+    child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    then = f"import os, subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n" + (
+        f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
+        f"time.sleep(0.05)\nprint({PlainLog.line(1, 1, 0)!r})\nprint({PlainLog.line(2, 2, 0)!r}, flush=True)\n"
+        "time.sleep(100)"
+    )
+    watched(says(then=then), {}, PlainLog(1), warmup=1, steps=1, limit_seconds=30)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if has_ended(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("the program's child goes on")
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting to be noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("command", "limit_seconds", "said"),
+    [
+        (says("error: no such file", then="sys.exit(1)"), 30, "^no such file$"),
+        (says("loading", then="time.sleep(100)"), 0.5, "not done within 0.5 s; the last it said: loading"),
+        ([sys.executable, "-c", ""], 30, "it said nothing"),
+    ],
+)
+def test_a_program_that_does_not_get_there_says_why(command, limit_seconds, said):
+    with pytest.raises(Failed, match=said):
+        watched(command, {}, PlainLog(1), warmup=1, steps=1, limit_seconds=limit_seconds)
+
+
+def test_the_environment_is_the_programs_alone():
+    command = [sys.executable, "-c", "import os; print('step 1, 1.0 s, 0.0 GB'); print(os.environ['LENT'])"]
+    with pytest.raises(Failed, match="lent to it"):
+        watched(command, {"LENT": "lent to it"}, PlainLog(1), warmup=1, steps=1, limit_seconds=30)
+    assert "LENT" not in os.environ
