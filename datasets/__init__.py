@@ -1,7 +1,7 @@
 """What it is trained on: `DATA.DATASET` -> source."""
 
 from configs.schema import Config
-from datasets import sources
+from datasets import packed, sources
 from datasets.bad_images import BadImageList
 from datasets.checks import findings_of
 from datasets.loader import BatchReader, Loader
@@ -19,6 +19,7 @@ DATASETS = {
     "caltech256": sources.caltech256,
     "cifar10": sources.cifar10,
     "cifar100": sources.cifar100,
+    "packed": packed.read_packed,
     "digits": sources.digits,
     "fake": sources.fake,
 }

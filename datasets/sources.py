@@ -124,14 +124,7 @@ class ImageFiles(EncodedImages):
 
     def check_files(self) -> list[str]:
         """Looks for the files of a list, those of class folders having been seen; asks of 50,000 who may read them."""
-        listing = self.listing
-        missing: list[int] = []
-        if not listing.is_checked:
-            missing = missing_files(listing) if listing.file else []
-            if not missing and not self.findings:
-                keep(listing)
-        if self._chosen:
-            missing = np.intersect1d(missing, self._chosen["places"]).astype(int).tolist()
+        listing, missing = self.listing, self._missing()
         findings = [
             f"{listing.where(place)}: {listing.paths[place]!r} is no file in {self.root}; write paths relative to it"
             for place in missing
@@ -143,6 +136,16 @@ class ImageFiles(EncodedImages):
             if not os.access(path, os.R_OK) and self._place(index) not in known:
                 findings.append(f"{path}: may not be read by this user; change its permissions")
         return findings
+
+    def _missing(self) -> list[int]:
+        """Places in the listing, which is kept if none of its images is missing and nothing is wrong with it."""
+        listing = self.listing
+        if listing.is_checked:
+            return []
+        missing = missing_files(listing) if listing.file else []
+        if not missing and not self.findings:
+            keep(listing)
+        return np.intersect1d(missing, self._chosen["places"]).astype(int).tolist() if self._chosen else missing
 
 
 class ImageArray(Samples):
@@ -156,10 +159,7 @@ class ImageArray(Samples):
         self.images = images
 
     def image(self, index: int, channels: int) -> torch.Tensor:
-        image = torch.from_numpy(self.images[index])
-        if channels == len(image):
-            return image
-        return image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
+        return with_channels(torch.from_numpy(self.images[index]), channels)
 
 
 class FakeImages(Samples):
@@ -173,6 +173,13 @@ class FakeImages(Samples):
 
     def image(self, index: int, channels: int) -> torch.Tensor:
         return self.pool[index % len(self.pool), :channels]
+
+
+def with_channels(image: torch.Tensor, channels: int) -> torch.Tensor:
+    """torch.uint8 (1 or 3, H, W) -> (channels, H, W), converted as Pillow does it."""
+    if channels == len(image):
+        return image
+    return image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
 
 
 def _grey(image: torch.Tensor) -> torch.Tensor:
