@@ -224,10 +224,10 @@ def missing_files(listing: Listing) -> list[int]:
 
 
 def _missing_in(listing: Listing, folder: str, places: list[int]) -> list[int]:
-    files = _file_names(listing.root / folder, listing.stamps)
+    files, paths = _file_names(listing.root / folder, listing.stamps), listing.paths
     missing = []
     for place in places:
-        path = listing.paths[place]
+        path = paths[place]
         if files and path.rpartition("/")[2] in files:
             continue
         # A folder that cannot be listed may still be read, and a disk may take a name in another case.

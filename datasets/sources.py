@@ -100,10 +100,11 @@ class ImageFiles(EncodedImages):
         return crcs[self._chosen["places"]] if self._chosen else crcs
 
     def name(self, index: int) -> str:
-        return str(self.root / self.paths[index])
+        """No Path: each keeps its parts in a table of Python's, which would grow by millions of names."""
+        return os.path.join(str(self.root), self.paths[index])
 
     def encoded(self, index: int) -> bytes:
-        path = self.root / self.paths[index]
+        path = self.name(index)
         try:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -114,7 +115,7 @@ class ImageFiles(EncodedImages):
             if getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
                 raise UserError(f"{path}: cannot be read ({error.strerror}); see to the machine, and resume") from error
             reason = getattr(error, "strerror", None) or error
-            raise BadImage(str(path), f"cannot be read ({reason})", "restore it or take it off the list") from error
+            raise BadImage(path, f"cannot be read ({reason})", "restore it or take it off the list") from error
 
     def where(self, index: int) -> str:
         return self.listing.where(self._place(index))
@@ -130,9 +131,9 @@ class ImageFiles(EncodedImages):
             for place in missing
         ]
         step = max(1, -(-len(self) // _MAX_ACCESS_CHECKS))
-        known, paths, root = set(missing), self.paths, str(self.root)
+        known = set(missing)
         for index in range(0, len(self), step):
-            path = os.path.join(root, paths[index])
+            path = self.name(index)
             if not os.access(path, os.R_OK) and self._place(index) not in known:
                 findings.append(f"{path}: may not be read by this user; change its permissions")
         return findings
@@ -199,8 +200,8 @@ def split_stratified(
     targets = np.asarray(targets)
     rng = np.random.Generator(np.random.PCG64(seed))
     is_val = np.zeros(len(targets), dtype=bool)
-    for label in np.unique(targets):
-        members = np.flatnonzero(targets == label)
+    by_label = np.argsort(targets, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(targets[by_label])) + 1):
         num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
         is_val[rng.permutation(members)[:num_val]] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)

@@ -263,7 +263,7 @@ def test_what_cannot_be_packed(folders, cpu, monkeypatch):
     (folders.parent / ".packed.tmp").mkdir()
     refused(r"\.packed\.tmp: another packing goes on, or was killed", "-output", str(output), *flags)
     (folders.parent / ".packed.tmp").rmdir()
-    refused("^-dataset digits: has no files", "-output", str(output), "-dataset=digits")
+    refused("^-dataset fake: has no files", "-output", str(output), "-dataset=fake")
     monkeypatch.setattr("datasets.packed.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     refused(rf"^{output}: cannot be written \(No space left\); nothing is left", "-output", str(output), *flags)
     assert not list(folders.parent.glob("*packed*"))
