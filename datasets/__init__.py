@@ -1,7 +1,7 @@
 """What it is trained on: `DATA.DATASET` -> source."""
 
 from configs.schema import Config
-from datasets import sources
+from datasets import packed, sources
 from datasets.bad_images import BadImageList
 from datasets.checks import findings_of
 from datasets.device_decode import HOST
@@ -20,6 +20,7 @@ DATASETS = {
     "caltech256": sources.caltech256,
     "cifar10": sources.cifar10,
     "cifar100": sources.cifar100,
+    "packed": packed.read_packed,
     "digits": sources.digits,
     "fake": sources.fake,
 }
@@ -39,22 +40,28 @@ def read_samples(config: Config, context: ProcessContext, *splits: str) -> list[
     if name not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(f"DATA.DATASET: unknown data set {name}{nearest(name, DATASETS)} (known: {known})")
+    samples, error = _read(config, context, splits) if context.is_main else ([], None)
+    error = broadcast_object(error, context)
+    if not (context.is_main or error):
+        samples, error = _read(config, context, splits)  # what the main process has kept by now, if it is on this host
+    if error:
+        raise error
+    return samples
+
+
+def _read(config: Config, context: ProcessContext, splits: tuple[str, ...]) -> tuple[list[Samples], UserError | None]:
     samples, findings = [], []
     for split in splits:
         try:
-            samples.append(DATASETS[name](config.data, split))
+            samples.append(DATASETS[config.data.dataset](config.data, split))
         except UserError as error:
             findings.append(str(error))
         else:
             findings += findings_of(samples[-1], split, config, context)
-    error = None
-    if findings:
-        findings = list(dict.fromkeys(findings))  # two splits of one list have the same
-        error = all_findings(f"{config.data.data_path}: {len(findings)} things to put right", findings)
-    error = broadcast_object(error, context) or error
-    if error:
-        raise error
-    return samples
+    if not findings:
+        return samples, None
+    findings = list(dict.fromkeys(findings))  # two splits of one list have the same
+    return samples, all_findings(f"{config.data.data_path}: {len(findings)} things to put right", findings)
 
 
 def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> TrainSampler:

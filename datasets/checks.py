@@ -47,7 +47,15 @@ def notes_on(train: Samples, val: Samples) -> list[str]:
         example = train.class_names[empty[0]]
         notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {example!r}")
     if isinstance(train, ImageFiles) and isinstance(val, ImageFiles) and train.root == val.root:
-        shared = set(train.paths).intersection(val.paths)
+        shared = _in_both(train, val)
         if shared:
             notes.append(f"{len(shared)} image(s) are in train and in val, such as {min(shared)!r}")
     return notes
+
+
+def _in_both(train: ImageFiles, val: ImageFiles) -> set[str]:
+    """Paths; only those whose checksums are in both are looked at."""
+    crcs = train.path_crcs, val.path_crcs
+    candidates = (np.flatnonzero(np.isin(crcs[this], crcs[1 - this])) for this in range(2))
+    of_train, of_val = (samples.paths.at(places) for samples, places in zip((train, val), candidates, strict=True))
+    return set(of_train).intersection(of_val)

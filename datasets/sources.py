@@ -6,23 +6,25 @@ raise a UserError where there is nothing to read; smaller mistakes are the `find
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from configs.schema import Data
+from datasets.arrays import Texts, shared_arrays
 from datasets.bad_images import BadImage
 from datasets.cifar import read_batch, read_class_names
 from datasets.decode import Picture, open_image
+from datasets.index import indexed, keep
 from datasets.listing import Listing, class_names_in, missing_files, read_class_folders, read_list, read_table
 from utils.errors import UserError
 from utils.files import open_regular
 
 # Of what a machine runs out of, or a network disk lacks for a while, no image is to blame.
-_NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-_MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit colour
+NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit colour
 _MAX_ACCESS_CHECKS = 50_000
 
 
@@ -34,9 +36,9 @@ class Samples:
     """
 
     in_memory = False
+    targets: np.ndarray
 
-    def __init__(self, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
-        self.targets = np.asarray(targets, dtype=np.int64)
+    def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
         self.findings: list[str] = []
         self.notes: list[str] = []
@@ -61,64 +63,94 @@ class Samples:
         return []
 
 
-class ImageFiles(Samples):
-    """Images in files of their own: those of a listing, or the `chosen` places of it."""
+class EncodedImages(Samples):
+    """Images that lie on a disk as a camera or a program encoded them."""
 
-    def __init__(self, listing: Listing, chosen: Iterable[int] | None = None) -> None:
-        places = range(len(listing.paths)) if chosen is None else chosen
-        super().__init__([listing.targets[place] for place in places], listing.class_names)
-        self.root, self.file = listing.root, listing.file
-        self.paths = PackedTexts([listing.paths[place] for place in places])
-        self.lines = np.array([listing.lines[place] for place in places]) if listing.file else None
-        self.findings, self.notes = listing.findings, listing.notes
+    def encoded(self, index: int) -> bytes:
+        """What `open_image` takes; raises a BadImage where it cannot be read."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """What to call the image in an error."""
+        raise NotImplementedError
 
     def open(self, index: int, channels: int) -> Picture:
-        path = self.root / self.paths[index]
+        return open_image(self.encoded(index), channels, self.name(index))
+
+
+class ImageFiles(EncodedImages):
+    """Images in files of their own: those of a listing, or those at `places` (N,) of it."""
+
+    def __init__(self, listing: Listing, places: np.ndarray | None = None) -> None:
+        super().__init__(listing.class_names)
+        self.listing = listing
+        self.root, self.findings, self.notes = listing.root, listing.findings, listing.notes
+        self._chosen = None
+        if places is not None:
+            self._chosen = shared_arrays({}, {"places": places, "targets": listing.arrays["targets"][places]})
+
+    @property
+    def targets(self) -> np.ndarray:
+        return (self._chosen or self.listing.arrays)["targets"]
+
+    @property
+    def paths(self) -> Texts:
+        return self.listing.paths.at(self._chosen["places"]) if self._chosen else self.listing.paths
+
+    @property
+    def path_crcs(self) -> np.ndarray:
+        """uint32 (N,): images whose paths are alike have the same."""
+        crcs = self.listing.arrays["paths_crcs"]
+        return crcs[self._chosen["places"]] if self._chosen else crcs
+
+    def name(self, index: int) -> str:
+        """No Path: each keeps its parts in a table of Python's, which would grow by millions of names."""
+        return os.path.join(str(self.root), self.paths[index])
+
+    def encoded(self, index: int) -> bytes:
+        path = self.name(index)
         try:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size > _MAX_FILE_BYTES:
+                if size > MAX_FILE_BYTES:
                     raise ValueError(f"{size / 1e6:.0f} MB are no photograph's")
-                data = file.read()
+                return file.read()
         except (OSError, ValueError) as error:
-            if getattr(error, "errno", None) in _NOT_THE_FILES_FAULT:
+            if getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
                 raise UserError(f"{path}: cannot be read ({error.strerror}); see to the machine, and resume") from error
             reason = getattr(error, "strerror", None) or error
-            raise BadImage(str(path), f"cannot be read ({reason})", "restore it or take it off the list") from error
-        return open_image(data, channels, str(path))
+            raise BadImage(path, f"cannot be read ({reason})", "restore it or take it off the list") from error
 
     def where(self, index: int) -> str:
-        return str(self.root / self.paths[index]) if self.lines is None else f"{self.file}:{self.lines[index]}"
+        return self.listing.where(self._place(index))
+
+    def _place(self, index: int) -> int:
+        return self._chosen["places"][index] if self._chosen else index
 
     def check_files(self) -> list[str]:
         """Looks for the files of a list, those of class folders having been seen; asks of 50,000 who may read them."""
-        missing = [] if self.lines is None else missing_files(self.root, self.paths)
+        listing, missing = self.listing, self._missing()
         findings = [
-            f"{self.where(place)}: {self.paths[place]!r} is no file in {self.root}; write paths relative to it"
+            f"{listing.where(place)}: {listing.paths[place]!r} is no file in {self.root}; write paths relative to it"
             for place in missing
         ]
         step = max(1, -(-len(self) // _MAX_ACCESS_CHECKS))
-        for place in sorted(set(range(0, len(self), step)).difference(missing)):
-            path = self.root / self.paths[place]
-            if not os.access(path, os.R_OK):
+        known = set(missing)
+        for index in range(0, len(self), step):
+            path = self.name(index)
+            if not os.access(path, os.R_OK) and self._place(index) not in known:
                 findings.append(f"{path}: may not be read by this user; change its permissions")
         return findings
 
-
-class PackedTexts(Sequence[str]):
-    """Many texts in two arrays: a million str objects would be copied into each worker as their use is counted."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-        self._bytes = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, place: int) -> str:
-        start, end = self._ends[place], self._ends[place + 1]
-        return self._bytes[start:end].decode("utf-8", "surrogateescape")
+    def _missing(self) -> list[int]:
+        """Places in the listing, which is kept if none of its images is missing and nothing is wrong with it."""
+        listing = self.listing
+        if listing.is_checked:
+            return []
+        missing = missing_files(listing) if listing.file else []
+        if not missing and not self.findings:
+            keep(listing)
+        return np.intersect1d(missing, self._chosen["places"]).astype(int).tolist() if self._chosen else missing
 
 
 class ImageArray(Samples):
@@ -127,14 +159,12 @@ class ImageArray(Samples):
     in_memory = True
 
     def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
-        super().__init__(targets, class_names)
+        super().__init__(class_names)
+        self.targets = np.asarray(targets, dtype=np.int64)
         self.images = images
 
     def open(self, index: int, channels: int) -> Picture:
-        image = torch.from_numpy(self.images[index])
-        if channels != len(image):
-            image = image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
-        return Picture(image)
+        return Picture(with_channels(torch.from_numpy(self.images[index]), channels))
 
 
 class FakeImages(Samples):
@@ -142,11 +172,19 @@ class FakeImages(Samples):
 
     def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
         rng = np.random.default_rng(num_samples)
-        super().__init__(rng.integers(num_classes, size=num_samples), [str(label) for label in range(num_classes)])
+        super().__init__([str(label) for label in range(num_classes)])
+        self.targets = rng.integers(num_classes, size=num_samples)
         self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
 
     def open(self, index: int, channels: int) -> Picture:
         return Picture(self.pool[index % len(self.pool), :channels])
+
+
+def with_channels(image: torch.Tensor, channels: int) -> torch.Tensor:
+    """torch.uint8 (1 or 3, H, W) -> (channels, H, W), converted as Pillow does it."""
+    if channels == len(image):
+        return image
+    return image.expand(channels, -1, -1) if len(image) == 1 else _grey(image)
 
 
 def _grey(image: torch.Tensor) -> torch.Tensor:
@@ -166,15 +204,15 @@ def split_stratified(
     targets = np.asarray(targets)
     rng = np.random.Generator(np.random.PCG64(seed))
     is_val = np.zeros(len(targets), dtype=bool)
-    for label in np.unique(targets):
-        members = np.flatnonzero(targets == label)
+    by_label = np.argsort(targets, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(targets[by_label])) + 1):
         num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
         is_val[rng.permutation(members)[:num_val]] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
 def _split_files(listing: Listing, options: Data, split: str) -> ImageFiles:
-    train, val = split_stratified(listing.targets, options.val_fraction or 0.1, options.split_seed)
+    train, val = split_stratified(listing.arrays["targets"], options.val_fraction or 0.1, options.split_seed)
     if not len(val):
         listing.findings.append(
             f"{options.data_path}: no class has two images, so none can be held out; add a split for val"
@@ -184,7 +222,7 @@ def _split_files(listing: Listing, options: Data, split: str) -> ImageFiles:
 
 def imagenet2012(options: Data, split: str) -> ImageFiles:
     """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH: a path relative to it and a label a line."""
-    return ImageFiles(read_list(Path(options.data_path) / f"{split}_list.txt"))
+    return ImageFiles(indexed(read_list, Path(options.data_path) / f"{split}_list.txt"))
 
 
 def folder(options: Data, split: str) -> ImageFiles:
@@ -192,8 +230,8 @@ def folder(options: Data, split: str) -> ImageFiles:
     root = Path(options.data_path)
     train, val = root / "train", root / "val"
     if not val.is_dir():
-        return _split_files(read_class_folders(train if train.is_dir() else root), options, split)
-    listing = read_class_folders(root / split)
+        return _split_files(indexed(read_class_folders, train if train.is_dir() else root), options, split)
+    listing = indexed(read_class_folders, root / split)
     if train.is_dir():
         differing = sorted(set(class_names_in(train)) ^ set(class_names_in(val)))
         listing.findings += [
@@ -208,20 +246,20 @@ def csv(options: Data, split: str) -> ImageFiles:
     train_file = path if path.is_file() else path / "train.csv"
     val_file = path / "val.csv"
     if not val_file.is_file():
-        return _split_files(read_table(train_file, train_file), options, split)
-    return ImageFiles(read_table(val_file if split == "val" else train_file, train_file))
+        return _split_files(indexed(read_table, train_file, train_file), options, split)
+    return ImageFiles(indexed(read_table, val_file if split == "val" else train_file, train_file))
 
 
 def caltech101(options: Data, split: str) -> ImageFiles:
     """The folder `101_ObjectCategories`, at DATA_PATH or in it, split; the background is no class."""
     root = _at_or_in(options.data_path, "101_ObjectCategories")
-    return _split_files(read_class_folders(root, leave_out="BACKGROUND_Google"), options, split)
+    return _split_files(indexed(read_class_folders, root, "BACKGROUND_Google"), options, split)
 
 
 def caltech256(options: Data, split: str) -> ImageFiles:
     """The folder `256_ObjectCategories`, at DATA_PATH or in it, split; the clutter is no class."""
     root = _at_or_in(options.data_path, "256_ObjectCategories")
-    return _split_files(read_class_folders(root, leave_out="257.clutter"), options, split)
+    return _split_files(indexed(read_class_folders, root, "257.clutter"), options, split)
 
 
 def cifar10(options: Data, split: str) -> ImageArray:

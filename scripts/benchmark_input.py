@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse_more_than_crop_and_flip(config: Config) -> None:
-    if config.data.image_channels != 3 or TrainTransform(config.data, config.seed).draws_affine:
+    if config.data.image_channels != 3 or TrainTransform(config.data, config.train, config.seed).draws_affine:
         raise UserError("DATA: only the random crop and flip of RGB images are compared; leave AFFINE_* and grey out")
     if not config.data.num_workers:
         raise UserError("-num_workers: loaders are compared with one worker or more")
@@ -288,10 +288,10 @@ def one_by_one(images: Any) -> Iterator[int]:
 def our_batches(config: Config, context: ProcessContext, normalized: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config, context, "train")
     loader = train_loader(config, samples, train_sampler(config, samples, context), context)
-    transform = DeviceTransform(config.data).to(context.device)
+    transform = DeviceTransform(config.data, config.train).to(context.device)
     for batch in chain.from_iterable(repeat(loader)):
         if normalized:
-            transform(batch.images, batch.affine)
+            transform(batch.images, batch.augmentation)
         yield len(batch.images)
 
 
@@ -382,7 +382,7 @@ def fidelity(config: Config, context: ProcessContext, count: int) -> dict[str, A
     (samples,) = read_samples(config, context, "train")
     sampler = train_sampler(config, samples, context)
     loader = train_loader(config, samples, sampler, context)
-    transform = TrainTransform(data, config.seed)
+    transform = TrainTransform(data, config.train, config.seed)
     differences = []
     for keys, batch in islice(zip(sampler, loader, strict=False), -(-count // data.batch_size)):
         for (epoch, index), crop in zip(keys, batch.images.cpu(), strict=True):

@@ -56,7 +56,7 @@ def save_sealed(path: Path, content: Any, previous: Path | None = None) -> None:
         if previous and path.exists():
             put_beside(path, previous)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         written = temporary.stat().st_size if temporary.exists() else 0
         temporary.unlink(missing_ok=True)
@@ -105,10 +105,10 @@ def put_beside(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, temporary)
     os.replace(temporary, target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

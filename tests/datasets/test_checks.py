@@ -10,8 +10,8 @@ from PIL import Image
 
 from configs.load import load
 from datasets import listing, read_samples, sources
+from datasets.arrays import TextPacker, texts_in
 from datasets.checks import findings_of, notes_on
-from datasets.sources import PackedTexts
 from utils.errors import Findings, UserError
 
 
@@ -123,6 +123,7 @@ def test_each_folder_is_looked_into_once_and_no_file_is_asked(thousand, cpu, mon
     scandir = os.scandir
     monkeypatch.setattr(listing.os, "scandir", lambda folder: looked_into.append(folder) or scandir(folder))
     monkeypatch.setattr(listing.os.path, "isfile", lambda path: pytest.fail(f"asks for {path}"))
+    monkeypatch.setenv("AMPVIT_CACHE", "")
     asked = []
     monkeypatch.setattr(sources.os, "access", lambda path, mode: asked.append(path) or True)
     monkeypatch.setattr(sources, "_MAX_ACCESS_CHECKS", 300)
@@ -214,7 +215,8 @@ def test_folders_without_end_are_refused(tmp_path):
 
 
 def test_one_long_path_costs_its_own_length_only():
-    texts = PackedTexts(["ä", "", "\udce9", *["short"] * 10_000, "long" * 100_000])
+    packed = TextPacker(["ä", "", "\udce9", *["short"] * 10_000, "long" * 100_000]).arrays("texts")
+    texts = texts_in(packed, "texts")
     assert list(texts)[:3] == ["ä", "", "\udce9"]
     assert (len(texts), texts[10_003]) == (10_004, "long" * 100_000)
-    assert len(texts._bytes) < 500_000
+    assert sum(values.nbytes for values in packed.values()) < 550_000

@@ -57,7 +57,7 @@ def workers_of(batches: Iterator[Batch], loader: Loader) -> list[int]:
 
 
 def assert_gone(*pids: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.05)

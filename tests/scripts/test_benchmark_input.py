@@ -134,8 +134,8 @@ def test_all_see_the_same_crops_and_flips_on_average(tmp_path, cpu):
         references = benchmark_input.reference_transform(data)(image)
     (samples,) = read_samples(config, cpu, "train")
     assert samples.where(0) == str(path)
-    batch = BatchReader(samples, data, TrainTransform(data, config.seed)).__getitems__([(0, 0)])
-    ours = DeviceTransform(data)(batch.images)[0]
+    batch = BatchReader(samples, data, TrainTransform(data, config.train, config.seed)).__getitems__([(0, 0)])
+    ours = DeviceTransform(data, config.train)(batch.images)[0]
     torch.testing.assert_close(theirs, references, rtol=0, atol=1e-6)
     assert (ours - references).abs().mean() < 0.5 / 127.5
 
