@@ -87,8 +87,14 @@ def load_index(file: Path, question: str) -> Listing:
     if not still_hold(texts_in(arrays, "stamped"), arrays["stamps"]):
         raise ValueError("is out of date")
     about = arrays.about
-    listed = about["file"] and Path(about["file"])
-    return Listing(Path(about["root"]), about["class_names"], arrays, listed, notes=about["notes"], is_checked=True)
+    return Listing(
+        Path(about["root"]),
+        about["class_names"],
+        arrays,
+        about["file"] and Path(about["file"]),
+        notes=about["notes"],
+        is_checked=True,
+    )
 
 
 def _check(arrays: SharedArrays) -> None:
@@ -98,7 +104,7 @@ def _check(arrays: SharedArrays) -> None:
     about, targets, images = arrays.about, arrays["targets"], len(texts_in(arrays, "paths"))
     if not (
         all_texts([about.get("root"), about.get("question")])
-        and isinstance(about.get("file"), str | None)
+        and isinstance(about.get("file", 0), str | None)
         and all_texts(about.get("class_names"))
         and all_texts(about.get("notes"))
         and images == len(targets) == len(arrays["paths_crcs"])

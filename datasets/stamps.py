@@ -35,7 +35,7 @@ class Stamps:
         stamps = list(self._taken.values())
         if any(stamp is None or max(stamp[2:]) > self._since_ns - _SETTLED_NS for stamp in stamps):
             return None
-        return np.array(stamps, dtype=np.int64)
+        return np.array(stamps, dtype=np.int64).reshape(-1, 4)
 
 
 def still_hold(paths: Iterable[str], stamps: np.ndarray) -> bool:

@@ -24,12 +24,17 @@ from PIL import Image
 from timm.models import VisionTransformer
 
 from configs.load import load, to_yaml
+from configs.schema import Data
 from datasets.cifar import read_batch
 from datasets.decode import centre_crop, open_image
+from datasets.index import keep, load_index
 from datasets.listing import read_list, read_table
+from datasets.packed import Packable, read_packed, write_packed
+from datasets.stamps import Stamps
 from engine.checkpoint import FORMAT, load_checkpoint
 from models.weights import load_pretrained, read_weights
 from utils.chance import derive_seed
+from utils.errors import UserError
 from utils.sealed import save_sealed
 
 ROOT = Path(__file__).parents[1]
@@ -268,6 +273,73 @@ def _read_cifar(data: bytes, folder: Path) -> None:
     read_batch(folder / "batch", "labels", 10)
 
 
+def _index_examples() -> list[bytes]:
+    """Of lists, without the stamps that would not hold in another folder."""
+    written = []
+    for text in (_list_examples()[0], _list_examples()[2]):
+        with tempfile.TemporaryDirectory() as folder:
+            file, index = Path(folder) / "list", Path(folder) / "index"
+            file.write_bytes(text)
+            listing = read_table(file, file) if text.startswith(b"image") else read_list(file)
+            listing.stamps, listing.kept_as = Stamps(), (index, "")
+            keep(listing)
+            written.append(index.read_bytes())
+    return written
+
+
+def _read_index(data: bytes, folder: Path) -> None:
+    (folder / "index").unlink(missing_ok=True)  # it is mapped
+    (folder / "index").write_bytes(data)
+    try:
+        listing = load_index(folder / "index", "")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for place, path in enumerate(listing.paths):
+        assert f"{path} {listing.where(place)} {listing.class_names[listing.arrays['targets'][place]]}"
+    assert data in _examples("indexes") or data == _with_index_checksum(data), "damage was not detected"
+
+
+def _with_index_checksum(data: bytes) -> bytes:
+    return data[:16] + hashlib.sha256(data[48:]).digest() + data[48:]
+
+
+_INDEX_LENGTH_BYTES = 4
+
+
+def _packed_examples() -> list[bytes]:
+    """The length of the index, the index, the blob."""
+    images = _image_examples()
+    encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
+    pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
+    written = []
+    for packables in encoded, pixels:
+        with tempfile.TemporaryDirectory() as folder:
+            write_packed(Path(folder), "val", ["a", "b", "c"], packables)
+            index, blob = ((Path(folder) / f"val.{ending}").read_bytes() for ending in ("index", "blob"))
+            written.append(len(index).to_bytes(_INDEX_LENGTH_BYTES) + index + blob)
+    return written
+
+
+def _read_packed(data: bytes, folder: Path) -> None:
+    for ending, content in zip(("index", "blob"), _index_and_blob(data), strict=True):
+        (folder / f"val.{ending}").unlink(missing_ok=True)
+        (folder / f"val.{ending}").write_bytes(content)
+    samples = read_packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    for index in range(len(samples)):
+        assert samples.image(index, 1 + 2 * (index % 2)).dtype == torch.uint8
+        assert samples.class_names[samples.targets[index]]
+
+
+def _index_and_blob(data: bytes) -> tuple[bytes, bytes]:
+    end = _INDEX_LENGTH_BYTES + int.from_bytes(data[:_INDEX_LENGTH_BYTES])
+    return data[_INDEX_LENGTH_BYTES:end], data[end:]
+
+
+def _with_packed_checksum(data: bytes) -> bytes:
+    index, blob = _index_and_blob(data)
+    return data[:_INDEX_LENGTH_BYTES] + _with_index_checksum(index) + blob
+
+
 KINDS = {
     "images": Kind(_image_examples, _read_image, _with_png_checksums),
     "lists": Kind(_list_examples, _read_list, is_text=True),
@@ -276,4 +348,6 @@ KINDS = {
     "pdparams": Kind(_pdparams_examples, _read_pdparams),
     "weights": Kind(_weights_examples, _read_weights),
     "cifar": Kind(_cifar_examples, _read_cifar),
+    "indexes": Kind(_index_examples, _read_index, _with_index_checksum),
+    "packed": Kind(_packed_examples, _read_packed, _with_packed_checksum),
 }

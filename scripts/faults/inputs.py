@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from datasets.packed import Packable, write_packed
 from scripts.faults.runner import Fault, Provoke
 from scripts.faults.scene import Scene, Skipped, flipped, image_bytes, torch_bytes, truncated
 
@@ -163,6 +164,16 @@ def _data() -> list[Fault]:
         os.mkfifo(scene.data / "train_list.txt")
         return flags
 
+    def packed(name: str, damage: Callable[[Path], Path]) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            folder = scene.write("packed/readme", "").parent
+            for split in ("train", "val"):
+                write_packed(folder, split, ["cat", "dog"], [Packable(image_bytes(), i % 2, f"{i}") for i in range(8)])
+            damage(folder / name)
+            return scene.images(dataset="packed", flags=(f"-data_path={folder}",))
+
+        return provoke
+
     listed = "train_list.txt"
     table: dict[str, tuple[Provoke, str]] = {
         "no such folder": (nowhere, r"nowhere"),
@@ -197,6 +208,14 @@ def _data() -> list[Fault]:
             cifar_with_code,
             r"batches.meta: is no batch of CIFAR \(it asks for posix.system",
         ),
+        "a folder that is not packed": (
+            lambda scene: scene.images(dataset="packed"),
+            r"train.index: cannot be read \(No such file",
+        ),
+        "a packed index cut short": (packed("val.index", truncated), r"val.index: is damaged \(its checksum"),
+        "a bit of a packed index": (packed("train.index", flipped), r"train.index: is damaged \(its checksum"),
+        "packed images cut short": (packed("train.blob", truncated), r"train.index: is of a blob of"),
+        "a bit of a packed image": (packed("train.blob", flipped), r"train.blob: image \d .*its checksum does not"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
 
