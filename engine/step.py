@@ -109,10 +109,7 @@ def train_one_epoch(
             progress.sums.add(loss.detach(), logits.detach(), batch.targets)
 
         weights.gather()
-        if options.grad_clip:
-            scaler.unscale_(learner.optimizer)
-            nn.utils.clip_grad_norm_(weights.full.parameters(), options.grad_clip)
-        scaler.step(learner.optimizer)
+        scaler.step(learner.optimizer, options.grad_clip)
         scaler.update()
         weights.restore_statistics(scaler.last_skipped)
         learner.optimizer.zero_grad(set_to_none=True)
