@@ -153,6 +153,9 @@ class Model(Section):
     dropout: Probability = Field(0.0, description="after the position embedding and both projections, not in the head")
     attention_dropout: Probability = Field(0.0, description="on the attention weights")
     droppath: Probability = Field(0.0, description="stochastic depth at the last block, rising linearly from 0")
+    attention: Literal["auto", "fused", "explicit"] = Field(
+        "auto", description="torch's fused kernels, softmax(q k^T) v, or what is faster here: measured at the start"
+    )
     patch_size: int = Field(16, ge=1, description="pixels on a side of a patch")
     embed_dim: int = Field(768, ge=1, description="width of a token")
     num_heads: int = Field(12, ge=1, description="attention heads")

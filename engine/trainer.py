@@ -18,6 +18,7 @@ from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
+from engine.choices import Choices, choose_attention
 from engine.geometry import Geometry
 from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
@@ -63,7 +64,8 @@ class Trainer:
         )
         self.best: Best | None = None
         self.train_seconds, self.images = 0.0, 0
-        self.learner = build_learner(config, context, self.geometry, logger)
+        self.choices = Choices(context, logger, checkpoint["choices"] if checkpoint else None)
+        self.learner = build_learner(config, context, self.geometry, logger, self.choices)
         logger.info(f"----- {context.world_size} process(es), {context.device}, {self.learner.precision.describe()}")
         classes = len(self.train_samples.class_names)
         logger.info(
@@ -231,6 +233,7 @@ class Trainer:
             "best": asdict(self.best) if self.best else None,
             "train_seconds": self.train_seconds,
             "images": self.images,
+            "choices": self.choices.made,
             "options": to_yaml(self.config),
         }
         at_epoch_end = progress.done_steps == 0 and self._is_due(progress.epoch, self.config.save_freq)
@@ -302,7 +305,9 @@ class Trainer:
         }
 
 
-def build_learner(config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger) -> Learner:
+def build_learner(
+    config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger, choices: Choices | None = None
+) -> Learner:
     """The model and all around it, alike on every rank."""
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config, context.device)
@@ -311,6 +316,8 @@ def build_learner(config: Config, context: ProcessContext, geometry: Geometry, l
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
     precision = Precision(config.amp, context.device)
+    choices = choices or Choices(context, logger)
+    choose_attention(model, config.model, config.data.batch_size, precision, choices)
     precision.prepare(model)
     ema = ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None
     weights = precision.weights(model)
