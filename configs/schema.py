@@ -231,6 +231,10 @@ class Train(Section):
     )
     grad_clip: float | None = Field(None, ge=0, description="max gradient norm, global; null or 0: no clipping")
     accum_iter: int = Field(1, ge=1, description="forward passes per optimizer step")
+    compile: Literal["none", "default", "max"] = Field(
+        "none",
+        description="default: block by block, starts in seconds; max: the whole model, tuned, fastest in the end",
+    )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate's factor per layer downwards")
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="average the weights exponentially; evaluation judges the average")

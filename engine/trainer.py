@@ -19,6 +19,7 @@ from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
 from engine.choices import Choices, choose_attention
+from engine.compiling import compile_passes, eagerly
 from engine.geometry import Geometry
 from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
@@ -80,12 +81,13 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
         shape = (2, config.data.image_channels, config.data.image_size, config.data.image_size)
-        with self.learner.precision.autocast():
+        with self.learner.precision.autocast(), eagerly():
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
         self.guard = Guard(config, context)
         self.interrupted: Interrupted | None = None
+        self._compiles = config.train.compile != "none"
 
     def _progress(self, epoch: int) -> EpochProgress:
         geometry = self.geometry
@@ -167,6 +169,9 @@ class Trainer:
         """Counts, reports, saves where it is due; on every rank."""
         now, images = time.perf_counter(), self._images_done()
         self.train_seconds += now - self._counted_until
+        if self._compiles:
+            self._compiles = False
+            self.logger.info(f"----- Compiled: the first step took {now - self._counted_until:.1f} seconds")
         self.images += images - self._images_counted
         self._counted_until, self._images_counted = now, images
         self.reporter.after_step(progress)
@@ -321,6 +326,9 @@ def build_learner(
     precision.prepare(model)
     ema = ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None
     weights = precision.weights(model)
+    compiled = compile_passes(weights.computing, options, context)
+    if compiled:
+        logger.info(f"----- Compile: {compiled}, in the first step")
     return Learner(
         config=config,
         context=context,
