@@ -42,12 +42,14 @@ class Flag:
     keys: tuple[str, ...]
     type: type
     help: str
+    value: Any = True  # where it takes none on the command line
 
 
 _FLAGS = {
     "what to run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision, in training and evaluation"),
         Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision in float16 or bfloat16"),
+        Flag("compile", ("TRAIN.COMPILE",), bool, "compile the passes of training", value="default"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "forward passes per optimizer step"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "epochs already done"),
@@ -96,7 +98,7 @@ def entry_parser(prog: str) -> Parser:
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.type is bool:
-                add(group, flag.name, action="store_true", default=None, help=flag.help)
+                add(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
             else:
                 metavar = {int: "N", str: "X"}[flag.type]
                 add(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)

@@ -156,6 +156,9 @@ class Model(Section):
     dropout: Probability = Field(0.0, description="after the position embedding and both projections, not in the head")
     attention_dropout: Probability = Field(0.0, description="on the attention weights")
     droppath: Probability = Field(0.0, description="stochastic depth at the last block, rising linearly from 0")
+    attention: Literal["auto", "fused", "explicit"] = Field(
+        "auto", description="torch's fused kernels, softmax(q k^T) v, or what is faster here: measured at the start"
+    )
     patch_size: int = Field(16, ge=1, description="pixels on a side of a patch")
     embed_dim: int = Field(768, ge=1, description="width of a token")
     num_heads: int = Field(12, ge=1, description="attention heads")
@@ -231,6 +234,10 @@ class Train(Section):
     )
     grad_clip: float | None = Field(None, ge=0, description="max gradient norm, global; null or 0: no clipping")
     accum_iter: int = Field(1, ge=1, description="forward passes per optimizer step")
+    compile: Literal["none", "default", "max"] = Field(
+        "none",
+        description="default: block by block, starts in seconds; max: the whole model, tuned, fastest in the end",
+    )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate's factor per layer downwards")
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="average the weights exponentially; evaluation judges the average")

@@ -15,13 +15,13 @@ from utils.errors import UserError
 from utils.run_folder import is_run_folder
 from utils.sealed import put_beside, save_sealed, stored_bytes, tensors_in, verify
 
-FORMAT = 3
+FORMAT = 4
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
 _PERIODIC = "epoch-*.pth"
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str,
+    "images": int, "choices": dict, "options": str,
 }  # fmt: skip
 
 
@@ -224,6 +224,7 @@ def _is_sound(state: dict[str, Any]) -> bool:
     counts = state["sums"][1:]  # the loss may be NaN, where a step was skipped
     return (
         isinstance(options, dict)
+        and all(isinstance(word, str) for choice in state["choices"].items() for word in choice)
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
         and state["sums"].shape == (4,)

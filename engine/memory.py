@@ -6,6 +6,7 @@ import torch
 
 from configs.schema import Config
 from datasets.loader import Batch
+from engine.compiling import eagerly
 from engine.geometry import Geometry
 from engine.precision import Precision
 from engine.step import Learner, micro_step_pass
@@ -76,7 +77,8 @@ def _step(learner: Learner, batch_size: int) -> None:
     data, device, scaler = learner.config.data, learner.context.device, learner.precision.scaler
     shape = (batch_size, data.image_channels, data.image_size, data.image_size)
     targets = torch.zeros(batch_size, dtype=torch.int64, device=device)
-    micro_step_pass(learner, Batch(torch.zeros(shape, dtype=torch.uint8, device=device), targets), 0, 0, 1)
+    with eagerly():
+        micro_step_pass(learner, Batch(torch.zeros(shape, dtype=torch.uint8, device=device), targets), 0, 0, 1)
     learner.weights.gather()
     scaler.step(learner.optimizer)
     scaler.update()

@@ -74,6 +74,12 @@ class Precision:
             lists = options.custom_white_list, options.custom_black_list
             apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
 
+    @property
+    def lists_softmax(self) -> bool:
+        return self.dtype != torch.float32 and "softmax" in (
+            *self.options.custom_white_list, *self.options.custom_black_list
+        )  # fmt: skip
+
     def computing(self, model: nn.Module) -> nn.Module:
         """The model that does the forward passes of the fp32 `model`: itself, or a copy in half."""
         if self.level not in ("O2", "O3"):

@@ -16,6 +16,7 @@ from datasets import eval_loader, read_samples
 from datasets.bad_images import BadImageList
 from datasets.transforms import DeviceTransform
 from engine.checkpoint import Found, find_checkpoint, load_checkpoint
+from engine.choices import Choices, choose_attention
 from engine.dry_run import dry_run
 from engine.memory import out_of_memory
 from engine.precision import Precision
@@ -148,6 +149,7 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
     precision = Precision(config.amp, context.device)
+    choose_attention(model, config.model, config.data.batch_size, precision, Choices(context, logger))
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")

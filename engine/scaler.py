@@ -3,6 +3,8 @@
 from collections import deque
 
 import torch
+from torch import nn
+from torch.amp.grad_scaler import OptState
 
 _NEVER = 2**31 - 1
 _READ_LATE = 2  # steps
@@ -55,6 +57,35 @@ class LossScaler(torch.amp.GradScaler):
     def skipped_in_a_row(self) -> int:
         """Steps skipped since the last one that was not. Waits for the device."""
         return int(self._counts[1])
+
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> None:
+        """Divides the scale out of the gradients, clips their global norm to `max_norm`, and lets the optimizer work.
+
+        A fused optimizer does all three in its own pass over the gradients, and is told by which number to divide.
+        Clipped or not, a step with a non-finite gradient is skipped; clipped, one whose norm leaves float32 is, too.
+        """
+        if max_norm:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if getattr(optimizer, "_step_supports_amp_scaling", False):
+                self._clip_within_step(optimizer, parameters, max_norm)
+            else:
+                self.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(parameters, max_norm)
+        super().step(optimizer)
+
+    def _clip_within_step(
+        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], max_norm: float
+    ) -> None:
+        """Tells the optimizer what to divide by. The gradients stay scaled until then, and are read once, for the norm.
+
+        To the base class they are unscaled already, so that it looks for no infinities: those show in the norm.
+        """
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        excess = (norm / self._scale + 1e-6) / max_norm  # as torch.nn.utils.clip_grad_norm_ has it
+        optimizer.grad_scale = self._scale * excess.clamp(min=1)
+        state = self._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = {norm.device: (~norm.isfinite()).float()}
+        state["stage"] = OptState.UNSCALED
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         found = [tensor for state in self._per_optimizer_states.values()

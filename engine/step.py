@@ -17,6 +17,7 @@ from configs.schema import Config
 from datasets.loader import Batch, Loader
 from datasets.sampler import PADDING
 from datasets.transforms import DeviceTransform
+from engine.compiling import eagerly
 from engine.diagnosis import first_non_finite
 from engine.half_weights import FullWeights
 from engine.optimizer import set_lr
@@ -109,10 +110,7 @@ def train_one_epoch(
             progress.sums.add(loss.detach(), logits.detach(), batch.targets)
 
         weights.gather()
-        if options.grad_clip:
-            scaler.unscale_(learner.optimizer)
-            nn.utils.clip_grad_norm_(weights.full.parameters(), options.grad_clip)
-        scaler.step(learner.optimizer)
+        scaler.step(learner.optimizer, options.grad_clip)
         scaler.update()
         weights.restore_statistics(scaler.last_skipped)
         learner.optimizer.zero_grad(set_to_none=True)
@@ -151,7 +149,7 @@ def _why_skipped(learner: Learner, batch: Batch, step: int, window: int) -> str:
     """Goes through the last micro-step of the step once more and looks; every rank must call it."""
     weights, scaler = learner.weights, learner.precision.scaler
     weights.remember_statistics()
-    with gradient_sync(learner.parallel, False):
+    with gradient_sync(learner.parallel, False), eagerly():
         found = first_non_finite(weights.computing, lambda: micro_step_pass(learner, batch, step, window - 1, window))
     weights.computing.zero_grad(set_to_none=True)
     weights.restore_statistics(torch.ones_like(scaler.last_skipped))
@@ -181,7 +179,7 @@ def evaluate(
     share_buffers(model, context)
     sums = MetricSums(context.device)
     for batch in progress_bar("Validation", context, len(loader), unit="batch", over=loader):
-        with precision.autocast():
+        with precision.autocast(), eagerly():
             logits = model(transform(batch.images))
         loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=PADDING)
         sums.add(loss, logits, batch.targets)

@@ -18,6 +18,8 @@ from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
+from engine.choices import Choices, choose_attention
+from engine.compiling import compile_passes, eagerly
 from engine.geometry import Geometry
 from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
@@ -63,7 +65,8 @@ class Trainer:
         )
         self.best: Best | None = None
         self.train_seconds, self.images = 0.0, 0
-        self.learner = build_learner(config, context, self.geometry, logger)
+        self.choices = Choices(context, logger, checkpoint["choices"] if checkpoint else None)
+        self.learner = build_learner(config, context, self.geometry, logger, self.choices)
         logger.info(f"----- {context.world_size} process(es), {context.device}, {self.learner.precision.describe()}")
         classes = len(self.train_samples.class_names)
         logger.info(
@@ -78,12 +81,13 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
         shape = (2, config.data.image_channels, config.data.image_size, config.data.image_size)
-        with self.learner.precision.autocast():
+        with self.learner.precision.autocast(), eagerly():
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
         self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
         self.guard = Guard(config, context)
         self.interrupted: Interrupted | None = None
+        self._compiles = config.train.compile != "none"
 
     def _progress(self, epoch: int) -> EpochProgress:
         geometry = self.geometry
@@ -165,6 +169,9 @@ class Trainer:
         """Counts, reports, saves where it is due; on every rank."""
         now, images = time.perf_counter(), self._images_done()
         self.train_seconds += now - self._counted_until
+        if self._compiles:
+            self._compiles = False
+            self.logger.info(f"----- Compiled: the first step took {now - self._counted_until:.1f} seconds")
         self.images += images - self._images_counted
         self._counted_until, self._images_counted = now, images
         self.reporter.after_step(progress)
@@ -231,6 +238,7 @@ class Trainer:
             "best": asdict(self.best) if self.best else None,
             "train_seconds": self.train_seconds,
             "images": self.images,
+            "choices": self.choices.made,
             "options": to_yaml(self.config),
         }
         at_epoch_end = progress.done_steps == 0 and self._is_due(progress.epoch, self.config.save_freq)
@@ -302,7 +310,9 @@ class Trainer:
         }
 
 
-def build_learner(config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger) -> Learner:
+def build_learner(
+    config: Config, context: ProcessContext, geometry: Geometry, logger: RunLogger, choices: Choices | None = None
+) -> Learner:
     """The model and all around it, alike on every rank."""
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config, context.device)
@@ -311,9 +321,14 @@ def build_learner(config: Config, context: ProcessContext, geometry: Geometry, l
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
     precision = Precision(config.amp, context.device)
+    choices = choices or Choices(context, logger)
+    choose_attention(model, config.model, config.data.batch_size, precision, choices)
     precision.prepare(model)
     ema = ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None
     weights = precision.weights(model)
+    compiled = compile_passes(weights.computing, options, context)
+    if compiled:
+        logger.info(f"----- Compile: {compiled}, in the first step")
     return Learner(
         config=config,
         context=context,

@@ -106,6 +106,7 @@ class NextPass:
         found = find_checkpoint(config.model.resume, Path(config.save)) if config.model.resume else None
         if found:
             config = config.with_model(pretrained=None)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})  # see inspect
         state = found.state if found else None
         trainer = Trainer(config, context, Path(config.save), RunLogger(None, context), state)
         self.learner, self.step = trainer.learner, trainer.progress.step

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import platform
 import shlex
 import signal
 import statistics
@@ -18,6 +17,7 @@ import torch
 from configs.load import Parser, entry_parser, load
 from configs.schema import Config
 from datasets.loader import Batch
+from utils.device import device_name
 from utils.distributed import ProcessContext, visible_gpus
 from utils.errors import UserError, nearest
 
@@ -172,7 +172,7 @@ def last_error(process: subprocess.CompletedProcess[str]) -> str:
 def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     """What the figures were measured on. It may open the GPU: ask after the measurements."""
     return {
-        "device": torch.cuda.get_device_name() if visible_gpus() else _cpu_name(),
+        "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "model": config.model.name,
@@ -186,13 +186,6 @@ def environment_line(found: dict[str, Any]) -> str:
         f"{found['device']}, {found['threads']} threads, torch {found['torch']}; {found['model']}, "
         f"batch size {found['batch_size']}: `{found['command']}`"
     )
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"CPU {names[0] if names else platform.machine()}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

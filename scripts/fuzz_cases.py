@@ -200,7 +200,7 @@ def _checkpoint_examples() -> list[bytes]:
         "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
         "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(4),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
-        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
+        "best": None, "train_seconds": 1.0, "images": 9, "choices": {"attention": "fused"}, "options": "SEED: 0",
     }  # fmt: skip
     return [_written(lambda path: save_sealed(path, state))]
 

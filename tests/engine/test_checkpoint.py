@@ -22,7 +22,7 @@ def a_state(epoch: int = 0, **changes) -> dict:
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
         "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(4),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
-        "images": 0, "options": "SEED: 0",
+        "images": 0, "choices": {}, "options": "SEED: 0",
     }  # fmt: skip
     return state | changes
 
@@ -92,6 +92,7 @@ BAD = {
     "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its parts contradict"),
     "sums": (a_state(sums=torch.zeros(7)) | {"format": FORMAT}, r"its parts contradict"),
     "options": (a_state(options="5") | {"format": FORMAT}, r"its parts contradict"),
+    "choices": (a_state(choices={"attention": 3}) | {"format": FORMAT}, r"its parts contradict"),
     "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its parts contradict"),
     "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is no tensor"),
     "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"claims numbers"),

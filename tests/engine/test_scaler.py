@@ -155,20 +155,18 @@ def test_a_first_step_that_is_skipped_leaves_no_momentum():
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
-@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, clip, bad):
+def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, fused, max_norm, bad):
     model = nn.Linear(4, 3)
-    optimizer = optimizer_class(model.parameters(), lr=0.1, fused=True)
+    optimizer = optimizer_class(model.parameters(), lr=0.1, fused=fused)
     scaler = LossScaler(CPU)
 
     def step(inputs: torch.Tensor) -> None:
         scaler.scale(model(inputs).sum()).backward()
-        if clip:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
+        scaler.step(optimizer, max_norm)
         scaler.update()
         optimizer.zero_grad()
 
@@ -179,6 +177,42 @@ def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, clip, ba
     assert scaler.skipped == 1 and scaler.get_scale() == 1.0
     step(torch.ones(2, 4))
     assert not torch.equal(before["weight"], model.weight)
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6], ids=["clipped", "sometimes", "never"])
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+def test_clipping_within_the_optimizers_step_is_torchs_clipping(optimizer_class, max_norm, scale):
+    """Through several steps, an overflow among them, against gradients that are unscaled and clipped beforehand."""
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False))
+        optimizer = optimizer_class(model.parameters(), lr=0.01, fused=fused)
+        scaler = LossScaler(CPU, init_scale=scale)
+        for step in range(8):
+            loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer, max_norm)
+            scaler.update()
+            optimizer.zero_grad()
+        assert scaler.skipped == 1
+        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_clipped_gradients_have_the_norm_that_was_asked_for():
+    """A step of plain SGD at rate 1 moves the weights by the gradient itself."""
+    for factor, expected in ((100.0, 0.5), (1e-3, None)):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(8, 8, bias=False), LossScaler(CPU, init_scale=1024.0)
+        before = model.weight.detach().clone()
+        (gradient,) = torch.autograd.grad(model(torch.ones(1, 8)).square().sum() * factor, model.parameters())
+        scaler.scale(model(torch.ones(1, 8)).square().sum() * factor).backward()
+        scaler.step(torch.optim.SGD(model.parameters(), lr=1.0, fused=True), 0.5)
+        moved = before - model.weight.detach()
+        assert moved.norm().item() == pytest.approx(expected or gradient.norm().item(), rel=1e-3)
+        assert nn.functional.cosine_similarity(moved.flatten(), gradient.flatten(), 0).item() == pytest.approx(1)
 
 
 def test_unit_scale_changes_nothing():

@@ -1,0 +1,89 @@
+"""Drop-path that skips: what is kept, how often, and that it computes what timm's block computes."""
+
+import pytest
+import torch
+from timm.models.vision_transformer import Block
+from torch import nn
+
+from configs.load import load
+from models.drop_path import SkippingBlock, add_residual, samples_kept
+from models.vit import build_vit
+
+B, N, C = 16, 5, 8
+
+
+@pytest.fixture
+def block() -> SkippingBlock:
+    torch.manual_seed(0)
+    return SkippingBlock(C, num_heads=2, drop_path=0.5)
+
+
+def test_how_many_are_kept():
+    assert [samples_kept(32, rate) for rate in (0.0, 0.03, 0.05, 0.1, 0.5)] == [None, None, 30, 29, 16]
+    assert samples_kept(256, 0.01) == 253
+    for batch_size in (1, 2, 3):
+        assert all(samples_kept(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
+
+
+def test_evaluation_and_what_is_kept_are_timms(block):
+    plain = Block(C, num_heads=2)
+    plain.load_state_dict(block.state_dict())
+    x = torch.randn(B, N, C)
+    assert torch.equal(block.eval()(x), plain(x))
+    changed = (block.train()(x) != x).flatten(1).any(1)
+    assert B / 2 <= changed.sum() < B  # by one of the branches, or both
+
+
+def test_each_branch_leaves_out_its_own_and_scales_the_others():
+    x = torch.zeros(B, N, C)
+    for kept in (1, 4, 15):
+        added = add_residual(x, lambda part: part + 1, kept)
+        values = added.flatten(1).unique(dim=1)
+        assert values.shape == (B, 1) and values.count_nonzero() == kept
+        assert values.sum().item() == pytest.approx(B)
+
+
+def test_every_sample_is_kept_alike_and_the_mean_is_that_without_drop_path():
+    torch.manual_seed(0)
+    x, rounds = torch.randn(B, 1, C), 4000
+    mean = sum(add_residual(x, torch.tanh, 12) for _ in range(rounds)) / rounds
+    assert torch.allclose(mean, x + torch.tanh(x), atol=0.05)
+
+
+def test_gradients_reach_what_is_kept_alone():
+    torch.manual_seed(0)
+    branch, x = nn.Linear(C, C), torch.randn(B, N, C, requires_grad=True)
+    seen = []
+    output = add_residual(x, lambda part: (seen.append(part), branch(part))[1], 6)
+    chosen = [next(i for i in range(B) if torch.equal(x[i], part)) for part in seen[0]]
+    output.sum().backward()
+    with_branch = (x.grad != 1).flatten(1).any(1)
+    assert sorted(chosen) == with_branch.nonzero().flatten().tolist() and len(chosen) == 6
+    assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
+
+
+def test_chance_is_torchs(block):
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(block(torch.ones(B, N, C)))
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_a_vit_of_any_batch_size_trains(batch_size):
+    options = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5", "MODEL.DROPPATH=0.4"]
+    vit = build_vit(load(["-image_size=32", "-opts", *options]).config)
+    nn.init.ones_(vit.head.weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        vit(torch.randn(batch_size, 3, 32, 32)).float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in vit.parameters())
+    assert [block.drop_path1.drop_prob for block in vit.blocks[1:]] == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_types_follow_the_sum(half):
+    x = torch.randn(B, N, C)
+    assert add_residual(x, lambda part: part.to(half), 8).dtype == torch.float32
+    assert add_residual(x.to(half), lambda part: part.float(), 8).dtype == torch.float32
+    assert add_residual(x.to(half), lambda part: part, 8).dtype == half
