@@ -18,6 +18,7 @@ from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
+from engine.flops import build_gauge
 from engine.geometry import Geometry
 from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
@@ -81,7 +82,9 @@ class Trainer:
         with self.learner.precision.autocast():
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
-        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
+        gauge = build_gauge(self.learner.weights.full, config, self.learner.precision, context)
+        logger.info(f"----- {gauge}")
+        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler, gauge)
         self.guard = Guard(config, context)
         self.interrupted: Interrupted | None = None
 

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import platform
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,9 @@ import torch
 from configs.load import Parser, entry_parser, load
 from configs.schema import Config
 from datasets.loader import Batch
-from utils.distributed import ProcessContext, visible_gpus
+from utils.distributed import ProcessContext, single, visible_gpus
 from utils.errors import UserError, nearest
+from utils.measuring import device_name
 
 
 def _half(level: str, dtype: str) -> tuple[str, ...]:
@@ -136,20 +135,6 @@ def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
     ]
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the device has done the work."""
-    _wait_for(device)
-    started = time.perf_counter()
-    work()
-    _wait_for(device)
-    return time.perf_counter() - started
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def tell(progress: str) -> None:
     """On standard error: standard output is the result's."""
     print(progress, file=sys.stderr, flush=True)
@@ -166,7 +151,7 @@ def last_error(process: subprocess.CompletedProcess[str]) -> str:
 def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     """What the figures were measured on. It may open the GPU: ask after the measurements."""
     return {
-        "device": torch.cuda.get_device_name() if visible_gpus() else _cpu_name(),
+        "device": device_name(single().device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "model": config.model.name,
@@ -180,13 +165,6 @@ def environment_line(found: dict[str, Any]) -> str:
         f"{found['device']}, {found['threads']} threads, torch {found['torch']}; {found['model']}, "
         f"batch size {found['batch_size']}: `{found['command']}`"
     )
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"CPU {names[0] if names else platform.machine()}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
