@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from configs.schema import Config
 from engine.precision import Precision
 from utils.cache import found_once
+from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object
-from utils.measuring import measured_on, timed
+from utils.timing import timed
 
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)
 _LONG_SECONDS = 0.03  # of one product, after which no larger ones are tried
@@ -119,8 +120,9 @@ def _convolution_backward_flops(
 
 def _peak(precision: Precision) -> float:
     """Of this device, measured once on the machine."""
+    device = {"device": device_name(precision.device), "threads": torch.get_num_threads(), "torch": torch.__version__}
     question = {"what": "FLOP/s of a matrix product", "dtype": str(precision.dtype), "tf32": precision.tf32}
-    return found_once(question | measured_on(precision.device), lambda: matmul_flops_per_second(precision))
+    return found_once(question | device, lambda: matmul_flops_per_second(precision))
 
 
 def matmul_flops_per_second(precision: Precision) -> float:

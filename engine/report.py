@@ -134,10 +134,9 @@ class Reporter:
         self._report(progress)
         self.last = replace(self.last, step=progress.step + 1)
         self._append_step()
-        self._bar.close()
+        self.close()
         if self.context.is_main:
             self._plots.update(now=True)
-            self._board.close()
 
     def _report(self, progress: EpochProgress) -> None:
         sums = progress.sums.reduced(self.context)
@@ -228,12 +227,16 @@ class Reporter:
             self._plots.update()
 
     def finish(self, result: dict) -> None:
+        self.close()
+        if self.context.is_main:
+            self._plots.update(now=True)
+            write_result(self.folder, result)
+
+    def close(self) -> None:
         if self._bar:
             self._bar.close()
         if self.context.is_main:
-            self._plots.update(now=True)
             self._board.close()
-            write_result(self.folder, result)
 
 
 def write_result(folder: Path, result: dict) -> None:

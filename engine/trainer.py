@@ -164,6 +164,19 @@ class Trainer:
         self.reporter.draw()
         return not stops
 
+    def train_steps(self, batches: Iterator[Batch], steps: int) -> None:
+        """Trains on, through as many epochs as it takes, and ends none: for measuring."""
+        while steps:
+            if self.progress.done_steps == self.progress.steps:
+                self.progress = self._progress(self.progress.epoch + 1)
+            progress = self.progress
+            if progress.done_steps == 0:
+                self.reporter.start_epoch(progress)
+                self._start_counting()
+            stop_step = min(progress.steps, progress.done_steps + steps)
+            steps -= stop_step - progress.done_steps
+            train_one_epoch(self.learner, batches, progress, stop_step, self.after_step)
+
     def after_step(self, progress: EpochProgress) -> None:
         """Counts, reports, saves where it is due; on every rank."""
         now, images = time.perf_counter(), self._images_done()

@@ -57,12 +57,12 @@ from scripts.benchmarking import (
     ready_batches,
     split_flags,
     tell,
+    timed,
     write_json,
 )
 from utils.distributed import ProcessContext, single, visible_gpus
 from utils.errors import UserError, exit_status
 from utils.logger import RunLogger
-from utils.measuring import timed
 from utils.metrics import Metrics, MetricSums, to_metrics
 
 SCRIPT = "benchmark_amp.py"

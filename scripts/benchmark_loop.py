@@ -37,12 +37,12 @@ from scripts.benchmarking import (
     markdown_table,
     ready_batches,
     split_flags,
+    timed,
     write_json,
 )
 from utils.distributed import ProcessContext, single
 from utils.errors import UserError, exit_status
 from utils.logger import RunLogger
-from utils.measuring import timed
 from utils.metrics import MetricSums
 from utils.status import RunStatus
 

@@ -15,9 +15,11 @@ import torch
 from configs.load import Parser, entry_parser, load
 from configs.schema import Config
 from datasets.loader import Batch
-from utils.distributed import ProcessContext, single, visible_gpus
+from utils.device import device_name
+from utils.distributed import ProcessContext, visible_gpus
 from utils.errors import UserError, nearest
-from utils.measuring import device_name
+from utils.tables import markdown_table as markdown_table
+from utils.timing import timed as timed
 
 
 def _half(level: str, dtype: str) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ def last_error(process: subprocess.CompletedProcess[str]) -> str:
 def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     """What the figures were measured on. It may open the GPU: ask after the measurements."""
     return {
-        "device": device_name(single().device),
+        "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "model": config.model.name,
@@ -165,11 +167,6 @@ def environment_line(found: dict[str, Any]) -> str:
         f"{found['device']}, {found['threads']} threads, torch {found['torch']}; {found['model']}, "
         f"batch size {found['batch_size']}: `{found['command']}`"
     )
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
