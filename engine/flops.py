@@ -23,7 +23,7 @@ from utils.timing import timed
 
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)
 _LONG_SECONDS = 0.03  # of one product, after which no larger ones are tried
-_TRIALS, _TRIAL_SECONDS = 10, 0.1  # of each size, at most
+_TRIALS, _TRIAL_SECONDS = 50, 0.1  # of each size, at most
 
 
 @dataclass(frozen=True)

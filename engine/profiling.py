@@ -33,7 +33,7 @@ def profile_run(trainer: Trainer, status: RunStatus) -> None:
     A data set of fewer steps is gone through again and again. First the steps are timed without the profiler, which
     slows them down.
     """
-    context, geometry = trainer.context, trainer.geometry
+    context = trainer.context
     trainer.sampler = replace(trainer.sampler, num_epochs=10**6)
     trainer.open(status)
     if context.is_main:
@@ -43,14 +43,15 @@ def profile_run(trainer: Trainer, status: RunStatus) -> None:
     batches = trainer.batches()
     trainer.train_steps(batches, _WARMUP_STEPS)
     _use_up_what_was_read_ahead(trainer, batches)
+    images_before = trainer.images
     seconds = timed(lambda: trainer.train_steps(batches, _TIMED_STEPS), context.device)
+    images_per_second = (trainer.images - images_before) / seconds
     memory = peak_memory_bytes(context.device)
     if context.is_main:
         with _profiler(context.device) as profiler, record_function(WINDOW):
             trainer.train_steps(batches, _PROFILED_STEPS)
             wait_for(context.device)
-        images = _TIMED_STEPS * geometry.batch_size * geometry.accum_iter
-        _write(trainer, profiler, images / seconds, memory)
+        _write(trainer, profiler, images_per_second, memory)
     else:
         trainer.train_steps(batches, _PROFILED_STEPS)
     trainer.reporter.close()
@@ -75,7 +76,6 @@ def _write(trainer: Trainer, profiler: profile, images_per_second: float, peak_m
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    on_gpu = trainer.context.device.type == "cuda"
     learner, context = trainer.learner, trainer.context
     on_gpu = context.device.type == "cuda"
     page = page_of(
@@ -92,7 +92,7 @@ def _write(trainer: Trainer, profiler: profile, images_per_second: float, peak_m
             peak_memory_bytes=peak_memory_bytes,
         )
     )
-    (trainer.folder / PAGE).write_text(page)
+    (trainer.folder / PAGE).write_text(f"{page}\n")
     trainer.logger.info(f"{page}\n----- Profile: {trainer.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from conftest import TINY_VIT, only_run, run_script
 
 from configs.load import load
@@ -28,6 +29,7 @@ from engine.phases import (
 from engine.profile_page import page_of
 from engine.run import run
 from engine.step_times import WINDOW, StepTimes, step_times
+from utils.distributed import single
 from utils.errors import UserError
 from utils.status import read_status
 
@@ -188,6 +190,19 @@ def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
     assert names.count(OPTIMIZER) == 10 and names.count(FORWARD) == 30
     assert "Epoch[005/" in (folder / "log.txt").read_text()
     assert not list(folder.glob("*.pth")) and read_status(folder)["state"] == "finished"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_work_is_found_in_its_phases(digits_argv, tmp_path):
+    assert run(load(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"]), single(), "main_single_gpu.py") == 0
+    page = (only_run(tmp_path / "out", "profile") / "profile.md").read_text()
+    parts = shares(page)
+    assert sum(parts.values()) == pytest.approx(200, abs=0.5)  # the step's own row is 100
+    assert "| phase | GPU busy (ms) | GPU idle (ms) | share |" in page and "The GPU is busy for" in page
+    for phase in (COPY, FORWARD, BACKWARD, OPTIMIZER):
+        (busy,) = re.findall(rf"^\| {phase} \| ([\d.e-]+) \|", page, re.MULTILINE)
+        assert float(busy) > 0, phase
+    assert parts[REST] < 20
 
 
 def test_two_ranks_are_profiled_together(tmp_path):
