@@ -31,6 +31,7 @@ class Command:
 
     config: Config
     dry_run: bool
+    profile: bool
     num_processes: int | None
 
 
@@ -106,6 +107,7 @@ def entry_parser(prog: str) -> Parser:
     add(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     add(group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)")
     add(group, "dry_run", action="store_true", help="check everything, print sizes, train nothing")
+    add(group, "profile", action="store_true", help="train a few steps, say where their time goes and what would help")
     add(group, "debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -208,7 +210,12 @@ def load(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
         if key not in _known_keys():
             raise UserError(f"-opts: unknown key {key[:80]}{_nearest_key(key)}")
         layers.lay_key(key, parse_value(text), f"-opts {key}")
-    return Command(_validate(layers), arguments.dry_run, arguments.ngpus)
+    config = _validate(layers)
+    if arguments.profile:
+        others = {"-dry_run": arguments.dry_run, "-eval": config.eval, "-resume": config.model.resume}
+        for flag in (flag for flag, given in others.items() if given):
+            raise UserError(f"-profile trains a few steps of a run of its own; leave {flag} out, or -profile")
+    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus)
 
 
 def _validate(layers: _Layers) -> Config:

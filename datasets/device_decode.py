@@ -6,9 +6,7 @@ Legend: K crops, S pixels on a side of each.
 import contextlib
 import math
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import interpolate
@@ -19,6 +17,7 @@ from datasets.decode import Picture, PlainJpeg, resize
 from datasets.partial_jpeg import Box
 from datasets.sources import Samples
 from datasets.transforms import TrainTransform
+from utils.timing import timed
 
 HOST, DEVICE = "host", "device"
 _TRIED_IMAGES, _ROUNDS = 32, 3
@@ -105,10 +104,10 @@ class DecodeTrial:
 
     def seconds(self, workers: int, device: torch.device) -> dict[str, float]:
         """Per image, at best: by so many workers on the host; on the device, where it can."""
-        host = _best_seconds(self._decode_on_host, torch.device("cpu")) / workers
+        host = min(timed(self._decode_on_host, torch.device("cpu")) for _ in range(_ROUNDS)) / workers
         size = self.transform.options.image_size
         try:
-            own = _best_seconds(lambda: decode_crops(self.crops, size, device), device)
+            own = min(timed(lambda: decode_crops(self.crops, size, device), device) for _ in range(_ROUNDS))
         except RuntimeError:  # torchvision was built without nvJPEG
             own = math.inf
         return {HOST: host / len(self.pictures), DEVICE: own / len(self.pictures)}
@@ -116,14 +115,3 @@ class DecodeTrial:
     def _decode_on_host(self) -> None:
         for picture, box in zip(self.pictures, self.crops.boxes, strict=True):
             resize(picture.region(box), self.transform.options.image_size, self.transform.options.image_size)
-
-
-def _best_seconds(work: Callable[[], Any], device: torch.device) -> float:
-    taken = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken)

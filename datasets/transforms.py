@@ -112,8 +112,9 @@ class DeviceTransform(nn.Module):
     def __init__(self, options: Data, train: Train) -> None:
         super().__init__()
         self.erase_mode = train.random_erase_mode
-        self.register_buffer("mean", 255 * torch.tensor(options.imagenet_mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(options.imagenet_std).view(-1, 1, 1), persistent=False)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.imagenet_mean, options.imagenet_std))
+        self.register_buffer("factor", 1 / (255 * std), persistent=False)
+        self.register_buffer("offset", -mean / std, persistent=False)
 
     def forward(self, images: torch.Tensor, augmentation: Augmentation = NO_AUGMENTATION) -> torch.Tensor:
         """images uint8 (B, C, S, S) -> normalized float32 (B, C, S, S). Noise is from torch's global chance."""
@@ -121,7 +122,7 @@ class DeviceTransform(nn.Module):
         if augmentation.affine is not None:
             grid = F.affine_grid(augmentation.affine, list(images.shape), align_corners=False)
             images = F.grid_sample(images, grid, align_corners=False)
-        images = images.sub_(self.mean).div_(self.std)
+        images = images.mul_(self.factor).add_(self.offset)
         if augmentation.erased is not None:
             self._erase(images, augmentation.erased, augmentation.boxes)
         return images

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.schema import Model
+from configs.schema import Config, Model
+from datasets.device_decode import DEVICE, HOST, DecodeTrial
+from datasets.loader import num_workers
+from datasets.sources import Samples
+from datasets.transforms import TrainTransform
 from engine.precision import Precision
 from models.attention import EXPLICIT, FUSED, attention_seconds, attention_shape, use_attention
 from utils.cache import found_once
@@ -79,3 +83,16 @@ def choose_attention(model: nn.Module, options: Model, batch_size: int, precisio
             lambda: attention_seconds(shape, measured, device, precision.dtype, precision.autocast),
         )
         use_attention(model, kind)
+
+
+def choose_decode(samples: Samples, config: Config, choices: Choices) -> str:
+    """Who decodes the training JPEGs, `HOST` or `DEVICE`. A CPU is the host, whatever `auto` would measure."""
+    data, context = config.data, choices.context
+    if data.decode != "auto":
+        return data.decode
+    trial = DecodeTrial(samples, TrainTransform(data, config.train, config.seed))
+    if context.device.type == "cpu" or not trial.pictures:
+        return HOST
+    workers = max(1, num_workers(samples, data, context))
+    question = {"workers": workers, "file_bytes": trial.file_bytes(), "image_size": data.image_size}
+    return choices.fastest("decode", (HOST, DEVICE), question, lambda: trial.seconds(workers, context.device))

@@ -1,16 +1,12 @@
 """Checks all that a run needs and tells its sizes, without training."""
 
-import copy
 import os
 from pathlib import Path
-
-import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from configs.schema import Config
 from datasets import read_samples
 from engine.checkpoint import find_checkpoint
+from engine.flops import forward_flops
 from engine.precision import Precision
 from engine.trainer import Trainer
 from models import build_model
@@ -50,15 +46,6 @@ def dry_run(config: Config, context: ProcessContext) -> None:
     flops = forward_flops(model, config)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
     logger.info("dry run: all that the run needs is there")
-
-
-def forward_flops(model: nn.Module, config: Config) -> int:
-    """Floating-point operations of one image's forward pass, counted by torch on a model without memory."""
-    shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        copy.deepcopy(model).eval().to("meta")(torch.empty(shape, device="meta"))
-    return counter.get_total_flops()
 
 
 def _check_writable(folder: Path) -> None:

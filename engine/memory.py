@@ -9,7 +9,7 @@ from datasets.loader import Batch
 from engine.compiling import eagerly
 from engine.geometry import Geometry
 from engine.precision import Precision
-from engine.step import Learner, micro_step_pass
+from engine.step import Learner, micro_step_pass, update_weights
 from engine.trainer import build_learner
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -74,13 +74,9 @@ def _peaks(config: Config, context: ProcessContext, batch_sizes: tuple[int, ...]
 
 
 def _step(learner: Learner, batch_size: int) -> None:
-    data, device, scaler = learner.config.data, learner.context.device, learner.precision.scaler
+    data, device = learner.config.data, learner.context.device
     shape = (batch_size, data.image_channels, data.image_size, data.image_size)
     targets = torch.zeros(batch_size, dtype=torch.int64, device=device)
     with eagerly():
         micro_step_pass(learner, Batch(torch.zeros(shape, dtype=torch.uint8, device=device), targets), 0, 0, 1)
-    learner.weights.gather()
-    scaler.step(learner.optimizer)
-    scaler.update()
-    learner.optimizer.zero_grad(set_to_none=True)
-    learner.weights.publish(seed=0)
+    update_weights(learner, step=0)

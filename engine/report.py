@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from configs.schema import Config
+from engine.flops import Gauge
 from engine.scaler import LossScaler
 from engine.step import EpochProgress
 from utils.distributed import ProcessContext
@@ -21,9 +22,13 @@ from utils.plots import CurvePlots
 
 _COLUMNS = [
     "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
-    "images_per_second", "data_wait_share", "loss_scale", "skipped_steps", "skipped_images", "peak_memory_bytes",
-    "train_seconds",
+    "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
+    "skipped_steps", "skipped_images", "peak_memory_bytes", "train_seconds",
 ]  # fmt: skip
+_SCALARS = (
+    "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
+    "skipped_steps",
+)  # fmt: skip
 _STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps"]
 
 
@@ -37,6 +42,8 @@ class StepReport:
     average: Metrics
     images_per_second: float
     data_wait_share: float
+    tflops_per_second: float | None
+    model_flops_utilization: float | None
     loss_scale: float
     skipped_steps: int
     peak_memory_bytes: int
@@ -46,9 +53,16 @@ class Reporter:
     """Follows a training run on every rank; only the main process writes for the run."""
 
     def __init__(
-        self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, scaler: LossScaler
+        self,
+        config: Config,
+        context: ProcessContext,
+        folder: Path,
+        logger: RunLogger,
+        scaler: LossScaler,
+        gauge: Gauge,
     ) -> None:
         self.config, self.context, self.folder, self.logger, self.scaler = config, context, folder, logger, scaler
+        self.gauge = gauge
         self.last: StepReport | None = None
         self._first_step = True
         self._bar: tqdm | None = None
@@ -120,22 +134,24 @@ class Reporter:
         self._report(progress)
         self.last = replace(self.last, step=progress.step + 1)
         self._append_step()
-        self._bar.close()
+        self.close()
         if self.context.is_main:
             self._plots.update(now=True)
-            self._board.close()
 
     def _report(self, progress: EpochProgress) -> None:
         sums = progress.sums.reduced(self.context)
         latest = to_metrics(sums - self._sums_then)
         seconds = time.perf_counter() - self._since
+        images_per_second = latest.samples / seconds
         self.last = StepReport(
             step=progress.step,
             lr=progress.lr,
             latest=latest,
             average=to_metrics(sums),
-            images_per_second=latest.samples / seconds,
+            images_per_second=images_per_second,
             data_wait_share=(progress.data_wait_seconds - self._wait_then) / seconds,
+            tflops_per_second=self.gauge.tflops_per_second(images_per_second),
+            model_flops_utilization=self.gauge.utilization(images_per_second),
             loss_scale=self.scaler.get_scale(),
             skipped_steps=self.scaler.skipped,
             peak_memory_bytes=peak_memory_bytes(self.context.device),
@@ -150,18 +166,20 @@ class Reporter:
 
     def _line(self, progress: EpochProgress, latest: Metrics, average: Metrics) -> str:
         now = self.last
+        rate = self.gauge.describe(now.images_per_second)
         return (
             f"Epoch[{progress.epoch + 1:03d}/{self.config.train.num_epochs:03d}], "
             f"Step[{progress.done_steps - 1:04d}/{progress.steps:04d}], Lr: {now.lr:.6f}, "
             f"Loss: {latest.loss:.4f} ({average.loss:.4f}), Avg Acc: {average.top1:.2f}%, "
             f"images/s: {now.images_per_second:.1f}, data wait: {now.data_wait_share:.0%}, "
-            f"loss scale: {now.loss_scale:g}, skipped: {now.skipped_steps}, "
+            f"{rate}{', ' if rate else ''}loss scale: {now.loss_scale:g}, skipped: {now.skipped_steps}, "
             f"memory: {now.peak_memory_bytes / 1e9:.2f} GB"
         )
 
     def _write_scalars(self, report: StepReport) -> None:
-        for name in ("lr", "images_per_second", "data_wait_share", "loss_scale", "skipped_steps"):
-            self._board.add_scalar(f"train/{name}", getattr(report, name), report.step)
+        for name in _SCALARS:
+            if (value := getattr(report, name)) is not None:
+                self._board.add_scalar(f"train/{name}", value, report.step)
         self._board.add_scalar("train/loss", report.latest.loss, report.step)
 
     def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
@@ -170,6 +188,8 @@ class Reporter:
         if not self.context.is_main:
             return
         seconds = max(self._epoch_seconds, 1e-9)
+        images_per_second = (trained.samples - self._samples_before) / seconds
+        tflops, utilization = self.gauge.tflops_per_second(images_per_second), self.gauge.utilization(images_per_second)
         self._metrics.append(
             {
                 "epoch": progress.epoch + 1,
@@ -180,8 +200,10 @@ class Reporter:
                 "val_loss": validation.loss if validation else "",
                 "val_top1": validation.top1 if validation else "",
                 "val_top5": validation.top5 if validation else "",
-                "images_per_second": round((trained.samples - self._samples_before) / seconds, 2),
+                "images_per_second": round(images_per_second, 2),
                 "data_wait_share": round(progress.data_wait_seconds / seconds, 4),
+                "tflops_per_second": "" if tflops is None else f"{tflops:.4g}",
+                "model_flops_utilization": "" if utilization is None else f"{utilization:.4g}",
                 "loss_scale": self.scaler.get_scale(),
                 "skipped_steps": self.scaler.skipped,
                 "skipped_images": self._skipped_images(progress, trained),
@@ -205,12 +227,16 @@ class Reporter:
             self._plots.update()
 
     def finish(self, result: dict) -> None:
+        self.close()
+        if self.context.is_main:
+            self._plots.update(now=True)
+            write_result(self.folder, result)
+
+    def close(self) -> None:
         if self._bar:
             self._bar.close()
         if self.context.is_main:
-            self._plots.update(now=True)
             self._board.close()
-            write_result(self.folder, result)
 
 
 def write_result(folder: Path, result: dict) -> None:

@@ -1,4 +1,4 @@
-"""What an entry script starts: training, evaluation, or a dry run."""
+"""What an entry script starts: training, evaluation, a profile, or a dry run."""
 
 import os
 import shlex
@@ -20,6 +20,7 @@ from engine.choices import Choices, choose_attention
 from engine.dry_run import dry_run
 from engine.memory import out_of_memory
 from engine.precision import Precision
+from engine.profiling import profile_run
 from engine.report import peak_memory_bytes, validation_line, write_result
 from engine.step import evaluate
 from engine.trainer import IN_EVALUATION, Trainer
@@ -46,6 +47,8 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
     try:
         if command.dry_run:
             dry_run(config, context)
+        elif command.profile:
+            _profile(config, context)
         elif config.eval:
             _evaluate(config, context)
         else:
@@ -172,6 +175,19 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
             "peak_memory_bytes": peak_memory_bytes(context.device),
         }
         write_result(folder, result)
+
+
+def _profile(config: Config, context: ProcessContext) -> None:
+    """In a folder of its own, without checkpoints: no run would go on from there."""
+    folder = _new_folder(config, "profile", context)
+    status = RunStatus(folder, context.world_size)
+    if context.is_main:
+        status.begin()
+    logger = _open_log(config, context, folder, "config.yaml")
+    unsaved = config.model_copy(update={"save_freq_steps": None, "save_freq_minutes": None})
+    profile_run(Trainer(unsaved, context, folder, logger, None), status)
+    if context.is_main:
+        status.update(state="finished")
 
 
 def _new_folder(config: Config, kind: str, context: ProcessContext) -> Path:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
 from torch import nn
+from torch.profiler import record_function
 
 from configs.schema import Config
 from datasets.loader import Batch, Loader
@@ -22,6 +23,7 @@ from engine.diagnosis import first_non_finite
 from engine.half_weights import FullWeights
 from engine.optimizer import set_lr
 from engine.parallel import gradient_sync, share_buffers
+from engine.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
 from engine.precision import Precision
 from engine.schedule import Schedule
 from models import set_training
@@ -103,25 +105,22 @@ def train_one_epoch(
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
-            batch = next(batches)
+            with record_function(DATA_WAIT):
+                batch = next(batches)
             progress.data_wait_seconds += time.perf_counter() - waiting_since
             with gradient_sync(learner.parallel, micro_step == window - 1):
                 loss, logits = micro_step_pass(learner, batch, step, micro_step, window)
-            progress.sums.add(loss.detach(), logits.detach(), batch.targets)
+            with record_function(LOGGING):
+                progress.sums.add(loss.detach(), logits.detach(), batch.targets)
 
-        weights.gather()
-        scaler.step(learner.optimizer, options.grad_clip)
-        scaler.update()
-        weights.restore_statistics(scaler.last_skipped)
-        learner.optimizer.zero_grad(set_to_none=True)
-        if learner.ema:
-            learner.ema.update(weights.full)
-        weights.publish(derive_seed(learner.config.seed, "rounding", step))
+        with record_function(OPTIMIZER):
+            update_weights(learner, step)
         if scaler.skipped_too_often():
             progress.sums.sums.copy_(sums_before)
             raise SkippedTooOften(_why_skipped(learner, batch, step, window))
         progress.done_steps += 1
-        after_step(progress)
+        with record_function(LOGGING):
+            after_step(progress)
 
 
 def micro_step_pass(
@@ -130,15 +129,36 @@ def micro_step_pass(
     """Forward and backward pass of one batch: the loss, summed over its samples, and the logits (B, classes)."""
     samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
     torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
-    images, targets = learner.transform(batch.images, batch.augmentation), batch.targets
-    if not batch.bad:  # an empty place is nothing to mix with
-        images, targets = learner.mixup(images, targets)
-    with learner.precision.autocast():
-        logits = learner.parallel(images)
-    smoothing = learner.config.train.smoothing
-    loss = F.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=PADDING, label_smoothing=smoothing)
-    learner.precision.scaler.scale(loss / samples).backward()
+    with record_function(TRANSFORM):
+        images, targets = learner.transform(batch.images, batch.augmentation), batch.targets
+        if not batch.bad:  # an empty place is nothing to mix with
+            images, targets = learner.mixup(images, targets)
+    with record_function(FORWARD):
+        with learner.precision.autocast():
+            logits = learner.parallel(images)
+        loss = F.cross_entropy(
+            logits.float(),
+            targets,
+            reduction="sum",
+            ignore_index=PADDING,
+            label_smoothing=learner.config.train.smoothing,
+        )
+    with record_function(BACKWARD):
+        learner.precision.scaler.scale(loss / samples).backward()
     return loss, logits
+
+
+def update_weights(learner: Learner, step: int) -> None:
+    """From the gradients of a step to the weights of the next; a step with a non-finite gradient changes none."""
+    weights, scaler = learner.weights, learner.precision.scaler
+    weights.gather()
+    scaler.step(learner.optimizer, learner.config.train.grad_clip)
+    scaler.update()
+    weights.restore_statistics(scaler.last_skipped)
+    learner.optimizer.zero_grad(set_to_none=True)
+    if learner.ema:
+        learner.ema.update(weights.full)
+    weights.publish(derive_seed(learner.config.seed, "rounding", step))
 
 
 class SkippedTooOften(UserError):

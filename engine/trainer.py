@@ -18,8 +18,9 @@ from datasets.checks import notes_on
 from datasets.loader import Batch
 from datasets.transforms import DeviceTransform, build_mixup
 from engine.checkpoint import BEST, LAST, CheckpointWriter, saved_best
-from engine.choices import Choices, choose_attention
+from engine.choices import Choices, choose_attention, choose_decode
 from engine.compiling import compile_passes, eagerly
+from engine.flops import build_gauge
 from engine.geometry import Geometry
 from engine.guard import Guard
 from engine.optimizer import build_optimizer, load_optimizer, set_lr
@@ -66,6 +67,7 @@ class Trainer:
         self.best: Best | None = None
         self.train_seconds, self.images = 0.0, 0
         self.choices = Choices(context, logger, checkpoint["choices"] if checkpoint else None)
+        self.decode = choose_decode(self.train_samples, config, self.choices)
         self.learner = build_learner(config, context, self.geometry, logger, self.choices)
         logger.info(f"----- {context.world_size} process(es), {context.device}, {self.learner.precision.describe()}")
         classes = len(self.train_samples.class_names)
@@ -84,7 +86,9 @@ class Trainer:
         with self.learner.precision.autocast(), eagerly():
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
-        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler)
+        gauge = build_gauge(self.learner.weights.full, config, self.learner.precision, context)
+        logger.info(f"----- {gauge}")
+        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler, gauge)
         self.guard = Guard(config, context)
         self.interrupted: Interrupted | None = None
         self._compiles = config.train.compile != "none"
@@ -130,7 +134,8 @@ class Trainer:
         progress = self.progress
         first_batch = progress.epoch * progress.batches + self._batches_done()
         sampler = replace(self.sampler, first_batch=first_batch)
-        return iter(train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images))
+        loader = train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images, self.decode)
+        return iter(loader)
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, records and saves one epoch; False when `TRAIN.MAX_STEPS` ends the run."""
@@ -164,6 +169,19 @@ class Trainer:
             self._save(is_best)
         self.reporter.draw()
         return not stops
+
+    def train_steps(self, batches: Iterator[Batch], steps: int) -> None:
+        """Trains on, through as many epochs as it takes, and ends none: for measuring."""
+        while steps:
+            if self.progress.done_steps == self.progress.steps:
+                self.progress = self._progress(self.progress.epoch + 1)
+            progress = self.progress
+            if progress.done_steps == 0:
+                self.reporter.start_epoch(progress)
+                self._start_counting()
+            stop_step = min(progress.steps, progress.done_steps + steps)
+            steps -= stop_step - progress.done_steps
+            train_one_epoch(self.learner, batches, progress, stop_step, self.after_step)
 
     def after_step(self, progress: EpochProgress) -> None:
         """Counts, reports, saves where it is due; on every rank."""

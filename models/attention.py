@@ -14,6 +14,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from models.dropout import quicken_dropout
+from utils.timing import timed
 
 FUSED, EXPLICIT = "fused", "explicit"
 _SCORES = {"cpu": 2**22, "cuda": 2**25}  # B x H x N x N that are measured at most: they stand for more
@@ -68,32 +69,18 @@ def attention_seconds(
             quicken_dropout(attention)
         qkv = torch.randn(batch_size, shape.tokens, 3 * width, device=device, dtype=dtype, requires_grad=True)
         gradient = torch.randn(batch_size, shape.tokens, width, device=device, dtype=dtype)
+
+        def one_pass() -> None:
+            with autocast():
+                output = attention(qkv)
+            torch.autograd.grad(output, qkv, gradient.to(output.dtype))
+
         began = time.perf_counter()
         for number in range(_ROUNDS):
             for kind in seconds:
                 use_attention(attention, kind)
-                taken = _pass_seconds(attention, qkv, gradient, autocast)
+                taken = timed(one_pass, device)
                 seconds[kind] = min(seconds[kind], taken) if number else seconds[kind]  # the first warms up
             if number and time.perf_counter() - began > _SECONDS:
                 break
     return seconds
-
-
-def _pass_seconds(
-    attention: nn.Module,
-    qkv: torch.Tensor,
-    gradient: torch.Tensor,
-    autocast: Callable[[], AbstractContextManager],
-) -> float:
-    _wait_for(qkv.device)
-    began = time.perf_counter()
-    with autocast():
-        output = attention(qkv)
-    torch.autograd.grad(output, qkv, gradient.to(output.dtype))
-    _wait_for(qkv.device)
-    return time.perf_counter() - began
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.schema import Config
 from datasets import read_samples, train_loader, train_sampler
 from datasets.loader import Batch
-from engine.dry_run import forward_flops
+from engine.flops import forward_flops, matmul_flops_per_second
 from engine.geometry import Geometry
 from engine.precision import Precision
 from engine.report import peak_memory_bytes
@@ -69,7 +69,6 @@ SCRIPT = "benchmark_amp.py"
 WARMUP_ITERATIONS = 5
 PROBE_STEPS = 2  # the optimizer makes its state in the first
 LARGEST_BATCH = 65536
-MATMUL_SIZES, MATMUL_TRIALS = {"cuda": 8192, "cpu": 2048}, 5
 # As in PaddlePaddle's AMP tutorial: 5 epochs of 50 batches, SGD, MSE.
 LINEAR_WIDTH, LINEAR_BATCH, LINEAR_LR, LINEAR_ACCUMULATION = 4096, 512, 1e-4, 10
 ITERATIONS = {"vit": 100, "linear": 250}
@@ -430,14 +429,6 @@ def train(learner: Learner, batches: Iterator[Batch], iterations: int) -> tuple[
     progress = EpochProgress(0, steps, iterations, MetricSums(device))
     seconds = timed(lambda: train_one_epoch(learner, batches, progress, steps, lambda _: None), device)
     return seconds, to_metrics(progress.sums.sums)
-
-
-def matmul_flops_per_second(precision: Precision) -> float:
-    """The best of a few square matrix products in the type that the mode computes in."""
-    device = precision.device
-    size = MATMUL_SIZES[device.type]
-    matrix = torch.randn(size, size, device=device).to(precision.dtype)
-    return 2 * size**3 / min(timed(lambda: matrix @ matrix, device) for _ in range(MATMUL_TRIALS))
 
 
 def linear_figures(config: Config, context: ProcessContext, iterations: int) -> dict[str, float]:

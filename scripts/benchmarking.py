@@ -7,8 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from datasets.loader import Batch
 from utils.device import device_name
 from utils.distributed import ProcessContext, visible_gpus
 from utils.errors import UserError, nearest
+from utils.tables import markdown_table as markdown_table
+from utils.timing import timed as timed
 
 
 def _half(level: str, dtype: str) -> tuple[str, ...]:
@@ -142,20 +143,6 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the device has done the work."""
-    _wait_for(device)
-    started = time.perf_counter()
-    work()
-    _wait_for(device)
-    return time.perf_counter() - started
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def tell(progress: str) -> None:
     """On standard error: standard output is the result's."""
     print(progress, file=sys.stderr, flush=True)
@@ -186,11 +173,6 @@ def environment_line(found: dict[str, Any]) -> str:
         f"{found['device']}, {found['threads']} threads, torch {found['torch']}; {found['model']}, "
         f"batch size {found['batch_size']}: `{found['command']}`"
     )
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -107,6 +107,9 @@ def states(folder: Path) -> dict:
 
 def rows(folder: Path) -> list[dict]:
     """metrics.csv, but for what is measured."""
-    measured = {"images_per_second", "data_wait_share", "peak_memory_bytes", "train_seconds"}
+    measured = {
+        "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
+        "train_seconds",
+    }  # fmt: skip
     with open(folder / "metrics.csv", newline="") as file:
         return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]

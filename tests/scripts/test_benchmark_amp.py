@@ -195,7 +195,7 @@ def test_a_measurement_that_fails_is_told_and_not_raised(status, stderr, reason,
 
 @pytest.mark.parametrize("accum_iter", [1, 2])
 def test_iterations_are_batches_of_the_data_set(accum_iter, monkeypatch, cpu):
-    monkeypatch.setattr(benchmark_amp, "MATMUL_SIZES", {"cpu": 8})
+    monkeypatch.setattr("engine.flops._SIZES", (8,))
     batches = []
     loaded = benchmark_amp._loaded_batches
     monkeypatch.setattr(benchmark_amp, "_loaded_batches", lambda *_: (batches.append(b) or b for b in loaded(*_)))
