@@ -180,7 +180,13 @@ def training_part(
     name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
     command = [
         *[sys.executable, str(ROOT / "scripts/benchmark_train.py"), f"-programs={','.join(programs)}", "-rounds=1"],
-        *[f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit:.0f}", f"-data={images}"],
+        *[
+            f"-interval={WARMUP_STEPS}",
+            f"-warmup={WARMUP_STEPS}",
+            f"-steps={steps}",
+            f"-limit={limit:.0f}",
+            f"-data={images}",
+        ],
         f"-json={flags.output / name}.json",
         *([f"-timm_train={flags.timm_train}"] if "timm" in programs else []),
         *[*rest, f"-batch_size={batch_size}", f"-num_workers={_num_workers()}"],
