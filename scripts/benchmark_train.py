@@ -12,10 +12,10 @@ recipe's dropout, which timm's train.py has none of by default. The programs:
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
 Each is started once, in processes of its own, and they take turns, backwards in every second round: while one goes on
-the others stand still (SIGSTOP), so that a machine's drift falls on all. Of a turn the first steps, up to a line in the
-log, are not timed, nor are the first `-warmup` steps of all. The seconds of the next `-steps` are taken by the clock
-here, between the arrivals of two lines of the program's log. What that log makes of the same steps stands beside; timm's
-gives averages since its start, in few digits. A ratio is the median of those within the rounds.
+the others stand still (SIGSTOP), so that a machine's drift falls on all. Of a turn the first steps, up to a line in
+the log, are not timed, nor are the first `-warmup` steps of all. The seconds of the next `-steps` are taken by the
+clock here, between the arrivals of two lines of the program's log. What that log makes of the same steps stands
+beside; timm's gives averages since its start, in few digits. A ratio is the median of those within the rounds.
 """
 
 import argparse
