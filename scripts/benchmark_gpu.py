@@ -156,7 +156,7 @@ def planned(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int], 
         for compiled in (True, False):
             for mode in half:
                 yield training(mode, batch_size, compiled, "ready")
-    workers = [f"-num_workers={_num_workers()}", f"-batch_size={largest}"]
+    workers = [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
     loaders = ["-rounds=2", f"-data={images}", f"-json={flags.output / 'loaders.json'}", *rest, *workers]
     yield Part("loaders", [sys.executable, str(ROOT / "scripts/benchmark_input.py"), *loaders], LOADER_SECONDS)
 
