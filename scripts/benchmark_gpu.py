@@ -156,7 +156,7 @@ def planned(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int], 
         for compiled in (True, False):
             for mode in half:
                 yield training(mode, batch_size, compiled, "ready")
-    workers = [f"-num_workers={_num_workers()}", f"-batch_size={largest}"]
+    workers = [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
     loaders = ["-rounds=2", f"-data={images}", f"-json={flags.output / 'loaders.json'}", *rest, *workers]
     yield Part("loaders", [sys.executable, str(ROOT / "scripts/benchmark_input.py"), *loaders], LOADER_SECONDS)
 
@@ -180,7 +180,13 @@ def training_part(
     name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
     command = [
         *[sys.executable, str(ROOT / "scripts/benchmark_train.py"), f"-programs={','.join(programs)}", "-rounds=1"],
-        *[f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit:.0f}", f"-data={images}"],
+        *[
+            f"-interval={WARMUP_STEPS}",
+            f"-warmup={WARMUP_STEPS}",
+            f"-steps={steps}",
+            f"-limit={limit:.0f}",
+            f"-data={images}",
+        ],
         f"-json={flags.output / name}.json",
         *([f"-timm_train={flags.timm_train}"] if "timm" in programs else []),
         *[*rest, f"-batch_size={batch_size}", f"-num_workers={_num_workers()}"],

@@ -11,9 +11,11 @@ recipe's dropout, which timm's train.py has none of by default. The programs:
 - `timm`: timm's train.py on the same JPEGs with the same model, batch, workers, precision, optimizer and drop rates;
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
-Each runs in a process of its own, one after the other, in turns, backwards in every second round. After `-warmup` steps
-the seconds of the next `-steps` are taken by the clock here, between the arrivals of two lines of the program's log.
-What the program's own log says of the same steps stands beside. A ratio is the median of those within the rounds.
+Each is started once, in processes of its own, and they take turns, backwards in every second round: while one goes on
+the others stand still (SIGSTOP), so that a machine's drift falls on all. Of a turn the first steps, up to a line in
+the log, are not timed, nor are the first `-warmup` steps of all. The seconds of the next `-steps` are taken by the
+clock here, between the arrivals of two lines of the program's log. What that log makes of the same steps stands
+beside; timm's gives averages since its start, in few digits. A ratio is the median of those within the rounds.
 """
 
 import argparse
@@ -21,9 +23,12 @@ import os
 import re
 import statistics
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -52,7 +57,7 @@ from scripts.benchmarking import (
     timed,
     write_json,
 )
-from scripts.programs import Failed, Log, OurLog, PlainLog, TimmLog, Window, watched
+from scripts.programs import Failed, OurLog, PlainLog, Program, TimmLog, Window
 from utils.distributed import single, visible_gpus
 from utils.errors import UserError, exit_status, nearest
 from utils.logger import RunLogger
@@ -66,18 +71,12 @@ IMAGES = 256  # different ones
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
 
 
-class Program(NamedTuple):
-    command: list[str]
-    environment: dict[str, str]
-    log: type[Log]
-
-
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     config = load([*DEFAULTS, *rest]).config
     if flags.worker:
-        run_bare_loop(config, flags)
-        return 0
+        for line in run_bare_loop(config, flags.interval):
+            print(line, flush=True)
     names = _checked_programs(flags, config)
     with TemporaryDirectory() as folder:
         data = Path(folder) / "data"
@@ -85,9 +84,8 @@ def main(argv: list[str]) -> int:
             images = flags.data or Path(folder) / "images"
             if not flags.data:
                 make_images(images, (500, 375), IMAGES, mean_bytes=106_000)
-            link_images(images, data, entries=(flags.warmup + flags.steps + 2) * config.data.batch_size)
-        programs = {name: program(name, rest, config, flags, Path(folder)) for name in names}
-        answers = measure(programs, config, flags)
+            link_images(images, data, entries=most_steps(flags) * config.data.batch_size)
+        answers = measure({name: program(name, rest, config, flags, Path(folder)) for name in names}, config, flags)
     figures = {name: program_figures(windows, config.data.batch_size) for name, windows in answers.items()}
     ratios = speed_ratios(figures)
     found = environment(SCRIPT, argv, config)
@@ -101,9 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm, to compare with")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "programs", metavar="A,B", help=f"of {', '.join(PROGRAMS)} (default: all that can run here)")
-    add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each program (default: 3)")
-    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="first steps, not timed (default: 8)")
-    add_flag(parser, "steps", type=positive, default=24, metavar="N", help="steps timed in each turn (default: 24)")
+    add_flag(parser, "rounds", type=positive, default=6, metavar="N", help="turns of each program (default: 6)")
+    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="first steps, never timed (default: 8)")
+    add_flag(parser, "steps", type=positive, default=12, metavar="N", help="steps timed in each turn (default: 12)")
+    add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
     add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds for one turn (default: 600)")
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # be the bare loop
     return parser
@@ -127,10 +126,9 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
             _refuse_what_timm_has_not(config)
     if flags.timm_train and not flags.timm_train.is_file():
         raise UserError(f"-timm_train {flags.timm_train}: no such file; name the train.py of a checkout of timm")
-    if flags.steps % flags.warmup:
-        raise UserError(
-            f"-steps {flags.steps}: must be a multiple of -warmup {flags.warmup}, the steps between log lines"
-        )
+    for name in ("warmup", "steps"):
+        if getattr(flags, name) % flags.interval:
+            raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
     train = config.train
     if train.accum_iter != 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha or config.amp.level != "O1":
         raise UserError("the bare loop has no ACCUM_ITER, MODEL_EMA, mixup, CutMix or O2; leave them out")
@@ -146,6 +144,11 @@ def _refuse_what_timm_has_not(config: Config) -> None:
         raise UserError("FREEZE_BACKBONE, LAYER_DECAY: are not compared with timm's; leave them out")
 
 
+def most_steps(flags: argparse.Namespace) -> int:
+    """That a program may do in all its turns; an epoch holds as many, so that none ends in one."""
+    return flags.warmup + flags.rounds * (flags.steps + 2 * flags.interval)
+
+
 # The programs
 
 
@@ -153,18 +156,16 @@ def program(name: str, rest: list[str], config: Config, flags: argparse.Namespac
     # What is kept of a folder of images goes with it; what is measured once is measured once here.
     kept = {"AMPVIT_CACHE": os.environ.get("AMPVIT_CACHE", str(folder / "cache"))}
     if name == "bare":
-        times = [f"-warmup={flags.warmup}", f"-steps={flags.steps}"]
-        return Program([sys.executable, __file__, "-worker", *times, *rest], kept, PlainLog)
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], kept, PlainLog())
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
         command = [sys.executable, str(flags.timm_train), *timm_flags(config, flags, folder)]
-        return Program(command, explicit, TimmLog)
+        return Program(command, explicit, TimmLog(config.data.batch_size))
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *_data_flags(name, folder)]
-    steps = flags.warmup + flags.steps
-    options = [f"REPORT_FREQ={flags.warmup}", f"TRAIN.MAX_STEPS={steps}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000"]
+    options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "ready":
         options += ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0"]
-    return Program([*command, "-opts", *options], kept, OurLog)
+    return Program([*command, "-opts", *options], kept, OurLog(config.data.batch_size))
 
 
 def _data_flags(name: str, folder: Path) -> list[str]:
@@ -189,7 +190,7 @@ def timm_flags(config: Config, flags: argparse.Namespace, folder: Path) -> list[
         "sched": "cosine", "epochs": train.num_epochs, "warmup-epochs": int(train.warmup_epochs),
         "mean": data.imagenet_mean, "std": data.imagenet_std, "smoothing": train.smoothing,
         "scale": data.random_crop_scale, "ratio": data.random_crop_ratio, "hflip": data.hflip_prob,
-        "color-jitter": 0, "train-interpolation": "bicubic", "log-interval": flags.warmup, "seed": config.seed,
+        "color-jitter": 0, "train-interpolation": "bicubic", "log-interval": flags.interval, "seed": config.seed,
     }  # fmt: skip
     if config.amp.enabled:
         values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")
@@ -215,16 +216,16 @@ def _words(value: Any) -> list[str]:
     return [str(part) for part in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
-def run_bare_loop(config: Config, flags: argparse.Namespace) -> None:
-    """In a process of its own; says where it stands as often as the others do."""
+def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
+    """Goes on without end, in a process of its own, and says where it stands as often as the others do."""
     context = single()
     geometry = Geometry(10**6, config.data.batch_size, 1, config.seed)
     batches = ready_batches(config, context)
     loop = bare_loop(build_learner(config, context, geometry, RunLogger(None, context)), batches)
     seconds = 0.0
-    for steps in range(flags.warmup, flags.warmup + flags.steps + 1, flags.warmup):
-        seconds += timed(lambda: loop(flags.warmup), context.device)
-        print(PlainLog.line(steps, seconds, peak_memory_bytes(context.device)), flush=True)
+    for steps in count(interval, interval):
+        seconds += timed(lambda: loop(interval), context.device)
+        yield PlainLog.line(steps, seconds, peak_memory_bytes(context.device))
 
 
 # Measuring
@@ -232,25 +233,25 @@ def run_bare_loop(config: Config, flags: argparse.Namespace) -> None:
 
 def measure(
     programs: dict[str, Program], config: Config, flags: argparse.Namespace
-) -> dict[str, list[Window | Failed]]:
-    answers: dict[str, list[Window | Failed]] = {name: [] for name in programs}
-    for number, name in interleaved(list(programs), flags.rounds):
-        try:
-            answer = run_once(name, programs[name], config, flags)
-            told = f"{answer.steps * config.data.batch_size / answer.seconds:.1f} images/s"
-        except Failed as error:
-            answer, told = error, f"failed: {error}"
-        answers[name].append(answer)
-        tell(f"round {number + 1} of {flags.rounds}, {name}: {told}")
-    return answers
-
-
-def run_once(name: str, program: Program, config: Config, flags: argparse.Namespace) -> Window:
-    log = program.log(config.data.batch_size)
-    window, lines = watched(program.command, program.environment, log, flags.warmup, flags.steps, flags.limit)
-    if name.startswith("timm"):
-        check_parameters(lines, config)
-    return window
+) -> dict[str, list[Window] | Failed]:
+    """By program what was found in its turns, or why it failed; then it has no more."""
+    found: dict[str, list[Window] | Failed] = {name: [] for name in programs}
+    with ExitStack() as running:
+        for one in programs.values():
+            running.enter_context(one)
+        for number, name in interleaved(list(programs), flags.rounds):
+            if isinstance(found[name], Failed):
+                continue
+            try:
+                window = programs[name].turn(flags.warmup, flags.steps, flags.limit)
+                if name.startswith("timm"):
+                    check_parameters(programs[name].lines, config)
+                found[name].append(window)
+                told = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
+            except Failed as error:
+                found[name], told = error, f"failed: {error}"
+            tell(f"round {number + 1} of {flags.rounds}, {name}: {told}")
+    return found
 
 
 def check_parameters(timm_lines: list[str], config: Config) -> None:
@@ -262,11 +263,10 @@ def check_parameters(timm_lines: list[str], config: Config) -> None:
         raise Failed(f"its model has {counts} parameters and ours {ours}; compare models of timm's own shapes")
 
 
-def program_figures(windows: list[Window | Failed], images_per_step: int) -> dict[str, Any]:
-    """Round by round; or why it 'failed', if it did in any."""
-    failures = [str(window) for window in windows if isinstance(window, Failed)]
-    if failures:
-        return {"failed": failures[0]}
+def program_figures(windows: list[Window] | Failed, images_per_step: int) -> dict[str, Any]:
+    """Round by round; or why it 'failed'."""
+    if isinstance(windows, Failed):
+        return {"failed": str(windows)}
     return {
         "images_per_second": [window.steps * images_per_step / window.seconds for window in windows],
         "images_per_second_in_its_log": [window.steps * images_per_step / window.own_seconds for window in windows],
@@ -297,7 +297,7 @@ def texts(figures: dict[str, dict[str, Any]], ratios: dict[str, list[float]], fl
         rows.append([name, *cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
     header = ["program", "images/s", "images/s, its own log", "data wait", "peak memory (GB)"]
     return [
-        f"Steps {flags.warmup + 1} to {flags.warmup + flags.steps} of {flags.rounds} runs of each:",
+        f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} steps to warm up:",
         markdown_table(header, rows),
         markdown_table(["ratio", "of images/s"], [[name, spread(values, ".3f")] for name, values in ratios.items()]),
     ]

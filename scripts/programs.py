@@ -1,4 +1,4 @@
-"""Other programs, watched from outside: what their log says and when it says so, and how they are ended."""
+"""Other programs, watched from outside: what their log says and when it says so; they run in turns, and are ended."""
 
 import os
 import re
@@ -6,9 +6,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple, Protocol
+from contextlib import suppress
+from typing import NamedTuple, Protocol, Self
 
 from utils.errors import UserError
 
@@ -26,15 +25,13 @@ class Reading(NamedTuple):
 
 
 class Log(Protocol):
-    """Reads the lines of one program, from its first on; `images_per_step` turns images/s into seconds."""
-
-    def __init__(self, images_per_step: int) -> None: ...
+    """Reads the lines of one program, from its first on."""
 
     def read(self, line: str) -> Reading | None: ...
 
 
 class OurLog:
-    """Of main_single_gpu.py, whose lines tell of the steps since the line before."""
+    """Of main_single_gpu.py, whose lines tell the images/s since the line before."""
 
     LINE = re.compile(
         r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],.* images/s: ([\d.]+), data wait: (\d+)%.* memory: ([\d.]+) GB"
@@ -82,9 +79,6 @@ class PlainLog:
 
     LINE = re.compile(r"^step (\d+), ([\d.]+) s, ([\d.]+) GB$")
 
-    def __init__(self, images_per_step: int) -> None:
-        pass  # it says seconds
-
     @staticmethod
     def line(steps: int, seconds: float, memory_bytes: int) -> str:
         return f"step {steps}, {seconds:.4f} s, {memory_bytes / 1e9:.3f} GB"
@@ -115,61 +109,76 @@ class Failed(UserError):
     """A program ended, or was ended, before it had said what was to be read."""
 
 
-def watched(
-    command: list[str], environment: dict[str, str], log: Log, warmup: int, steps: int, limit_seconds: float
-) -> tuple[Window, list[str]]:
-    """Runs a program until it has done `steps` steps after the first line that tells of `warmup` or more, and ends it.
+class Program:
+    """A program in processes of its own that goes on in its turns only: in between it and all it started stand still.
 
-    Returns:
-        those steps, and the lines it said.
-
-    Raises:
-        Failed: it ended before, or `limit_seconds` were over.
+    Used as a context; when left, it is ended with all processes that it started and that stayed in its group.
     """
-    lines: list[str] = []
-    first, started = None, time.perf_counter()
-    with running(command, environment, limit_seconds) as output:
-        for line in output:
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Log) -> None:
+        self.command, self.environment, self.log = command, environment, log
+        self.lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._process.stdout.close()
+
+    def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
+        """Lets it start, or go on, until `steps` steps are done after its first line that tells of `warmup` or more.
+
+        Raises:
+            Failed: it ended before, or `limit_seconds` were over; then it is ended.
+        """
+        started = time.perf_counter()
+        watch = threading.Timer(limit_seconds, self._signal, (signal.SIGKILL,))
+        watch.start()
+        try:
+            if self._process:
+                self._signal(signal.SIGCONT)
+            else:
+                self._process = self._started()
+            window = self._window(warmup, steps)
+        finally:
+            watch.cancel()
+            self._signal(signal.SIGSTOP)
+        if window:
+            return window
+        said = self.lines[-1].removeprefix("error: ") if self.lines else "it said nothing"
+        is_late = time.perf_counter() - started >= limit_seconds
+        raise Failed(f"not done within {limit_seconds:g} s; the last it said: {said}" if is_late else said)
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command,
+            env=os.environ | self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+
+    def _window(self, warmup: int, steps: int) -> Window | None:
+        first = None
+        for line in self._process.stdout:
             arrived = time.perf_counter()
-            lines.append(line)
-            reading = log.read(line)
+            self.lines.append(line.rstrip("\n"))
+            reading = self.log.read(self.lines[-1])
             if reading is None or reading.steps < warmup:
                 continue
             if first is None:
                 first, since = reading, arrived
             elif reading.steps >= first.steps + steps:
-                return Window(reading.steps - first.steps, arrived - since, first, reading), lines
-    said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-    is_late = time.perf_counter() - started >= limit_seconds
-    raise Failed(f"not done within {limit_seconds:g} s; the last it said: {said}" if is_late else said)
+                return Window(reading.steps - first.steps, arrived - since, first, reading)
+        return None
 
-
-@contextmanager
-def running(command: list[str], environment: dict[str, str], limit_seconds: float) -> Iterator[Iterator[str]]:
-    """The lines a program says on both streams, as they come. When left, or after `limit_seconds`, it is ended.
-
-    With it end all processes that it started and that stayed in its group.
-    """
-    process = subprocess.Popen(
-        command,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        process_group=0,
-    )
-
-    def end() -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    watch = threading.Timer(limit_seconds, end)
-    watch.start()
-    try:
-        yield (line.rstrip("\n") for line in process.stdout)
-    finally:
-        watch.cancel()
-        end()
-        process.wait()
-        process.stdout.close()
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)

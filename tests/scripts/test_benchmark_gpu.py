@@ -97,11 +97,12 @@ def test_a_part_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
 import sys
 import time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from scripts.programs import PlainLog, watched
+from scripts.programs import PlainLog, Program
 from utils.errors import exit_status
 child = "import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
 def main(argv):
-    watched([sys.executable, "-c", child], {{}}, PlainLog(1), 1, 1, 100)
+    with Program([sys.executable, "-c", child], {{}}, PlainLog()) as program:
+        program.turn(1, 1, 100)
 sys.exit(exit_status(main, []))
 """
     one = part(text, limit_seconds=1.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.programs import Failed, OurLog, PlainLog, Reading, TimmLog, watched
+from scripts.programs import Failed, OurLog, PlainLog, Program, Reading, TimmLog, Window
 
 OURS = (
     "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%, "
@@ -43,7 +43,7 @@ def test_timms_lines_have_averages_over_the_epoch():
 
 
 def test_a_plain_line_is_read_as_it_is_written():
-    assert PlainLog(32).read(PlainLog.line(8, 4.125, 731_000_000)) == Reading(8, 4.125, 0.0, 731e6)
+    assert PlainLog().read(PlainLog.line(8, 4.125, 731_000_000)) == Reading(8, 4.125, 0.0, 731e6)
 
 
 def says(*lines: str, then: str = "") -> list[str]:
@@ -52,10 +52,37 @@ def says(*lines: str, then: str = "") -> list[str]:
     return [sys.executable, "-c", f"import sys, time\n{told}{then}"]
 
 
+def first_turn(
+    command: list[str], environment: dict[str, str] | None = None, warmup=1, steps=1, limit_seconds=30.0
+) -> tuple[Window, list[str]]:
+    with Program(command, environment or {}, PlainLog()) as program:
+        return program.turn(warmup, steps, limit_seconds), program.lines
+
+
+def test_between_its_turns_a_program_stands_still(tmp_path):
+    file = tmp_path / "count"
+    text = f"""
+import time
+for step in range(1, 10000):
+    open({str(file)!r}, "w").write(str(step))
+    print(f"step {{step}}, {{step / 100}} s, 0 GB", flush=True)
+    time.sleep(0.01)
+"""
+    with Program([sys.executable, "-c", text], {}, PlainLog()) as program:
+        one = program.turn(warmup=3, steps=5, limit_seconds=30)
+        assert (one.first.steps, one.last.steps) == (3, 8)
+        time.sleep(0.1)
+        stood = file.read_text()
+        time.sleep(0.2)
+        assert file.read_text() == stood
+        other = program.turn(warmup=3, steps=5, limit_seconds=30)
+        assert (other.steps, other.first.steps > one.last.steps) == (5, True)
+
+
 def test_the_steps_after_the_warmup_are_timed_by_when_their_lines_come():
     steps = [PlainLog.line(step, step / 10, 0) for step in (1, 5, 9, 13)]
     endless = "time.sleep(100)"
-    window, lines = watched(says(*steps, then=endless), {}, PlainLog(1), warmup=4, steps=8, limit_seconds=30)
+    window, lines = first_turn(says(*steps, then=endless), warmup=4, steps=8)
     assert (window.steps, window.first.steps, window.last.steps, lines) == (8, 5, 13, steps)
     assert window.own_seconds == pytest.approx(0.8)
     assert 0.09 < window.seconds < 30
@@ -68,7 +95,7 @@ def test_what_a_program_started_ends_with_it(tmp_path):
         f"time.sleep(0.05)\nprint({PlainLog.line(1, 1, 0)!r})\nprint({PlainLog.line(2, 2, 0)!r}, flush=True)\n"
         "time.sleep(100)"
     )
-    watched(says(then=then), {}, PlainLog(1), warmup=1, steps=1, limit_seconds=30)
+    first_turn(says(then=then))
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         if has_ended(pid):
@@ -95,11 +122,11 @@ def has_ended(pid: int) -> bool:
 )
 def test_a_program_that_does_not_get_there_says_why(command, limit_seconds, said):
     with pytest.raises(Failed, match=said):
-        watched(command, {}, PlainLog(1), warmup=1, steps=1, limit_seconds=limit_seconds)
+        first_turn(command, limit_seconds=limit_seconds)
 
 
 def test_the_environment_is_the_programs_alone():
     command = [sys.executable, "-c", "import os; print('step 1, 1.0 s, 0.0 GB'); print(os.environ['LENT'])"]
     with pytest.raises(Failed, match="lent to it"):
-        watched(command, {"LENT": "lent to it"}, PlainLog(1), warmup=1, steps=1, limit_seconds=30)
+        first_turn(command, {"LENT": "lent to it"})
     assert "LENT" not in os.environ
