@@ -55,7 +55,7 @@ def notes_on(train: Samples, val: Samples) -> list[str]:
 
 def _in_both(train: ImageFiles, val: ImageFiles) -> set[str]:
     """Paths; only those whose checksums are in both are looked at."""
-    crcs = train.path_crcs, val.path_crcs
-    candidates = (np.flatnonzero(np.isin(crcs[this], crcs[1 - this])) for this in range(2))
-    of_train, of_val = (samples.paths.at(places) for samples, places in zip((train, val), candidates, strict=True))
+    in_val = np.isin(train.path_crcs, val.path_crcs)
+    in_train = np.isin(val.path_crcs, train.path_crcs[in_val])
+    of_train, of_val = train.paths.at(np.flatnonzero(in_val)), val.paths.at(np.flatnonzero(in_train))
     return set(of_train).intersection(of_val)

@@ -350,10 +350,12 @@ def _labelled(rows: _Rows, label_of: dict[str, int], class_names: list[str], nou
 def _look_for_repeated(listing: Listing) -> None:
     """Images of the same path: those of two labels are findings, the others a note."""
     paths, targets, lines = listing.paths, listing.arrays["targets"], listing.arrays["lines"]
-    _, groups, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
+    crcs = listing.arrays["paths_crcs"]
+    in_order = np.sort(crcs)
+    recurring = in_order[1:][in_order[1:] == in_order[:-1]]
     first_place: dict[str, int] = {}
     repeated = []
-    for place in np.flatnonzero((counts[groups] > 1) & (targets >= 0)):
+    for place in np.flatnonzero(np.isin(crcs, recurring) & (targets >= 0)):
         first = first_place.setdefault(paths[place], place)
         if first == place:
             continue

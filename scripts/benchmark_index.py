@@ -29,6 +29,7 @@ from utils.distributed import single
 from utils.errors import exit_status
 
 SCRIPT = "benchmark_index.py"
+ROLLUP = Path("/proc/self/smaps_rollup")
 FOLDER_IMAGES, READINGS = 1000, 5
 SETTLED_SECONDS = 3.0  # of what is younger no index is kept
 
@@ -115,7 +116,7 @@ def go_through(connection: Connection) -> None:
 def own_bytes() -> int:
     """Of this process: memory that it has written to and shares with no other."""
     gc.collect()
-    found = re.search(r"Private_Dirty:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    found = re.search(r"Private_Dirty:\s+(\d+) kB", ROLLUP.read_text())
     return int(found[1]) * 1024
 
 

@@ -230,6 +230,15 @@ def test_a_worker_is_sent_next_to_nothing(tmp_path, dataset, cached, monkeypatch
         assert received.where(index) == samples.where(index)
 
 
+def test_a_system_without_files_in_memory(data, cpu, monkeypatch):
+    expected = told(data, "csv", cpu)
+    monkeypatch.setenv("AMPVIT_CACHE", "")
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert told(data, "csv", cpu) == expected
+    samples = pickle.loads(pickle.dumps(read(data / "train.csv", "csv", cpu, "train")[0]))
+    assert len(samples) == len(list(samples.paths)) == 5
+
+
 def test_workers_read_the_same(data, cpu, cache):
     """A part of what an index has that is gone by the time they start."""
     read(data / "train.csv", "csv", cpu)
