@@ -30,10 +30,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.dry_run import forward_flops
+from engine.flops import matmul_flops_per_second, training_flops
 from engine.precision import Precision
 from models import build_model
-from scripts.benchmark_amp import matmul_flops_per_second
 from scripts.benchmark_images import make_images
 from scripts.benchmark_train import NO_DROPOUT
 from scripts.benchmarking import (
@@ -253,7 +252,7 @@ def machine_figures(rest: list[str]) -> dict[str, Any]:
         "torch": torch.__version__,
         "model": config.model.name,
         "peak_flops_per_second": peaks,
-        "training_flops_per_image": 3 * forward_flops(model, config),
+        "training_flops_per_image": training_flops(model, config),
     }
 
 

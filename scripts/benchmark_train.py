@@ -195,10 +195,9 @@ def timm_flags(config: Config, flags: argparse.Namespace, folder: Path) -> list[
     if config.amp.enabled:
         values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")
     switches = ["sched-on-updates", *(["amp"] if config.amp.enabled else []), *(["pin-mem"] if on_gpu else [])]
-    compiled = getattr(train, "compile", "none")
-    if compiled != "none":
+    if train.compile != "none":
         switches.append("torchcompile")
-        values |= {"torchcompile-mode": "max-autotune"} if compiled == "max" else {}
+        values |= {"torchcompile-mode": "max-autotune"} if train.compile == "max" else {}
     return [f"--{name}" for name in switches] + [
         word for name, value in values.items() if value is not None for word in (f"--{name}", *_words(value))
     ]
