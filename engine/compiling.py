@@ -18,11 +18,12 @@ from utils.errors import UserError
 def compile_passes(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
     """Lets `model` compile itself in its first pass; says what will be compiled, None where nothing is.
 
-    `default` compiles block by block, where a model has alike `blocks`: these are compiled once, and the first step
-    takes seconds. Those with drop-path differ, by its rate, and such a model is compiled as `max` does on a CPU. `max` compiles the model as a whole; that takes the longer the deeper it is, and is faster from then
-    on. On a GPU it also times several kernels for each matrix product, and replays the passes as CUDA graphs where
-    that is safe. The last bits of a result depend on the kernels: the timings are kept in torch's cache, and a run that
-    is resumed without it, or on another machine, may take others. Parameters and state keep their names.
+    `default` compiles block by block, where a model has alike `blocks`: they are compiled once, and the first step
+    takes seconds. With drop-path they differ in its rate, and are compiled as one model. `max` compiles any model as
+    one: the deeper it is the longer that takes, and the loops that it makes are larger. On a GPU it also times
+    several kernels for each matrix product, and replays the passes as CUDA graphs where that is safe. The last bits
+    of a result depend on the kernels: torch's cache keeps which were the fastest, and a run that is resumed without
+    that cache, or on another machine, may take others. Parameters and state keep their names.
 
     Raises:
         UserError: there is no compiler that works.
