@@ -7,6 +7,7 @@ other batch sizes and modes, and each would have to be compiled anew.
 from contextlib import AbstractContextManager
 
 import torch
+from timm.layers import DropPath
 from torch import nn
 
 from configs.schema import Train
@@ -17,11 +18,12 @@ from utils.errors import UserError
 def compile_passes(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
     """Lets `model` compile itself in its first pass; says what will be compiled, None where nothing is.
 
-    `default` compiles block by block, where a model has `blocks`: alike blocks are compiled once, and the first step
-    takes seconds. `max` compiles the model as a whole; that takes the longer the deeper it is, and is faster from then
-    on. On a GPU it also times several kernels for each matrix product, and replays the passes as CUDA graphs where
-    that is safe. The last bits of a result depend on the kernels: the timings are kept in torch's cache, and a run that
-    is resumed without it, or on another machine, may take others. Parameters and state keep their names.
+    `default` compiles block by block, where a model has alike `blocks`: they are compiled once, and the first step
+    takes seconds. With drop-path they differ in its rate, and are compiled as one model. `max` compiles any model as
+    one: the deeper it is the longer that takes, and the loops that it makes are larger. On a GPU it also times
+    several kernels for each matrix product, and replays the passes as CUDA graphs where that is safe. The last bits
+    of a result depend on the kernels: torch's cache keeps which were the fastest, and a run that is resumed without
+    that cache, or on another machine, may take others. Parameters and state keep their names.
 
     Raises:
         UserError: there is no compiler that works.
@@ -30,9 +32,8 @@ def compile_passes(model: nn.Module, options: Train, context: ProcessContext) ->
         return None
     _try_compiler(context.device)
     blocks = list(getattr(model, "blocks", ()))
-    if options.compile == "default" and blocks:
-        # Blocks with drop-path differ in their rates, and each is compiled by itself.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks))
+    alike = not any(isinstance(module, DropPath) for module in model.modules())
+    if options.compile == "default" and blocks and alike:
         for block in blocks:
             block.compile(dynamic=False)
         return f"{len(blocks)} blocks"

@@ -52,11 +52,11 @@ def test_under_ddp_and_as_a_user_starts_it(tmp_path):
     assert "| _softmax_backward_data | softmax | float32 | 0 | 2 | blocks.*.attn |" in printed
 
 
-def test_without_lists_softmax_is_half_and_a_fused_one_is_told(cpu, monkeypatch):
-    found = inspect(load(["-amp", "-opts", *OPTIONS]).config, cpu, False)
+def test_without_lists_softmax_is_half_and_a_fused_one_is_told(cpu):
+    found = inspect(load(["-amp", "-opts", *OPTIONS, "MODEL.ATTENTION=explicit"]).config, cpu, False)
     assert set(types(found, "softmax", "forward").values()) == {"bfloat16"}
-    monkeypatch.setattr("models.place", lambda model, device: model.to(device))  # attention stays fused
-    listed = load(["-amp", "-opts", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[softmax]"]).config
+    fused = ["AMP.CUSTOM_BLACK_LIST=[softmax]", "MODEL.ATTENTION=fused"]
+    listed = load(["-amp", "-opts", *OPTIONS, *fused]).config
     found = inspect(listed, cpu, False)
     assert found["never_ran"] == ["softmax"]
     assert any("never run as an op of its own: softmax" in text for text in texts(found))
@@ -97,7 +97,7 @@ def test_modules_in_few_words():
 
 
 def test_a_mistake_is_one_line(cpu):
-    printed = run_script("scripts/amp_report.py", "-cfg=configs/vit_digits.yaml", "-amp", "-compile", status=1)
+    printed = run_script("scripts/amp_report.py", "-cfg=configs/vit_digits.yaml", "-amp", "-compiledd", status=1)
     assert printed.startswith("error: ") and "did you mean -compiled?" in printed and "Traceback" not in printed
     with pytest.raises(UserError, match="sofmax is no op and no module"):
         listed = load(["-amp", "-opts", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"]).config
