@@ -22,7 +22,7 @@ def test_what_is_kept_from_each_step_shows(tmp_path, monkeypatch, leaks):
     after_step = Reporter.after_step
 
     def leaking(self, progress) -> None:
-        kept.extend([[]] for _ in range(2000))
+        kept.extend([[]] for _ in range(20_000))
         after_step(self, progress)
 
     if leaks:
