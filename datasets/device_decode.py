@@ -6,6 +6,7 @@ Legend: K crops, S pixels on a side of each.
 import contextlib
 import math
 import statistics
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from datasets.bad_images import BadImage
-from datasets.decode import Picture, PlainJpeg, resize
+from datasets.decode import Picture, PlainJpeg, open_image, resize
 from datasets.partial_jpeg import Box
 from datasets.sources import Samples
 from datasets.transforms import TrainTransform
@@ -48,11 +49,15 @@ class CropCollector:
         self.files.append(picture.data)
         self.rows.append((place, picture.name, box, flips))
 
-    def collected(self) -> EncodedCrops | None:
+    def collected(self, allocate: Callable[[tuple[int, ...]], torch.Tensor]) -> EncodedCrops | None:
+        """In memory that `allocate` gives for torch.uint8 of a shape."""
         if not self.files:
             return None
-        data = torch.frombuffer(bytearray(b"".join(self.files)), dtype=torch.uint8)
-        return EncodedCrops(data, [len(file) for file in self.files], *map(list, zip(*self.rows, strict=True)))
+        sizes = [len(file) for file in self.files]
+        data = allocate((sum(sizes),))
+        for place, file in zip(data.split(sizes), self.files, strict=True):
+            place.copy_(torch.frombuffer(bytearray(file), dtype=torch.uint8))
+        return EncodedCrops(data, sizes, *map(list, zip(*self.rows, strict=True)))
 
 
 def is_for_device(picture: Picture) -> bool:
@@ -69,6 +74,9 @@ def decode_crops(crops: EncodedCrops, size: int, device: torch.device) -> torch.
     Raises:
         RuntimeError: one of them, it is not said which, cannot be decoded.
     """
+    if device.type == "cuda":
+        # nvJPEG has a stream of its own, which does not wait for ours: what is queued there may still be read.
+        torch.cuda.current_stream(device).synchronize()
     images = decode_jpeg(crops.files(), ImageReadMode.RGB, device)
     return torch.stack([
         _crop(image, box, flips, size) for image, box, flips in zip(images, crops.boxes, crops.flips, strict=True)
@@ -87,31 +95,45 @@ class DecodeTrial:
 
     def __init__(self, samples: Samples, transform: TrainTransform) -> None:
         self.transform = transform
-        self.pictures: list[PlainJpeg] = []
         collector = CropCollector()
         for index in range(0, len(samples), -(-len(samples) // _TRIED_IMAGES)):
             with contextlib.suppress(BadImage):
                 picture = samples.open(index, transform.options.image_channels)
                 if is_for_device(picture):
                     box, flips = transform.draw_crop(picture.size, transform.generator(0, index))
-                    collector.add(len(self.pictures), picture, box, flips)
-                    self.pictures.append(picture)
-        self.crops = collector.collected()
+                    collector.add(0, picture, box, flips)
+        self.crops = collector.collected(lambda shape: torch.empty(shape, dtype=torch.uint8))
 
     def file_bytes(self) -> int:
-        """Of a typical image, to the next power of two: about the same size is alike."""
-        return 2 ** round(math.log2(statistics.median(self.crops.sizes)))
+        """Of a typical image, to the next power of two: about the same size is alike. 0 where there is none."""
+        return 2 ** round(math.log2(statistics.median(self.crops.sizes))) if self.crops else 0
+
+    def device_can(self, device: torch.device) -> bool:
+        """False where torchvision was built without nvJPEG."""
+        try:
+            if self.crops:
+                self._decode_on_device(device)
+            return True
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return False
 
     def seconds(self, workers: int, device: torch.device) -> dict[str, float]:
-        """Per image, at best: by so many workers on the host; on the device, where it can."""
+        """Per image, at best: by so many workers on the host; on the device, infinite where it cannot."""
+        if not self.crops or not self.device_can(device):
+            return {HOST: 1.0, DEVICE: math.inf}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as a worker has
         host = min(timed(self._decode_on_host, torch.device("cpu")) for _ in range(_ROUNDS)) / workers
-        size = self.transform.options.image_size
-        try:
-            own = min(timed(lambda: decode_crops(self.crops, size, device), device) for _ in range(_ROUNDS))
-        except RuntimeError:  # torchvision was built without nvJPEG
-            own = math.inf
-        return {HOST: host / len(self.pictures), DEVICE: own / len(self.pictures)}
+        torch.set_num_threads(threads)
+        own = min(timed(lambda: self._decode_on_device(device), device) for _ in range(_ROUNDS))
+        return {HOST: host / len(self.crops.sizes), DEVICE: own / len(self.crops.sizes)}
 
     def _decode_on_host(self) -> None:
-        for picture, box in zip(self.pictures, self.crops.boxes, strict=True):
-            resize(picture.region(box), self.transform.options.image_size, self.transform.options.image_size)
+        size = self.transform.options.image_size
+        for file, name, box in zip(self.crops.files(), self.crops.names, self.crops.boxes, strict=True):
+            resize(open_image(file.numpy().tobytes(), 3, name).region(box), size, size)
+
+    def _decode_on_device(self, device: torch.device) -> None:
+        decode_crops(self.crops, self.transform.options.image_size, device)

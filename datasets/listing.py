@@ -21,6 +21,7 @@ from utils.files import open_regular
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LABEL_DIGITS = 6  # a longer label is a slip, and would make as many classes
+_MOST_LINKS = 40  # in a chain: as many as Linux follows
 _DEEPEST = 100  # folders within folders
 
 
@@ -183,8 +184,16 @@ def _images_below(walk: _Walk, folder: str, way: tuple[Path, ...], seen: set[Pat
 
 
 def _take_behind_link(stamps: Stamps, path: str) -> None:
-    """The folder of the file that a link leads to: were it removed there, the link's own folder would not change."""
-    stamps.take(os.path.dirname(os.path.realpath(path)))
+    """The folder of the file that a link leads to: were it removed there, the link's own folder would not change.
+
+    And those of the links on the way.
+    """
+    for _ in range(_MOST_LINKS):
+        try:
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+        except OSError:  # no link, or nothing
+            return
+        stamps.take(os.path.dirname(path))
 
 
 class Entry(NamedTuple):

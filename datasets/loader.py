@@ -63,7 +63,8 @@ class BatchReader(Dataset):
             return UserError("host memory is short; lower -num_workers or -batch_size")
 
     def _read(self, keys: list[Key]) -> Batch:
-        images, targets = self._empty_batch(len(keys))
+        channels, size = self.options.image_channels, self.options.image_size
+        images, targets = _zeros((len(keys), channels, size, size)), torch.full((len(keys),), PADDING)
         generators: list[random.Random | None] = [None] * len(keys)
         bad, encoded = [], CropCollector()
         for place, (epoch, index) in enumerate(keys):
@@ -71,7 +72,7 @@ class BatchReader(Dataset):
                 continue
             rng = self.transform.generator(epoch, index) if self.transform else None
             try:
-                picture = self.samples.open(index, self.options.image_channels)
+                picture = self.samples.open(index, channels)
                 if self.decode == DEVICE and is_for_device(picture):
                     encoded.add(place, picture, *self.transform.draw_crop(picture.size, rng))
                 else:
@@ -84,17 +85,7 @@ class BatchReader(Dataset):
                 targets[place] = int(self.samples.targets[index])
                 generators[place] = rng
         augmentation = self.transform.draw(generators) if self.transform else NO_AUGMENTATION
-        return Batch(images, targets, augmentation, tuple(bad), encoded.collected())
-
-    def _empty_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """In a worker it lies in shared memory from the start: that there is none left can still be told here."""
-        options = self.options
-        shape = (size, options.image_channels, options.image_size, options.image_size)
-        try:
-            images = _shared_zeros(shape) if get_worker_info() else torch.zeros(shape, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
-        return images, torch.full((size,), PADDING)
+        return Batch(images, targets, augmentation, tuple(bad), encoded.collected(_zeros))
 
     def _image(self, picture: Picture, rng: random.Random | None) -> torch.Tensor:
         if self.transform:
@@ -102,9 +93,17 @@ class BatchReader(Dataset):
         return centre_crop(picture.pixels, self.options.image_size, self.options.crop_pct)
 
 
-def _shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """torch.uint8, in the shared memory in which a worker's tensors travel; as torch's own collation allocates it."""
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """torch.uint8; in a worker in the shared memory in which tensors travel, as torch's own collation allocates it.
+
+    That there is none left can still be told here.
+    """
+    if not get_worker_info():
+        return torch.zeros(shape, dtype=torch.uint8)
+    try:
+        storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    except RuntimeError as error:
+        raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
@@ -123,6 +122,7 @@ class Loader:
         self.on_bad_image = reader.options.on_bad_image
         self.device = context.device
         self.bad_images = bad_images
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.patience_seconds = _PATIENCE * timeout_seconds
         workers = num_workers(reader.samples, reader.options, context)
         self._batches = DataLoader(
@@ -147,11 +147,11 @@ class Loader:
         if self.device.type == "cpu":
             yield from map(self._arrived, batches)
             return
-        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
         for batch in batches:  # on a stream of its own, so that it travels while the one before it is being computed
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream):
                 batch = self._arrived(batch)
-            current.wait_stream(stream)
+            current.wait_stream(self._stream)
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch
 
@@ -172,6 +172,8 @@ class Loader:
         try:
             batch.images[encoded.places] = decode_crops(encoded, size, self.device)
             return batch
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:  # one of them is damaged: the host says which
             bad = []
         for file, place, name, box, flips in zip(encoded.files(), *encoded[2:], strict=True):

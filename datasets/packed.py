@@ -28,7 +28,7 @@ from datasets.arrays import (
     write_arrays,
 )
 from datasets.bad_images import BadImage
-from datasets.decode import MAX_PIXELS, Picture
+from datasets.decode import MAX_ASPECT, MAX_PIXELS, Picture
 from datasets.sources import MAX_FILE_BYTES, NOT_THE_FILES_FAULT, EncodedImages, Samples, with_channels
 from utils.errors import UserError
 from utils.files import open_regular
@@ -121,6 +121,7 @@ def _check_shapes(shapes: np.ndarray, sizes: np.ndarray) -> None:
         shapes.shape != (len(sizes), 3)
         or not np.isin(channels, (1, 3)).all()
         or not (0 < sides.min() <= sides.max() <= MAX_PIXELS)
+        or (sides.max(1) > MAX_ASPECT * sides.min(1)).any()
         or not np.array_equal(shapes.astype(np.int64).prod(1), sizes)
     ):
         raise ValueError("is damaged (an image has not the size of its pixels)")

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
 
     None where the library is not there, or refuses. Of a file that was cut off it may make up the rest.
     """
-    codec = _codec()
+    codec = _codec(threading.get_ident())
     if codec is None:
         return None
     library, decoder, parameters = codec
@@ -36,8 +37,8 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
 
 
 @functools.cache
-def _codec() -> tuple[Any, Any, Any] | None:
-    """The library, its decoder for this process, and how to decode; None where it is not installed."""
+def _codec(thread: int) -> tuple[Any, Any, Any] | None:
+    """The library, a decoder, which two threads may not share, and how to decode; None where it is not installed."""
     with _silenced():
         try:
             from nvidia import nvimgcodec as library

@@ -99,7 +99,7 @@ RULES = (
     ),
     Rule(
         "drawing the masks of dropout on one core",
-        lambda profile: profile.op_share("bernoulli"),
+        lambda profile: profile.op_share("random_mask", "aten::random_", "bernoulli"),
         0.05,
         "set MODEL.DROPOUT and MODEL.ATTENTION_DROPOUT to 0; MODEL.DROPPATH regularizes for less",
         1.0,

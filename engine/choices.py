@@ -1,5 +1,6 @@
 """What a run chooses by measuring when it starts: alike on all ranks, and alike again when it is resumed."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from models.attention import EXPLICIT, FUSED, attention_seconds, attention_shape
 from utils.cache import found_once
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError
 from utils.logger import RunLogger
 
 _NOTABLE = 1.03  # times as fast: less is noise
@@ -33,13 +35,14 @@ class Choices:
         self,
         name: str,
         alternatives: tuple[str, ...],
-        question: dict[str, Any],
+        question: Callable[[], dict[str, Any]],
         measure: Callable[[], dict[str, float]],
     ) -> str:
         """The alternative that the checkpoint has, else the fastest one. Every rank must call it.
 
         `measure` gives the seconds of each, once per machine and `question`, which names all that they depend on
-        besides the device. The first alternative is taken unless another is 3% faster.
+        besides the device; both are asked on the main process. The first alternative is taken unless
+        another is 3% faster.
         """
         choice = self.kept.get(name)
         if choice in alternatives:
@@ -53,12 +56,14 @@ class Choices:
         self.made[name] = choice
         return choice
 
-    def _seconds(self, name: str, question: dict, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def _seconds(
+        self, name: str, question: Callable[[], dict[str, Any]], measure: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
         """As the main process has measured them."""
         seconds = None
         if self.context.is_main:
             device = {"device": device_name(self.context.device), "threads": torch.get_num_threads()}
-            asked = {"what": f"seconds of {name}", "torch": torch.__version__} | device | question
+            asked = {"what": f"seconds of {name}", "torch": torch.__version__} | device | question()
             seconds = found_once(asked, measure)
         return broadcast_object(seconds, self.context)
 
@@ -75,24 +80,32 @@ def choose_attention(model: nn.Module, options: Model, batch_size: int, precisio
     elif shape := attention_shape(model):
         device = choices.context.device
         measured = shape.batch_size(batch_size, device)
-        question = {"batch_size": measured, "precision": precision.name} | asdict(shape)
+        computing = {"batch_size": measured, "precision": precision.name, "tf32": precision.tf32}
         kind = choices.fastest(
             "attention",
             (FUSED, EXPLICIT),
-            question,
+            lambda: computing | asdict(shape),
             lambda: attention_seconds(shape, measured, device, precision.dtype, precision.autocast),
         )
         use_attention(model, kind)
 
 
 def choose_decode(samples: Samples, config: Config, choices: Choices) -> str:
-    """Who decodes the training JPEGs, `HOST` or `DEVICE`. A CPU is the host, whatever `auto` would measure."""
+    """Who decodes the training JPEGs, `HOST` or `DEVICE`. A CPU is the host, whatever `auto` would measure.
+
+    Raises:
+        UserError: the device is to decode, and cannot.
+    """
     data, context = config.data, choices.context
-    if data.decode != "auto":
-        return data.decode
-    trial = DecodeTrial(samples, TrainTransform(data, config.train, config.seed))
-    if context.device.type == "cpu" or not trial.pictures:
-        return HOST
+    trial = functools.cache(lambda: DecodeTrial(samples, TrainTransform(data, config.train, config.seed)))
+    if data.decode == DEVICE and (context.device.type == "cpu" or not trial().device_can(context.device)):
+        raise UserError("DATA.DECODE device: no GPU with nvJPEG in torchvision is at hand; take auto or host")
+    if data.decode != "auto" or context.device.type == "cpu":
+        return DEVICE if data.decode == DEVICE else HOST
     workers = max(1, num_workers(samples, data, context))
-    question = {"workers": workers, "file_bytes": trial.file_bytes(), "image_size": data.image_size}
-    return choices.fastest("decode", (HOST, DEVICE), question, lambda: trial.seconds(workers, context.device))
+    return choices.fastest(
+        "decode",
+        (HOST, DEVICE),
+        lambda: {"workers": workers, "file_bytes": trial().file_bytes(), "image_size": data.image_size},
+        lambda: trial().seconds(workers, context.device),
+    )

@@ -1,6 +1,7 @@
 """When a GPU's memory is short: what would fit."""
 
 import gc
+from dataclasses import replace
 
 import torch
 
@@ -63,7 +64,8 @@ def on_line(one: tuple[int, int], two: tuple[int, int], usable: float) -> int | 
 def _peaks(config: Config, context: ProcessContext, batch_sizes: tuple[int, ...]) -> list[int]:
     """Bytes allocated at the peak of a training step, for each batch size."""
     geometry = Geometry(samples=10**6, batch_size=config.data.batch_size, accum_iter=1, seed=config.seed)
-    learner = build_learner(config.with_model(pretrained=None), context, geometry, RunLogger(None, context))
+    alone = replace(context, rank=0, world_size=1)  # the other ranks have not run out of memory, and do not take part
+    learner = build_learner(config.with_model(pretrained=None), alone, geometry, RunLogger(None, alone))
     _step(learner, batch_sizes[0])  # makes the moments
     peaks = []
     for batch_size in batch_sizes:

@@ -10,8 +10,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from datasets.loader import Batch
-from datasets.workers import default_num_workers
+from datasets.loader import Batch, num_workers
 from engine.advice import Op, Profile
 from engine.profile_page import page_of
 from engine.report import peak_memory_bytes
@@ -64,9 +63,7 @@ def _profiler(device: torch.device) -> profile:
 
 def _use_up_what_was_read_ahead(trainer: Trainer, batches: Iterator[Batch]) -> None:
     """Else loading that is too slow would not show in so few steps."""
-    workers = trainer.config.data.num_workers
-    if workers is None:
-        workers = default_num_workers(trainer.context.local_world_size)
+    workers = num_workers(trainer.train_samples, trainer.config.data, trainer.context)
     for _ in range(_READ_AHEAD * workers):
         next(batches)
 

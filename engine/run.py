@@ -27,6 +27,7 @@ from engine.trainer import IN_EVALUATION, Trainer
 from models import build_model
 from utils.distributed import ProcessContext, broadcast_object, limit_waiting
 from utils.errors import UserError
+from utils.host_memory import keep_freed_memory
 from utils.logger import RunLogger
 from utils.run_folder import held, is_run_folder, make_run_folder
 from utils.signals import end_children
@@ -42,6 +43,8 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
         UserError: anything the user can put right.
     """
     config = command.config
+    if context.device.type == "cpu":
+        keep_freed_memory()
     limit_waiting(context, config.timeout_seconds)
     shortage = None
     try:
@@ -142,17 +145,19 @@ def _find_checkpoint(
 def _evaluate(config: Config, context: ProcessContext) -> None:
     folder = _new_folder(config, "eval", context)
     logger = _open_log(config, context, folder, "config.yaml")
+    choices = Choices(context, logger)
     if config.model.resume:
         found = _find_checkpoint(config, context)
         if found is None:
             raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
         _tell_found(found, logger)
+        choices = Choices(context, logger, found.state["choices"])
         config = config.with_model(pretrained=str(found.path))
     model, notes = build_model(config, context.device)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
     precision = Precision(config.amp, context.device)
-    choose_attention(model, config.model, config.data.batch_size, precision, Choices(context, logger))
+    choose_attention(model, config.model, config.data.eval_batch_size, precision, choices)
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")

@@ -4,6 +4,7 @@ Legend: B samples, of which K are kept, N tokens, C width of a token.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.layers import DropPath
@@ -33,10 +34,10 @@ class SkippingBlock(Block):
     mask is passes over memory, too), 1.2 times at rate 0.2 and 1.6 times at 0.4.
     """
 
-    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **attention: Any) -> torch.Tensor:
         dropping = self.training and isinstance(self.drop_path1, DropPath)
         kept = samples_kept(len(x), self.drop_path1.drop_prob) if dropping else None
         if kept is None or attn_mask is not None:
-            return super().forward(x, attn_mask, is_causal)
-        x = add_residual(x, lambda part: self.ls1(self.attn(self.norm1(part), is_causal=is_causal)), kept)
+            return super().forward(x, attn_mask, **attention)
+        x = add_residual(x, lambda part: self.ls1(self.attn(self.norm1(part), **attention)), kept)
         return add_residual(x, lambda part: self.ls2(self.mlp(self.norm2(part))), kept)

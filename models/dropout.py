@@ -10,7 +10,7 @@ class QuickDropout(nn.Dropout):
     """torch's dropout from 16 random bits per element, of torch's global generator.
 
     torch draws a real number for each: its forward and backward pass take 2.3 (bf16) to 2.6 times (fp32) as long. The
-    rate is rounded to a multiple of 2^-16, and what is kept is scaled by just that.
+    rate is rounded to a multiple of 2^-16; what is kept is scaled by just that, as exactly as its type can.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
     python scripts/benchmark_input.py -json input.json
 
 makes JPEGs of 500x375 (about 106 KB, as ImageNet's) and of 2000x1500 (about 500 KB, as the web has them, and 1 MB, as
-cameras do), or takes those of `-data FOLDER`, and reads them in three ways, each with a random resized crop (bicubic), a
-flip and nothing else:
+cameras write them), or takes those of `-data FOLDER`, and reads them in three ways, each with a random resized crop
+(bicubic), a flip and nothing else:
 
 - one process on one thread: decode, crop, resize, flip, image after image;
 - loaders with `-num_workers` processes, to batches on the device, normalized float32 at the end of all of them. Their
@@ -12,9 +12,9 @@ flip and nothing else:
 - the fidelity of our crops: the mean absolute difference, of 255, from Pillow's antialiased bicubic resampling of the
   same boxes. Above 0.5 the script ends with status 1.
 
-All read the same files, and all compute with one thread: where workers have the cores, a second one would take more from
-them than it gives, by waiting busily. They take turns of a few seconds, backwards in every second round, so that a machine's drift
-falls on all; a ratio is the median of those within the rounds.
+All read the same files, and all compute with one thread: where workers have the cores, a second one would take more
+from them than it gives, by waiting busily. They take turns of a few seconds, backwards in every second round, so that a
+machine's drift falls on all; a ratio is the median of those within the rounds.
 """
 
 import argparse

@@ -22,6 +22,8 @@ def cache_folder() -> Path | None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(chosen or os.path.join(home, "ampvit"))
+    if not chosen and not folder.is_absolute():  # a user without a home
+        return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -28,7 +28,9 @@ def fastest(cpu, seconds: dict[str, float], kept: dict | None = None, question: 
     """The choice, and what the log says of it."""
     log = Log()
     choices = Choices(cpu, log, kept)
-    choice = choices.fastest("attention", ("fused", "explicit"), {"test": question or repr(seconds)}, lambda: seconds)
+    choice = choices.fastest(
+        "attention", ("fused", "explicit"), lambda: {"test": question or repr(seconds)}, lambda: seconds
+    )
     assert choices.made == {"attention": choice}
     return choice, log.lines[0]
 

@@ -142,7 +142,7 @@ def test_where_all_is_well_nothing_is_advised():
         (profile(is_compiled=False), r"90% .* not compiled: .*-compile"),
         (profile(busy={OPTIMIZER: 0.25}), r"25% .* the optimizer: .*-batch_size or -accum_iter"),
         (profile(busy={OPTIMIZER: 0.25}, has_fused_optimizer=False), r"25% .* not fused: .*TRAIN.OPTIMIZER.NAME AdamW"),
-        (profile(ops=[Op("aten::bernoulli_", 0.3, 49)], device_type="cpu"), r"30% .* dropout .*: set MODEL.DROPOUT"),
+        (profile(ops=[Op("ampvit::random_mask", 0.3, 49)], device_type="cpu"), r"30% .* dropout .*: set MODEL.DROPOUT"),
         (profile(busy={EXCHANGE: 0.3}), r"30% .* exchanging gradients.*: .*-accum_iter"),
         (profile(busy={TRANSFORM: 0.15}), r"15% .* augmentation .*DATA.AFFINE_"),
         (profile(idle={LOGGING: 0.12}), r"13% .* logging: .*REPORT_FREQ"),

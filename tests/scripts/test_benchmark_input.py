@@ -146,7 +146,7 @@ def test_a_run_prints_the_tables_and_writes_the_figures(tmp_path, monkeypatch, c
     status = benchmark_input.main([*small, f"-json={tmp_path / 'a.json'}"])
     printed = capsys.readouterr().out
     for start in (
-        "## 64x48: 16 JPEGs of 2 KB, to 32x32",
+        "## 64x48-2KB: 16 JPEGs of 2 KB, to 32x32",
         "One process, one thread:",
         "Loaders with 1 workers",
         "| ours |",

@@ -1,0 +1,33 @@
+"""Memory that is kept for the next step."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+SCRIPT = """
+import resource, sys
+from utils.host_memory import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def step():
+    tensors = [b"x" * size for size in (50_000_000, 20_000_000, 300_000)]
+    del tensors
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_the_same_memory_serves_every_step():
+    faults = {
+        kind: int(
+            subprocess.run([sys.executable, "-c", SCRIPT, kind], cwd=ROOT, capture_output=True, check=True).stdout
+        )
+        for kind in ("as it is", "kept")
+    }
+    assert faults["kept"] < 100 < 10_000 < faults["as it is"]
