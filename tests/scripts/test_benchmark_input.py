@@ -21,7 +21,7 @@ from utils.errors import UserError
 def small(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
-    monkeypatch.setattr(benchmark_input, "SIZES", (Size(64, 48, 1500, 1.0),))
+    monkeypatch.setattr(benchmark_input, "SIZES", (Size(64, 48, 2000, 1.0),))
     monkeypatch.setattr(benchmark_input, "EPOCH", 48)
 
 
