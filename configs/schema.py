@@ -236,7 +236,7 @@ class Train(Section):
     accum_iter: int = Field(1, ge=1, description="forward passes per optimizer step")
     compile: Literal["none", "default", "max"] = Field(
         "none",
-        description="default: block by block, starts in seconds; max: the whole model, tuned, fastest in the end",
+        description="default: block by block (with drop-path as one), starts soon; max: the whole model, tuned",
     )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate's factor per layer downwards")
     smoothing: Probability = Field(0.0, description="label smoothing")

@@ -60,7 +60,7 @@ def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
 
 
 def test_a_stopped_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu):
-    """And compiles two graphs, for blocks without and with drop-path: none for evaluations, in batches of 50."""
+    """And nothing more is compiled for its evaluations, in batches of 50."""
     argv = [
         "-amp",
         "-compile",
