@@ -60,6 +60,7 @@ from scripts.benchmarking import (
 )
 from utils.distributed import ProcessContext, single
 from utils.errors import UserError, exit_status
+from utils.host_memory import keep_freed_memory
 
 SCRIPT = "benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
@@ -96,6 +97,7 @@ def main(argv: list[str]) -> int:
     config = load(argv_given).config
     _refuse_more_than_crop_and_flip(config)
     context = single()
+    keep_freed_memory()  # as a run does
     sections = []
     with TemporaryDirectory() as folder, own_cache(Path(folder) / "cache"):
         for name, images, share in _image_folders(flags, Path(folder)):
