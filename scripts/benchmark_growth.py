@@ -33,6 +33,7 @@ from scripts.benchmarking import (
 )
 from utils.distributed import single
 from utils.errors import exit_status
+from utils.host_memory import keep_freed_memory
 from utils.logger import RunLogger
 from utils.status import RunStatus
 
@@ -101,4 +102,5 @@ def table(parts: list[Part], steps: int) -> str:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a run does
     sys.exit(exit_status(main, sys.argv[1:]))

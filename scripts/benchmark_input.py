@@ -97,7 +97,6 @@ def main(argv: list[str]) -> int:
     config = load(argv_given).config
     _refuse_more_than_crop_and_flip(config)
     context = single()
-    keep_freed_memory()  # as a run does
     sections = []
     with TemporaryDirectory() as folder, own_cache(Path(folder) / "cache"):
         for name, images, share in _image_folders(flags, Path(folder)):
@@ -432,4 +431,5 @@ def contender_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a run does
     sys.exit(exit_status(main, sys.argv[1:]))
