@@ -3,6 +3,7 @@
 Legend: B images, N tokens, H heads, D width of a head.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from utils.timing import timed
 
 FUSED, EXPLICIT = "fused", "explicit"
 _SCORES = {"cpu": 2**22, "cuda": 2**25}  # B x H x N x N that are measured at most: they stand for more
-_ROUNDS, _SECONDS = 10, 0.2
+_FEWEST_ROUNDS, _MOST_ROUNDS, _SECONDS = 5, 100, 0.5
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ def attention_seconds(
     dtype: torch.dtype,
     autocast: Callable[[], AbstractContextManager],
 ) -> dict[str, float]:
-    """Of a forward and backward pass of one layer's attention without its projections, each way, at best.
+    """Of a forward and backward pass of one layer's attention without its projections, each way: the median of
+    rounds in turn. A CPU's are those that one thread works: what else goes on there must not decide.
 
     It is the model's own code on q, k and v (B, N, 3 H D) of `dtype`. Global random state is left as it was.
     """
     width = shape.heads * shape.head_size
-    seconds = {FUSED: float("inf"), EXPLICIT: float("inf")}
+    taken: dict[str, list[float]] = {FUSED: [], EXPLICIT: []}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         attention = Attention(width, shape.heads, attn_drop=shape.dropout)
         attention.qkv = attention.proj = nn.Identity()
@@ -76,11 +78,21 @@ def attention_seconds(
             torch.autograd.grad(output, qkv, gradient.to(output.dtype))
 
         began = time.perf_counter()
-        for number in range(_ROUNDS):
-            for kind in seconds:
+        for number in range(_MOST_ROUNDS):
+            for kind in taken:
                 use_attention(attention, kind)
-                taken = timed(one_pass, device)
-                seconds[kind] = min(seconds[kind], taken) if number else seconds[kind]  # the first warms up
-            if number > 2 and time.perf_counter() - began > _SECONDS:
+                taken[kind].append(_worked(one_pass) if device.type == "cpu" else timed(one_pass, device))
+            if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _SECONDS:
                 break
-    return seconds
+    return {kind: statistics.median(times[1:]) for kind, times in taken.items()}  # the first warms up
+
+
+def _worked(work: Callable[[], None]) -> float:
+    """Seconds of one thread's own work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    began = time.thread_time()
+    work()
+    worked = time.thread_time() - began
+    torch.set_num_threads(threads)
+    return worked
