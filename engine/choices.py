@@ -97,11 +97,14 @@ def choose_decode(samples: Samples, config: Config, choices: Choices) -> str:
         UserError: the device is to decode, and cannot.
     """
     data, context = config.data, choices.context
+    on_cpu = context.device.type == "cpu"
     trial = functools.cache(lambda: DecodeTrial(samples, TrainTransform(data, config.train, config.seed)))
-    if data.decode == DEVICE and (context.device.type == "cpu" or not trial().device_can(context.device)):
-        raise UserError("DATA.DECODE device: no GPU with nvJPEG in torchvision is at hand; take auto or host")
-    if data.decode != "auto" or context.device.type == "cpu":
-        return DEVICE if data.decode == DEVICE else HOST
+    if data.decode == DEVICE:
+        if on_cpu or not trial().device_can(context.device):
+            raise UserError("DATA.DECODE device: no GPU with nvJPEG in torchvision is at hand; take auto or host")
+        return DEVICE
+    if data.decode == HOST or on_cpu:
+        return HOST
     workers = max(1, num_workers(samples, data, context))
     return choices.fastest(
         "decode",

@@ -57,10 +57,10 @@ def attention_seconds(
     dtype: torch.dtype,
     autocast: Callable[[], AbstractContextManager],
 ) -> dict[str, float]:
-    """Of a forward and backward pass of one layer's attention without its projections, each way: the median of
-    rounds in turn. A CPU's are those that one thread works: what else goes on there must not decide.
+    """Of a forward and backward pass of one layer's attention without its projections, each way.
 
-    It is the model's own code on q, k and v (B, N, 3 H D) of `dtype`. Global random state is left as it was.
+    They are the median of rounds in turn; on a CPU those that one thread works, for what else goes on there must not
+    decide. It is the model's own code on q, k and v (B, N, 3 H D) of `dtype`. Global random state is left as it was.
     """
     width = shape.heads * shape.head_size
     taken: dict[str, list[float]] = {FUSED: [], EXPLICIT: []}

@@ -1,5 +1,7 @@
 """What is chosen by measuring is the same for all who ask, and for a run that is resumed."""
 
+import time
+
 import pytest
 import timm
 import torch
@@ -7,11 +9,13 @@ from conftest import TINY_VIT, assert_same_state, states, train
 
 from configs.load import load
 from configs.schema import Amp
+from datasets import read_samples
 from engine.checkpoint import load_checkpoint
-from engine.choices import Choices, choose_attention
+from engine.choices import Choices, choose_attention, choose_decode
 from engine.precision import Precision
-from models import build_model
+from models import attention, build_model
 from models.attention import AttentionShape, attention_seconds, attention_shape
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -108,3 +112,30 @@ def test_a_resumed_run_computes_as_it_did(digits_argv, tmp_path, cpu, monkeypatc
     resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu)
     assert_same_state(states(resumed), states(unbroken))
     assert f"Attention: {kind}, as in the checkpoint" in (resumed / "log.txt").read_text()
+
+
+def test_waiting_is_no_work_of_an_attention(monkeypatch):
+    """On a busy machine the way that waits more often for its turn would lose."""
+    passes = attention.torch.autograd.grad
+
+    def waits_long(*arguments):
+        time.sleep(0.02)
+        return passes(*arguments)
+
+    monkeypatch.setattr(attention.torch.autograd, "grad", waits_long)
+    threads = torch.get_num_threads()
+    shape = AttentionShape(tokens=5, heads=2, head_size=4, dropout=0.0)
+    seconds = attention_seconds(shape, 2, CPU, torch.float32, Precision(Amp(), CPU).autocast)
+    assert all(value < 0.02 for value in seconds.values()) and torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("decode", "chosen"), [("host", "host"), ("auto", "host"), ("device", None)])
+def test_a_cpu_decodes_as_the_host(digits_argv, cpu, decode, chosen):
+    config = load([*digits_argv, f"DATA.DECODE={decode}"]).config
+    (samples,) = read_samples(config, cpu, "train")
+    choices = Choices(cpu, Log())
+    if chosen:
+        assert choose_decode(samples, config, choices) == chosen and not choices.made
+    else:
+        with pytest.raises(UserError, match="no GPU with nvJPEG in torchvision"):
+            choose_decode(samples, config, choices)

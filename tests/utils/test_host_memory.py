@@ -6,6 +6,9 @@ import sys
 import pytest
 from conftest import ROOT
 
+from configs.load import load
+from engine.run import run
+
 SCRIPT = """
 import resource, sys
 from utils.host_memory import keep_freed_memory
@@ -31,3 +34,10 @@ def test_the_same_memory_serves_every_step():
         for kind in ("as it is", "kept")
     }
     assert faults["kept"] < 100 < 10_000 < faults["as it is"]
+
+
+def test_a_run_on_a_cpu_keeps_it(digits_argv, cpu, monkeypatch):
+    calls = []
+    monkeypatch.setattr("engine.run.keep_freed_memory", lambda: calls.append(1))
+    assert run(load(["-dry_run", *digits_argv]), cpu, "main_single_gpu.py") == 0
+    assert calls == [1]
