@@ -10,22 +10,22 @@ GPUs, or as `-ngpus N` processes on the CPU where there are none.
 
 import sys
 
-from configs.load import load
-from utils.errors import UserError, exit_status
-from utils.launch import follow_launcher, launcher, relaunch
+from configs.command_line import parse_command_line
+from utils.errors import UserError, run_and_report_errors
+from utils.launch import detect_launcher, exit_with_launcher, launch_processes
 
 SCRIPT = "main_multi_gpu.py"
 
 
 def main(argv: list[str]) -> int:
-    if launcher() is None:
-        return relaunch(__file__, argv, num_processes(load(argv, SCRIPT).num_processes))
-    follow_launcher()
-    from engine.run import run
-    from utils.distributed import connected
+    if detect_launcher() is None:
+        return launch_processes(__file__, argv, num_processes(parse_command_line(argv, SCRIPT).num_processes))
+    exit_with_launcher()
+    from engine.commands.run import run
+    from utils.distributed import process_group
 
-    with connected() as context:
-        return run(load(argv, SCRIPT), context, SCRIPT)
+    with process_group() as context:
+        return run(parse_command_line(argv, SCRIPT), context, SCRIPT)
 
 
 def num_processes(wanted: int | None) -> int:
@@ -39,4 +39,4 @@ def num_processes(wanted: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main, sys.argv[1:]))
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

@@ -7,23 +7,23 @@
 import os
 import sys
 
-from configs.load import load
-from utils.errors import UserError, exit_status
+from configs.command_line import parse_command_line
+from utils.errors import UserError, run_and_report_errors
 
 SCRIPT = "main_single_gpu.py"
 
 
 def main(argv: list[str]) -> int:
-    command = load(argv, SCRIPT)
+    command = parse_command_line(argv, SCRIPT)
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script is one process; start main_multi_gpu.py")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("WORLD_SIZE: this script is one process, a launcher started several; start main_multi_gpu.py")
-    from engine.run import run  # torch loads only after the options were found right
-    from utils.distributed import single
+    from engine.commands.run import run  # torch loads only after the options were found right
+    from utils.distributed import single_process
 
-    return run(command, single(), SCRIPT)
+    return run(command, single_process(), SCRIPT)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main, sys.argv[1:]))
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

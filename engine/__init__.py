@@ -1,1 +1,1 @@
-"""How a run goes: the trainer and its parts."""
+"""How a run is executed."""

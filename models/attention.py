@@ -14,8 +14,8 @@ from timm.layers import Attention
 from timm.models import VisionTransformer
 from torch import nn
 
-from models.dropout import quicken_dropout
-from utils.timing import timed
+from models.dropout import use_fast_dropout
+from utils.device import timed
 
 FUSED, EXPLICIT = "fused", "explicit"
 _SCORES = {"cpu": 2**22, "cuda": 2**25}  # B x H x N x N that are measured at most: they stand for more
@@ -68,7 +68,7 @@ def attention_seconds(
         attention = Attention(width, shape.heads, attn_drop=shape.dropout)
         attention.qkv = attention.proj = nn.Identity()
         if device.type == "cpu":
-            quicken_dropout(attention)
+            use_fast_dropout(attention)
         qkv = torch.randn(batch_size, shape.tokens, 3 * width, device=device, dtype=dtype, requires_grad=True)
         gradient = torch.randn(batch_size, shape.tokens, width, device=device, dtype=dtype)
 

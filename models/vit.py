@@ -11,7 +11,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from configs.schema import Config
-from models.drop_path import SkippingBlock
+from models.drop_path import SampleDropBlock
 
 
 def build_vit(config: Config) -> VisionTransformer:
@@ -33,7 +33,7 @@ def build_vit(config: Config) -> VisionTransformer:
         drop_path_rate=model.droppath,
         weight_init="jax",
         attn_layer=_attention(model.attn_head_size),
-        block_fn=SkippingBlock,
+        block_fn=SampleDropBlock,
     )
     initialize_embeddings(vit)
     return vit

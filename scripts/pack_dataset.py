@@ -24,19 +24,19 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.load import Parser, load
+from configs.command_line import Parser, parse_command_line
 from configs.schema import Config
-from datasets import read_samples
-from datasets.bad_images import BadImage, BadImageList
-from datasets.decode import decode_image, resize
-from datasets.listing import LABEL_DIGITS
-from datasets.packed import Packable, write_packed
-from datasets.sources import EncodedImages
-from datasets.workers import default_num_workers
-from scripts.benchmarking import add_flag, positive, split_flags
-from utils.distributed import single
-from utils.errors import UserError, exit_status
-from utils.sealed import sync_folder, temporary_beside
+from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.decode import decode_image, resize
+from datasets.loading.workers import default_num_workers
+from datasets.registry import read_samples
+from datasets.sources.listing import LABEL_DIGITS
+from datasets.sources.packed import Packable, write_packed
+from datasets.sources.samples import EncodedImages
+from scripts.benchmarks.common import add_flag, positive, split_flags
+from utils.atomic_file import fsync_folder, temporary_path
+from utils.distributed import single_process
+from utils.errors import UserError, run_and_report_errors
 
 SPLITS = ("train", "val")
 # What a run is refused for does not matter here: fewer images than a batch, more classes than its model has.
@@ -45,21 +45,21 @@ ANY_RUN = ("DATA.BATCH_SIZE=1", f"MODEL.NUM_CLASSES={10**LABEL_DIGITS}")
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    config = load([*rest, "-opts", *ANY_RUN]).config
+    config = parse_command_line([*rest, "-opts", *ANY_RUN]).config
     if flags.output.exists():
         raise UserError(f"{flags.output}: exists; remove it, or name another folder with -output")
-    splits = read_samples(config, single(), *SPLITS)
+    splits = read_samples(config, single_process(), *SPLITS)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {config.data.dataset}: has no files of images; there is nothing to pack")
     torch.set_num_threads(1)  # images are decoded side by side
-    temporary = temporary_beside(flags.output)
+    temporary = temporary_path(flags.output)
     try:
         temporary.mkdir(parents=True)
         left_out = BadImageList(temporary, 0)
         counts = [pack(temporary, *split, config, flags.size, left_out) for split in zip(SPLITS, splits, strict=True)]
-        sync_folder(temporary)
+        fsync_folder(temporary)
         os.rename(temporary, flags.output)
-        sync_folder(flags.output.parent)
+        fsync_folder(flags.output.parent)
     except FileExistsError as error:
         raise UserError(f"{error.filename}: another packing goes on, or was killed; then remove it") from error
     except BaseException as error:
@@ -152,4 +152,4 @@ def shrunk(image: torch.Tensor, size: int) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main, sys.argv[1:]))
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

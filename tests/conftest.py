@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.load import load
+from configs.command_line import parse_command_line
 from utils.distributed import ProcessContext
 
 ROOT = Path(__file__).parents[1]
@@ -65,9 +65,9 @@ def read_result(folder: Path) -> dict:
 
 def train(argv: list[str], context: ProcessContext) -> Path:
     """Trains in this process and returns the run's folder."""
-    from engine.run import run
+    from engine.commands.run import run
 
-    command = load(argv)
+    command = parse_command_line(argv)
     root = Path(command.config.save)
     before = set(root.glob("train-*")) if root.exists() else set()
     run(command, context, "main_single_gpu.py")
@@ -98,7 +98,7 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
 
 def states(folder: Path) -> dict:
     """All that must be alike in two runs' last checkpoints."""
-    from engine.checkpoint import load_checkpoint
+    from engine.checkpoint.checkpoint import load_checkpoint
 
     state = load_checkpoint(folder / "last.pth")
     del state["train_seconds"], state["options"]

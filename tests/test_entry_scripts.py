@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_script
 
-from engine.checkpoint import load_checkpoint
+from engine.checkpoint.checkpoint import load_checkpoint
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
@@ -103,7 +103,7 @@ def test_a_checkpoint_can_be_evaluated_by_the_folder_of_its_run(trained, imagene
 
 
 def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
-    from utils.run_folder import make_run_folder
+    from engine.checkpoint.run_folder import make_run_folder
 
     folders = {make_run_folder(tmp_path, "train") for _ in range(5)}
     assert len(folders) == 5 and all(folder.is_dir() for folder in folders)
@@ -227,6 +227,6 @@ def test_debug_shows_the_traceback(imagenet, tmp_path):
 
 
 def test_tiny_options_are_real_keys():
-    from configs.load import load
+    from configs.command_line import parse_command_line
 
-    assert load(["-opts", *TINY_VIT]).config.model.embed_dim == 16
+    assert parse_command_line(["-opts", *TINY_VIT]).config.model.embed_dim == 16

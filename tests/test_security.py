@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
-    path for folder in ("configs", "models", "datasets", "engine", "utils") for path in (ROOT / folder).glob("*.py")
+    path for folder in ("configs", "models", "datasets", "engine", "utils") for path in (ROOT / folder).rglob("*.py")
 ]
 SOURCES += [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
 MUST_SAY = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
@@ -18,7 +18,7 @@ def calls(path: Path) -> list[ast.Call]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_reader_that_can_run_code(path):
     for call in calls(path):
         name = ast.unparse(call.func)
@@ -31,9 +31,9 @@ def test_no_reader_that_can_run_code(path):
 def test_yaml_is_composed_by_safe_loaders_alone():
     from yaml import SafeDumper, SafeLoader
 
-    from configs import strict_yaml
+    from configs import yaml_io
 
-    assert issubclass(strict_yaml._StrictLoader, SafeLoader) and issubclass(strict_yaml._StrictDumper, SafeDumper)
+    assert issubclass(yaml_io._StrictLoader, SafeLoader) and issubclass(yaml_io._StrictDumper, SafeDumper)
     loaders = [
         {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}.get("Loader")
         for path in SOURCES

@@ -1,7 +1,7 @@
 """The processes of a run: which one this is, how they find each other, how they end together.
 
 A context stands for one process. Whoever started the processes (torchrun, srun, mpirun or this project itself), they
-meet in `connected`; a run of one process takes `single` and never touches torch.distributed.
+meet in `process_group`; a run of one process takes `single_process` and never touches torch.distributed.
 """
 
 import os
@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from utils import launch
 from utils.errors import UserError
-from utils.failure import ending_together, is_unanswered
-from utils.launch import follow_launcher
-from utils.signals import end_at_once
+from utils.failure import abort_together, is_peer_failure
+from utils.launch import exit_with_launcher
+from utils.signals import raise_on_signals
 
 T = TypeVar("T")
 
@@ -46,26 +46,26 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def single() -> ProcessContext:
+def single_process() -> ProcessContext:
     """The context of a run of one process: on the first visible GPU, else on the CPU."""
     return ProcessContext(0, 0, 1, 1, torch.device("cuda:0" if visible_gpus() else "cpu"))
 
 
 @contextmanager
-def connected() -> Iterator[ProcessContext]:
+def process_group() -> Iterator[ProcessContext]:
     """Joins the processes that the launcher started and yields this one's context; leaves when all have finished.
 
     An exception in one process ends all within seconds, and only the first to fail raises what went wrong: the
     others, which fail because of it, end in silence with status 1. Raises `UserError` when the processes cannot meet
     or are more than the GPUs. To leave early on all processes, return from the block: whoever raises ends the others.
     """
-    follow_launcher()
-    os.environ.update(launch.variables())
+    exit_with_launcher()
+    os.environ.update(launch.torchrun_variables())
     rank, local_rank, world_size, local_world_size = (
         _number(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
     store = _meet()
-    with ending_together(store):
+    with abort_together(store):
         device = _own_device(store, local_rank, local_world_size)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -75,13 +75,13 @@ def connected() -> Iterator[ProcessContext]:
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
-        end_at_once()
+        raise_on_signals()
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device)
         dist.barrier()  # a process that leaves early takes its connections from those still at work
     dist.destroy_process_group()
 
 
-def sum_reduce(tensor: torch.Tensor, context: ProcessContext) -> torch.Tensor:
+def all_reduce_sum(tensor: torch.Tensor, context: ProcessContext) -> torch.Tensor:
     """Sums `tensor` over all processes, in place, and returns it."""
     if context.world_size > 1:
         dist.all_reduce(tensor)
@@ -106,7 +106,7 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     return values
 
 
-class Agreement:
+class DelayedMax:
     """What any rank wishes, known to all at the same step: each step's greatest wish, one step later.
 
     So no rank waits for another, but for one that is more than a step behind, and for that no longer than
@@ -120,7 +120,7 @@ class Agreement:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             except RuntimeError as error:  # the devices may know another way than the hosts
-                if is_unanswered(error):
+                if is_peer_failure(error):
                     raise
                 raise UserError(
                     f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
@@ -140,10 +140,10 @@ class Agreement:
         return int(before[1])
 
 
-def limit_waiting(context: ProcessContext, seconds: float) -> None:
+def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
     """For how long a process waits for another one that does not answer, from now on.
 
-    GPUs wait longer than their hosts do in `Agreement`: NCCL would end the process, and none could say why.
+    GPUs wait longer than their hosts do in `DelayedMax`: NCCL would end the process, and none could say why.
     """
     if context.world_size > 1:
         seconds += _NCCL_PATIENCE_SECONDS if context.device.type == "cuda" else 0

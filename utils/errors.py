@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from utils.signals import Interrupted, end_at_once
-from utils.status import run_ended
+from utils.signals import Interrupted, raise_on_signals
+from utils.status import record_run_end
 
 _MOST_SHOWN = 20
 _LONGEST_LINE = 1000  # characters: what a file claims may be of any length
@@ -23,24 +23,24 @@ class Findings(UserError):
     """Several things to put right: a headline, and below it a line for each."""
 
 
-def all_findings(headline: str, findings: Sequence[str]) -> UserError:
+def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
     """One finding speaks for itself; of several the first 20 are listed below the headline."""
     if len(findings) == 1:
         return UserError(findings[0])
-    lines = list(map(one_line, [headline, *findings[:_MOST_SHOWN]]))
+    lines = list(map(to_single_line, [headline, *findings[:_MOST_SHOWN]]))
     if len(findings) > _MOST_SHOWN:
         lines.append(f"... and {len(findings) - _MOST_SHOWN} more")
     return Findings("\n  ".join(lines))
 
 
-def one_line(text: str) -> str:
+def to_single_line(text: str) -> str:
     """The text with its line breaks and runs of white space as single spaces; of a long one both ends."""
     line = " ".join(text.split())
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with all that a terminal would not show as a character escaped, but for line breaks.
 
     A file's name may hold bytes that are no text, or commands to the terminal.
@@ -51,39 +51,39 @@ def printable(text: str) -> str:
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the known name closest to `name`, or an empty string when none is close."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""
 
 
-def exit_status(main: Callable[[list[str]], int], argv: list[str]) -> int:
+def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """The status `main(argv)` returns; a `UserError` becomes its line on standard error and status 1.
 
     However it ends, the status.json of its run tells.
     """
-    end_at_once()
+    raise_on_signals()
     threading.excepthook = _of_a_thread
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, where the terminal lacks a letter
     try:
         return main(argv)
     except UserError as error:
-        message = str(error) if isinstance(error, Findings) else one_line(str(error))
-        run_ended("failed", message=message)
+        message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
+        record_run_end("failed", message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
         _let_lower_ranks_speak_first()
-        print(f"error: {printable(message)}", file=sys.stderr, flush=True)
+        print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
         return 1
     except Interrupted as signal:
-        run_ended("interrupted", signal=str(signal))
+        record_run_end("interrupted", signal=str(signal))
         if _rank() == 0:
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
         return signal.status
     except Exception as error:
-        run_ended("failed", message=one_line(f"{type(error).__name__}: {error}"))
+        record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}"))
         raise
 
 

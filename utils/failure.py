@@ -17,8 +17,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from utils.errors import UserError
-from utils.signals import ENDING, end_children
-from utils.status import run_ended
+from utils.signals import TERMINATION_SIGNALS, kill_children
+from utils.status import record_run_end
 
 POLL_SECONDS = 0.5
 ROLL_CALL_SECONDS = 2.0  # within which a process that lives has answered
@@ -32,7 +32,7 @@ _NO_ANSWER = re.compile(
 
 
 @contextmanager
-def ending_together(store: dist.Store) -> Iterator[None]:
+def abort_together(store: dist.Store) -> Iterator[None]:
     """Whatever ends the block in one process soon ends the others, wherever they are in theirs."""
     rank = int(os.environ["RANK"])
     store.set(f"process {rank}", f"process {os.getpid()} on {socket.gethostname()}")
@@ -59,14 +59,14 @@ def _watch(store: dist.Store, rank: int, finished: threading.Event) -> None:
         except dist.DistError:  # the process that holds the store has ended
             failed = True
     if not finished.wait(FORCE_SECONDS):
-        end_children()
+        kill_children()
         os._exit(1)
 
 
 def _end_all(store: dist.Store, rank: int, error: BaseException) -> None:
     """Tells the others to end. Returns in the process that failed first and knows why; one that followed ends here."""
     launcher_ends_us = threading.Event()
-    for number in ENDING:  # nothing is left to save; but what is known is still to be told
+    for number in TERMINATION_SIGNALS:  # nothing is left to save; but what is known is still to be told
         signal.signal(number, lambda *_: launcher_ends_us.set())
     try:
         is_first = store.add(_FAILURES, 1) == 1
@@ -75,21 +75,21 @@ def _end_all(store: dist.Store, rank: int, error: BaseException) -> None:
         is_first = False
     if not isinstance(error, Exception):
         return
-    unanswered = is_unanswered(error)
+    unanswered = is_peer_failure(error)
     if is_first and not unanswered:
         if rank == 0:
             time.sleep(2 * POLL_SECONDS)  # it may hold the store, from which the others are to hear of this
         return
     message = _roll_call(store) if unanswered else None
     if message:
-        run_ended("failed", message=message)
+        record_run_end("failed", message=message)
     launcher_ends_us.wait(LAUNCHER_SECONDS)
     if is_first and message and not launcher_ends_us.is_set():
         raise UserError(message) from error
     raise SystemExit(1)
 
 
-def is_unanswered(error: Exception) -> bool:
+def is_peer_failure(error: Exception) -> bool:
     """Whether it says no more than that another process is gone or silent."""
     return isinstance(error, RuntimeError) and _NO_ANSWER.search(str(error)) is not None
 

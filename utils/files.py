@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular_file(path: Path | str) -> BinaryIO:
     """Opens a file for reading bytes; what is none (a pipe, a device) would be waited for, or never end.
 
     Raises:

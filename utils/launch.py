@@ -1,8 +1,8 @@
 """Who started this process, and how a script starts itself once per device.
 
-torchrun, srun and mpirun each tell a process its rank in variables of their own. `variables` translates them all into
-torchrun's, so that nothing else has to know who the launcher was. torch is imported where it is needed: asking for
-the launcher costs nothing.
+torchrun, srun and mpirun each tell a process its rank in variables of their own. `torchrun_variables` translates them
+all into torchrun's, so that nothing else has to know the launcher. torch is imported where it is needed: detecting the
+launcher costs nothing.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.errors import UserError
-from utils.signals import ENDING
+from utils.signals import TERMINATION_SIGNALS
 
 _PARENT_PID = "AMPVIT_PARENT_PID"  # in the environment of self-launched processes
 _SAVE_SECONDS = 120  # given to processes that a signal reached, before they are killed
@@ -34,7 +34,7 @@ _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LO
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
 
 
-def launcher(env: Mapping[str, str] = os.environ) -> str | None:
+def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     """'torchrun', 'srun' or 'mpirun'; None for a process that was started plainly.
 
     The order matters: mpirun starts its processes through srun where there is Slurm. An srun of a single task counts
@@ -47,12 +47,12 @@ def launcher(env: Mapping[str, str] = os.environ) -> str | None:
     return "srun" if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1 else None
 
 
-def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """A launched process's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     A MASTER_ADDR or MASTER_PORT in the environment is kept. Raises `UserError` where the address cannot be told.
     """
-    started_by = launcher(env)
+    started_by = detect_launcher(env)
     if started_by == "torchrun":
         return {name: env.get(name, default) for name, default in _TORCHRUN_DEFAULTS.items()}
     if started_by == "srun":
@@ -100,13 +100,13 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> str:
     return per_node[int(env.get("SLURM_NODEID", 0))]
 
 
-def follow_launcher() -> None:
+def exit_with_launcher() -> None:
     """Makes a launched process end with its launcher and, until it is connected, at once on a signal.
 
     Best called before torch is imported: Python's own answer to a signal may be lost in an import, and waits for torch,
     which waits for the other processes.
     """
-    for number in ENDING:
+    for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
         set_parent_death_signal = 1
@@ -115,7 +115,7 @@ def follow_launcher() -> None:
         raise SystemExit(1)  # the launcher was killed before this process came here
 
 
-def relaunch(script: str, argv: list[str], num_processes: int) -> int:
+def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this machine and returns the exit status of them all.
 
     When one fails, the others are ended. SIGINT, SIGTERM and SIGUSR1 are passed on; the status is then 128 + the
@@ -141,7 +141,7 @@ def relaunch(script: str, argv: list[str], num_processes: int) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle=",".join(number.name for number in ENDING),
+        signals_to_handle=",".join(number.name for number in TERMINATION_SIGNALS),
     )
     arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
     try:

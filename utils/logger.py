@@ -1,24 +1,21 @@
 """Console, log files, CSV, TensorBoard, progress bar: what a run leaves besides its weights."""
 
-import csv
 import logging
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from utils.distributed import ProcessContext
-from utils.errors import printable
+from utils.errors import escape_control_characters
 
 
 class _Printable(logging.Formatter):
     """On a terminal as in a file, which may be shown on one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_control_characters(super().format(record))
 
 
 class _Console(logging.Handler):
@@ -65,37 +62,6 @@ def _logger(name: str) -> logging.Logger:
         handler.close()
     logger.handlers = []
     return logger
-
-
-class CsvFile:
-    """A table that grows by rows. On resuming, rows whose `columns[0]` lies after the checkpoint's are dropped."""
-
-    def __init__(self, path: Path, columns: list[str], last: int) -> None:
-        self.path = path
-        self.columns = columns
-        rows = read_rows(path) if path.exists() else []
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(row for row in rows if int(row[columns[0]]) <= last)
-        os.replace(temporary, path)
-
-    def append(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
-
-    def sync(self) -> None:
-        """Returns when the rows have reached the disk."""
-        with open(self.path) as file:
-            os.fsync(file.fileno())
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The whole rows of the file; the torso of a last one, left by a crash, is passed over."""
-    with open(path, newline="") as file:
-        whole_lines = (line for line in file if line.endswith("\n"))
-        return [row for row in csv.DictReader(whole_lines) if None not in row.values()]
 
 
 def progress_bar(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.distributed import ProcessContext, sum_reduce
+from utils.distributed import ProcessContext, all_reduce_sum
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MetricSums:
 
     def reduced(self, context: ProcessContext) -> torch.Tensor:
         """The sums (4,) over all ranks; every rank must call it."""
-        return sum_reduce(self.sums.clone(), context)
+        return all_reduce_sum(self.sums.clone(), context)
 
 
 def to_metrics(sums: torch.Tensor) -> Metrics:

@@ -1,6 +1,6 @@
 """SIGTERM, SIGUSR1 (Slurm's warning) and Ctrl-C: a run in training saves first, on all ranks at the same step.
 
-Outside `saved_first` they end the process where it is, as an exception.
+Outside `defer_signals` they end the process where it is, as an exception.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _ECHO_SECONDS = 1.0  # within which a launcher passes on the Ctrl-C that the terminal sent as well
 
 
@@ -28,9 +28,9 @@ class Interrupted(BaseException):
         return 128 + self.number
 
 
-def end_at_once() -> None:
+def raise_on_signals() -> None:
     """From now on a signal raises `Interrupted`, wherever Python is."""
-    for number in ENDING:
+    for number in TERMINATION_SIGNALS:
         signal.signal(number, _raise)
 
 
@@ -38,7 +38,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-class SignalNote:
+class PendingSignal:
     """Which signal has come, if any. A second one ends the process at once where one of the two is Ctrl-C."""
 
     def __init__(self) -> None:
@@ -50,15 +50,15 @@ class SignalNote:
         if not self.number:
             self.number, self._since = number, now
         elif signal.SIGINT in (number, self.number) and now - self._since > _ECHO_SECONDS:
-            end_children()
+            kill_children()
             os._exit(128 + number)
 
 
 @contextmanager
-def saved_first() -> Iterator[SignalNote]:
+def defer_signals() -> Iterator[PendingSignal]:
     """Within the block a signal is only noted; who runs the block looks at the note and saves."""
-    note = SignalNote()
-    handlers = {number: signal.signal(number, note.take) for number in ENDING}
+    note = PendingSignal()
+    handlers = {number: signal.signal(number, note.take) for number in TERMINATION_SIGNALS}
     try:
         yield note
     finally:
@@ -66,7 +66,7 @@ def saved_first() -> Iterator[SignalNote]:
             signal.signal(number, handler)
 
 
-def end_children() -> None:
+def kill_children() -> None:
     """Kills the loading processes: they ignore SIGTERM, and one that is stopped or hangs would hold this one up."""
     for child in multiprocessing.active_children():
         child.kill()

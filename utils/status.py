@@ -60,7 +60,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def run_ended(state: str, **facts: Any) -> None:
+def record_run_end(state: str, **facts: Any) -> None:
     """For whoever ends the process, and knows of no run: what became of the run it is in, if any."""
     if _current:
         _current.update(state=state, **facts)

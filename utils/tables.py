@@ -1,6 +1,41 @@
-"""Tables in Markdown."""
+"""Tables: CSV files that grow by rows, and Markdown."""
 
+import csv
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class CsvFile:
+    """A table that grows by rows. On resuming, rows whose `columns[0]` lies after the checkpoint's are dropped."""
+
+    def __init__(self, path: Path, columns: list[str], last: int) -> None:
+        self.path = path
+        self.columns = columns
+        rows = read_rows(path) if path.exists() else []
+        temporary = path.with_name(f".{path.name}.tmp")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(row for row in rows if int(row[columns[0]]) <= last)
+        os.replace(temporary, path)
+
+    def append(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+
+    def sync(self) -> None:
+        """Returns when the rows have reached the disk."""
+        with open(self.path) as file:
+            os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of the file; the torso of a last one, left by a crash, is passed over."""
+    with open(path, newline="") as file:
+        whole_lines = (line for line in file if line.endswith("\n"))
+        return [row for row in csv.DictReader(whole_lines) if None not in row.values()]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.load import load, to_yaml
+from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Config
 from utils.errors import UserError
 
@@ -25,7 +25,7 @@ def write(folder: Path, name: str, text: str) -> str:
 
 def error_of(*argv: str) -> str:
     with pytest.raises(UserError) as caught:
-        load(list(argv))
+        parse_command_line(list(argv))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -36,7 +36,7 @@ def test_order_is_defaults_base_yaml_flags_opts(tmp_path):
         tmp_path, "base.yaml", "DATA: {BATCH_SIZE: 1, IMAGE_SIZE: 32}\nTRAIN: {BASE_LR: 1e-1, ACCUM_ITER: 2}\nSEED: 5"
     )
     recipe = write(tmp_path, "recipe.yaml", "BASE: ['base.yaml']\nDATA: {BATCH_SIZE: 3}\nTRAIN: {BASE_LR: 2e-2}")
-    config = load([f"-cfg={recipe}", "-batch_size=4", "-opts", "TRAIN.BASE_LR=3e-3"]).config
+    config = parse_command_line([f"-cfg={recipe}", "-batch_size=4", "-opts", "TRAIN.BASE_LR=3e-3"]).config
     assert config.data.crop_pct == 0.875  # default
     assert (config.data.image_size, config.train.accum_iter, config.seed) == (32, 2, 5)  # BASE
     assert config.data.batch_size == 4  # flag over YAML
@@ -45,18 +45,20 @@ def test_order_is_defaults_base_yaml_flags_opts(tmp_path):
 
 def test_paddlevits_notation(tmp_path):
     text = "TRAIN:\n    BASE_LR: 3e-3\n    GRAD_CLIP: None\n    OPTIMIZER:\n        BETAS: (0.9, 0.95)\nBASE: ['']\n"
-    train = load([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
+    train = parse_command_line([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
     assert (train.base_lr, train.grad_clip, train.optimizer.betas) == (3e-3, None, (0.9, 0.95))
 
 
 def test_batch_size_sets_the_evaluation_batch_size_too():
-    assert load(["-batch_size=64"]).config.data.eval_batch_size == 64
-    assert load(["-batch_size=64", "-batch_size_eval=7"]).config.data.eval_batch_size == 7
+    assert parse_command_line(["-batch_size=64"]).config.data.eval_batch_size == 64
+    assert parse_command_line(["-batch_size=64", "-batch_size_eval=7"]).config.data.eval_batch_size == 7
 
 
 def test_explicit_zero_is_a_value(tmp_path):
     recipe = write(tmp_path, "a.yaml", "DATA: {NUM_WORKERS: 4}\nTRAIN: {WARMUP_EPOCHS: 3, LAST_EPOCH: 2}")
-    config = load([f"-cfg={recipe}", "-num_workers=0", "-last_epoch=0", "-opts", "TRAIN.WARMUP_EPOCHS=0"]).config
+    config = parse_command_line(
+        [f"-cfg={recipe}", "-num_workers=0", "-last_epoch=0", "-opts", "TRAIN.WARMUP_EPOCHS=0"]
+    ).config
     assert (config.data.num_workers, config.train.last_epoch, config.train.warmup_epochs) == (0, 0, 0)
 
 
@@ -64,24 +66,24 @@ def test_explicit_zero_is_a_value(tmp_path):
 @pytest.mark.parametrize("joint", ["=", " "])
 def test_every_spelling_of_a_flag(dash, joint):
     argv = f"{dash}image_size{joint}384 {dash}amp {dash}dataset{joint}folder".split()
-    config = load(argv).config
+    config = parse_command_line(argv).config
     assert (config.data.image_size, config.amp.enabled, config.data.dataset) == (384, True, "folder")
 
 
 def test_amp_as_switch_and_as_section(tmp_path):
     switch = write(tmp_path, "a.yaml", "AMP: true")
     expected = Amp.model_validate({"ENABLED": True, "DTYPE": "bfloat16"})
-    assert load([f"-cfg={switch}", "-amp_dtype=bfloat16"]).config.amp == expected
+    assert parse_command_line([f"-cfg={switch}", "-amp_dtype=bfloat16"]).config.amp == expected
     section = write(tmp_path, "b.yaml", "AMP: {DTYPE: float16}")
-    assert not load([f"-cfg={section}"]).config.amp.enabled
-    assert load(["-amp_dtype=bfloat16"]).config.amp.enabled
-    assert load([f"-cfg={section}", "-amp"]).config.amp.dtype == "float16"
+    assert not parse_command_line([f"-cfg={section}"]).config.amp.enabled
+    assert parse_command_line(["-amp_dtype=bfloat16"]).config.amp.enabled
+    assert parse_command_line([f"-cfg={section}", "-amp"]).config.amp.dtype == "float16"
 
 
 def test_saved_options_give_the_same_run(tmp_path):
     argv = ["-amp", "-image_size=64", "-opts", "TRAIN.OPTIMIZER.BETAS=(0.9, 0.98)", "TRAIN.BASE_LR=1e-5", "SEED=3"]
-    config = load(argv).config
-    assert load([f"-cfg={write(tmp_path, 'saved.yaml', to_yaml(config))}"]).config == config
+    config = parse_command_line(argv).config
+    assert parse_command_line([f"-cfg={write(tmp_path, 'saved.yaml', to_yaml(config))}"]).config == config
 
 
 @given(text=st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1))
@@ -94,17 +96,17 @@ def test_any_path_survives_being_saved(text, tmp_path_factory):
     config = Config.model_validate({"SAVE": text, "DATA": {"DATA_PATH": text}})
     path = tmp_path_factory.mktemp("saved") / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert load([f"-cfg={path}"]).config == config
+    assert parse_command_line([f"-cfg={path}"]).config == config
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_recipes_load(recipe):
-    assert isinstance(load([f"-cfg={recipe}"]).config, Config)
+    assert isinstance(parse_command_line([f"-cfg={recipe}"]).config, Config)
 
 
 def test_numbers_are_yaml_1_2(tmp_path):
     recipe = write(tmp_path, "a.yaml", "SEED: 010\nTRAIN: {BASE_LR: 1e-3, END_LR: .5, WEIGHT_DECAY: 1}\nSAVE: on")
-    config = load([f"-cfg={recipe}"]).config
+    config = parse_command_line([f"-cfg={recipe}"]).config
     assert (config.seed, config.train.base_lr, config.train.end_lr, config.train.weight_decay) == (10, 1e-3, 0.5, 1)
     assert config.save == "on"
 
@@ -211,7 +213,7 @@ def test_base_may_lie_below_the_working_directory_or_beside_the_recipe(tmp_path,
     for folder, name in ((tmp_path, base), (tmp_path / "recipes", "../base.yaml")):
         folder.mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path)
-        assert load([f"-cfg={write(folder, 'a.yaml', f'BASE: [{name}]')}"]).config.seed == 7
+        assert parse_command_line([f"-cfg={write(folder, 'a.yaml', f'BASE: [{name}]')}"]).config.seed == 7
 
 
 @pytest.mark.parametrize("chain", [1, 2], ids=["deep", "twice over"])

@@ -8,8 +8,8 @@ import timm
 import torch
 from timm.models import VisionTransformer
 
-from configs.load import load
-from models import build_model, place, set_training
+from configs.command_line import parse_command_line
+from models.build import build_model, place, set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -32,7 +32,7 @@ def millions(model: torch.nn.Module) -> float:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_paddlevits_fifteen_sizes(size):
-    config = load([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
+    config = parse_command_line([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
     assert config.model.name == f"vit_{size}" and config.train.grad_clip == 1.0
     with torch.device("meta"):
         assert millions(build_vit(config)) == SIZES[size]
@@ -40,7 +40,7 @@ def test_paddlevits_fifteen_sizes(size):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_builds(recipe):
-    config = load([f"-cfg={recipe}"]).config
+    config = parse_command_line([f"-cfg={recipe}"]).config
     with torch.device("meta"):
         model, _ = build_model(config, torch.device("meta"))
         shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
@@ -49,7 +49,7 @@ def test_every_recipe_builds(recipe):
 
 def vit_config(*options: str):
     tiny = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
-    return load(["-image_size=32", "-opts", *tiny, *options]).config
+    return parse_command_line(["-image_size=32", "-opts", *tiny, *options]).config
 
 
 def test_forward_pass_is_timms():
@@ -83,7 +83,7 @@ def test_head_size_of_its_own():
 def test_initialization_follows_the_width(width, patch):
     options = [f"MODEL.EMBED_DIM={width}", f"MODEL.PATCH_SIZE={patch}", "MODEL.NUM_HEADS=4", "MODEL.DEPTH=1"]
     torch.manual_seed(0)
-    model = build_vit(load(["-image_size=64", "-opts", *options]).config)
+    model = build_vit(parse_command_line(["-image_size=64", "-opts", *options]).config)
     patch_std = (2 / (3 * patch**2 + width)) ** 0.5
     assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch_std, rel=0.05)
     assert model.pos_embed.std().item() == pytest.approx(width**-0.5, rel=0.05)
@@ -102,7 +102,9 @@ def test_frozen_backbone_trains_the_head_alone_and_rests():
 
 
 def test_frozen_batch_norm_keeps_its_statistics():
-    config = load(["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]).config
+    config = parse_command_line(
+        ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]
+    ).config
     model, _ = build_model(config, CPU)
     before = model.bn1.running_mean.clone()
     set_training(model, backbone_is_frozen=True)
@@ -112,7 +114,9 @@ def test_frozen_batch_norm_keeps_its_statistics():
 
 @pytest.mark.parametrize("name", ["resnet18", "test_vit", "vit_tiny_patch16_224", "convnext_atto"])
 def test_any_timm_model_by_name(name):
-    config = load(["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]).config
+    config = parse_command_line(
+        ["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]
+    ).config
     with torch.device("meta"):
         model, _ = build_model(config, torch.device("meta"))
         assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
@@ -120,13 +124,13 @@ def test_any_timm_model_by_name(name):
 
 
 def test_unknown_timm_model_names_its_neighbour():
-    config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
+    config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
     with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
         build_model(config, CPU)
 
 
 def test_option_a_family_does_not_take():
-    config = load(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
+    config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
     with pytest.raises(UserError, match=r"resnet18 does not take an option that was set.*attn_drop_rate"):
         build_model(config, CPU)
 
@@ -145,7 +149,7 @@ def test_explicit_attention_on_a_cpu_computes_the_same():
 def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
     """By the options a user gives, with and without the ending; the logits are PaddlePaddle 3.3.1's own."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
-    config = load([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
+    config = parse_command_line([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
     model, _ = build_model(config, CPU)
     reference = np.load(fixtures / "reference.npz")
     with torch.no_grad():
@@ -155,6 +159,6 @@ def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
 
 @pytest.mark.parametrize(("name", "size"), [("convnext_atto", 16), ("maxvit_tiny_rw_224", 100)])
 def test_a_size_that_timm_refuses_in_the_forward_pass_only(name, size):
-    config = load([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
+    config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
     with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: MODEL\.NAME {name} does not take it: \w"):
         build_model(config, CPU)

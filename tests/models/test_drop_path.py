@@ -5,24 +5,24 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from configs.load import load
-from models.drop_path import SkippingBlock, add_residual, samples_kept
+from configs.command_line import parse_command_line
+from models.drop_path import SampleDropBlock, add_residual, num_kept_samples
 from models.vit import build_vit
 
 B, N, C = 16, 5, 8
 
 
 @pytest.fixture
-def block() -> SkippingBlock:
+def block() -> SampleDropBlock:
     torch.manual_seed(0)
-    return SkippingBlock(C, num_heads=2, drop_path=0.5)
+    return SampleDropBlock(C, num_heads=2, drop_path=0.5)
 
 
 def test_how_many_are_kept():
-    assert [samples_kept(32, rate) for rate in (0.0, 0.03, 0.05, 0.1, 0.5)] == [None, None, 30, 29, 16]
-    assert samples_kept(256, 0.01) == 253
+    assert [num_kept_samples(32, rate) for rate in (0.0, 0.03, 0.05, 0.1, 0.5)] == [None, None, 30, 29, 16]
+    assert num_kept_samples(256, 0.01) == 253
     for batch_size in (1, 2, 3):
-        assert all(samples_kept(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
+        assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
 
 def test_evaluation_and_what_is_kept_are_timms(block):
@@ -73,7 +73,7 @@ def test_chance_is_torchs(block):
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_a_vit_of_any_batch_size_trains(batch_size):
     options = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5", "MODEL.DROPPATH=0.4"]
-    vit = build_vit(load(["-image_size=32", "-opts", *options]).config)
+    vit = build_vit(parse_command_line(["-image_size=32", "-opts", *options]).config)
     nn.init.ones_(vit.head.weight)
     with torch.autocast("cpu", torch.bfloat16):
         vit(torch.randn(batch_size, 3, 32, 32)).float().square().sum().backward()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.dropout import QuickDropout, quicken_dropout
+from models.dropout import FastDropout, use_fast_dropout
 
 SHAPE = (1001, 333)  # no multiple of the four numbers in a draw
 
@@ -13,7 +13,7 @@ SHAPE = (1001, 333)  # no multiple of the four numbers in a draw
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_probability_and_scale(p, dtype):
     torch.manual_seed(0)
-    output = QuickDropout(p)(torch.ones(SHAPE, dtype=dtype))
+    output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))
     assert output.dtype == dtype and output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
     deviation = (p * (1 - p) / output.numel()) ** 0.5
     for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # whichever bits of a draw
@@ -22,7 +22,7 @@ def test_probability_and_scale(p, dtype):
 
 def test_neighbours_are_independent():
     torch.manual_seed(0)
-    dropped = (QuickDropout(0.5)(torch.ones(SHAPE)).flatten() == 0).float()
+    dropped = (FastDropout(0.5)(torch.ones(SHAPE)).flatten() == 0).float()
     for distance in (1, 2, 3, 4, 5):
         together = (dropped[distance:] * dropped[:-distance]).mean().item()
         assert together == pytest.approx(0.25, abs=0.005)
@@ -30,7 +30,7 @@ def test_neighbours_are_independent():
 
 def test_the_gradient_has_the_same_mask():
     x = torch.randn(SHAPE, requires_grad=True)
-    output = QuickDropout(0.3)(x)
+    output = FastDropout(0.3)(x)
     output.backward(torch.ones(SHAPE))
     assert torch.allclose(x.grad * x, output)
 
@@ -39,22 +39,22 @@ def test_chance_is_torchs():
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        outputs.append(QuickDropout(0.5)(torch.ones(SHAPE)))
+        outputs.append(FastDropout(0.5)(torch.ones(SHAPE)))
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
 def test_evaluation_and_rates_without_chance():
     x = torch.randn(4, 4)
-    assert torch.equal(QuickDropout(0.5).eval()(x), x)
-    assert torch.equal(QuickDropout(0.0)(x), x)
-    assert not QuickDropout(1.0)(x).any()
-    assert QuickDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
+    assert torch.equal(FastDropout(0.5).eval()(x), x)
+    assert torch.equal(FastDropout(0.0)(x), x)
+    assert not FastDropout(1.0)(x).any()
+    assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
 
 
 def test_every_plain_dropout_is_replaced():
     model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), nn.Dropout1d(0.3))
     names = list(model.state_dict())
-    quicken_dropout(model)
+    use_fast_dropout(model)
     kinds = [type(module) for module in model.modules() if isinstance(module, nn.Dropout | nn.Dropout1d)]
-    assert kinds == [QuickDropout, QuickDropout, nn.Dropout1d]
+    assert kinds == [FastDropout, FastDropout, nn.Dropout1d]
     assert (model[0].p, model[1][1].p, list(model.state_dict())) == (0.1, 0.2, names)

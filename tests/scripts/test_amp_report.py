@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, run_script, train
 
-from configs.load import load
-from engine.checkpoint import load_checkpoint
-from scripts.amp_report import inspect, summary, texts
+from configs.command_line import parse_command_line
+from engine.checkpoint.checkpoint import load_checkpoint
+from scripts.amp_report.report import inspect, summary, texts
 from utils.errors import UserError
 
 OPTIONS = [*TINY_VIT, *GREY, "DATA.BATCH_SIZE=8", "DATA.DATASET=digits"]
@@ -39,13 +39,13 @@ def assert_lists_hold(found: dict) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_listed_ops_run_in_their_types(cpu, compiled):
     torch._dynamo.reset()
-    assert_lists_hold(inspect(load(["-amp", "-opts", *OPTIONS, *LISTS]).config, cpu, compiled))
+    assert_lists_hold(inspect(parse_command_line(["-amp", "-opts", *OPTIONS, *LISTS]).config, cpu, compiled))
 
 
 def test_under_ddp_and_as_a_user_starts_it(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     file = tmp_path / "report.json"
-    argv = ["scripts/amp_report.py", "-amp", f"-json={file}", "-opts", *OPTIONS, *LISTS]
+    argv = ["scripts/amp_report/report.py", "-amp", f"-json={file}", "-opts", *OPTIONS, *LISTS]
     printed = run_script(*argv, launcher=launcher)
     assert_lists_hold(json.loads(file.read_text()))
     assert printed.count("First inf or NaN: none.") == 1
@@ -53,10 +53,10 @@ def test_under_ddp_and_as_a_user_starts_it(tmp_path):
 
 
 def test_without_lists_softmax_is_half_and_a_fused_one_is_told(cpu):
-    found = inspect(load(["-amp", "-opts", *OPTIONS, "MODEL.ATTENTION=explicit"]).config, cpu, False)
+    found = inspect(parse_command_line(["-amp", "-opts", *OPTIONS, "MODEL.ATTENTION=explicit"]).config, cpu, False)
     assert set(types(found, "softmax", "forward").values()) == {"bfloat16"}
     fused = ["AMP.CUSTOM_BLACK_LIST=[softmax]", "MODEL.ATTENTION=fused"]
-    listed = load(["-amp", "-opts", *OPTIONS, *fused]).config
+    listed = parse_command_line(["-amp", "-opts", *OPTIONS, *fused]).config
     found = inspect(listed, cpu, False)
     assert found["never_ran"] == ["softmax"]
     assert any("never run as an op of its own: softmax" in text for text in texts(found))
@@ -71,7 +71,7 @@ def test_where_a_run_on_its_way_overflows(digits_argv, cpu, level):
     state["blocks.1.mlp.fc2.weight"] *= 1e6
     torch.save(state, folder / "large.pth")
     argv = ["-amp_dtype=float16", f"-pretrained={folder / 'large.pth'}", *digits_argv, f"AMP.LEVEL={level}"]
-    found = inspect(load(argv).config, cpu, False)
+    found = inspect(parse_command_line(argv).config, cpu, False)
     assert found["first_non_finite"] == "the output of blocks.1.mlp.fc2"
     blocks = {row["block"]: row for row in found["blocks"]}
     assert blocks["blocks.1"]["largest_activation"] > 65504 > blocks["blocks.0"]["largest_activation"]
@@ -81,7 +81,7 @@ def test_where_a_run_on_its_way_overflows(digits_argv, cpu, level):
 def test_a_resumed_run_is_looked_at_where_it_stands(digits_argv, cpu):
     argv = ["-amp_dtype=float16", "-batch_size=8", *digits_argv, "AMP.INIT_LOSS_SCALING=512"]
     folder = train([*argv, "AMP.INCR_EVERY_N_STEPS=2", "TRAIN.MAX_STEPS=4"], cpu)
-    found = inspect(load([f"-resume={folder}", *argv]).config, cpu, False)
+    found = inspect(parse_command_line([f"-resume={folder}", *argv]).config, cpu, False)
     assert found["loss_scale"] == 2048
     assert any(row["underflow_unscaled"] for row in found["blocks"])
     for row in found["blocks"]:
@@ -97,8 +97,8 @@ def test_modules_in_few_words():
 
 
 def test_a_mistake_is_one_line(cpu):
-    printed = run_script("scripts/amp_report.py", "-cfg=configs/vit_digits.yaml", "-amp", "-compiledd", status=1)
+    printed = run_script("scripts/amp_report/report.py", "-cfg=configs/vit_digits.yaml", "-amp", "-compiledd", status=1)
     assert printed.startswith("error: ") and "did you mean -compiled?" in printed and "Traceback" not in printed
     with pytest.raises(UserError, match="sofmax is no op and no module"):
-        listed = load(["-amp", "-opts", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"]).config
+        listed = parse_command_line(["-amp", "-opts", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"]).config
         inspect(listed, cpu, False)

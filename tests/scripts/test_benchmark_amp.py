@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT
 
-from scripts import benchmark_amp
-from scripts.benchmark_amp import largest_batch, mode_figures, mode_table, seconds_table
-from scripts.benchmarking import MODES, chosen_modes, flag_parser, interleaved, mode_config, split_flags
-from utils.errors import UserError, exit_status
+from scripts.benchmarks import benchmark_amp
+from scripts.benchmarks.benchmark_amp import largest_batch, mode_figures, mode_table, seconds_table
+from scripts.benchmarks.common import MODES, chosen_modes, flag_parser, interleaved, mode_config, split_flags
+from utils.errors import UserError, run_and_report_errors
 
 TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]
 
@@ -19,8 +19,8 @@ TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]
 def on_a_cpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
-    monkeypatch.setattr("scripts.benchmark_amp.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.benchmark_amp.visible_gpus", lambda: 0)
 
 
 def answer(seconds: float, memory: float = 2e9, loss: float | None = 1.0) -> dict:
@@ -99,7 +99,7 @@ def test_own_flags_are_taken_out_in_either_form(tmp_path):
 
 def test_default_modes_suit_the_device(monkeypatch):
     assert chosen_modes(None) == ["fp32", "O1-bf16", "O2-bf16", "O3-bf16"]
-    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 1)
+    monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 1)
     assert chosen_modes(None) == ["fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O3-fp16"]
 
 
@@ -123,7 +123,7 @@ def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatc
 
 
 def test_an_unknown_mode_is_one_line_on_the_terminal(capsys):
-    assert exit_status(benchmark_amp.main, ["-modes", "fp23"]) == 1
+    assert run_and_report_errors(benchmark_amp.main, ["-modes", "fp23"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: -modes: unknown mode fp23; did you mean fp32?")
 
@@ -195,7 +195,7 @@ def test_a_measurement_that_fails_is_told_and_not_raised(status, stderr, reason,
 
 @pytest.mark.parametrize("accum_iter", [1, 2])
 def test_iterations_are_batches_of_the_data_set(accum_iter, monkeypatch, cpu):
-    monkeypatch.setattr("engine.flops._SIZES", (8,))
+    monkeypatch.setattr("engine.telemetry.flops._SIZES", (8,))
     batches = []
     loaded = benchmark_amp._loaded_batches
     monkeypatch.setattr(benchmark_amp, "_loaded_batches", lambda *_: (batches.append(b) or b for b in loaded(*_)))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts import benchmark_gpu
-from scripts.benchmark_gpu import Part, aims_reached, planned, run_part, split_flags, training_rows
+from scripts.benchmarks import benchmark_gpu
+from scripts.benchmarks.benchmark_gpu import Part, aims_reached, planned, run_part, split_flags, training_rows
 from utils.errors import UserError
 
 
 def parts_of(monkeypatch, gpus: int, *argv: str) -> list[Part]:
-    monkeypatch.setattr("scripts.benchmark_gpu.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("scripts.benchmarks.benchmark_gpu.visible_gpus", lambda: gpus)
     flags, rest = split_flags(benchmark_gpu._parser(), list(argv))
     return list(planned(flags, rest, [64, 256], Path("/images")))
 
@@ -97,13 +97,13 @@ def test_a_part_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
 import sys
 import time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from scripts.programs import PlainLog, Program
-from utils.errors import exit_status
+from scripts.benchmarks.programs import PlainLog, Program
+from utils.errors import run_and_report_errors
 child = "import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
 def main(argv):
     with Program([sys.executable, "-c", child], {{}}, PlainLog()) as program:
         program.turn(1, 1, 100)
-sys.exit(exit_status(main, []))
+sys.exit(run_and_report_errors(main, []))
 """
     one = part(text, limit_seconds=1.5)
     run_part(one, tmp_path, seconds_left=100)

@@ -5,9 +5,9 @@ import json
 import pytest
 from conftest import GREY, TINY_VIT
 
-from engine.report import Reporter
-from scripts import benchmark_growth
-from scripts.benchmark_growth import Part, growth
+from engine.telemetry.reporter import Reporter
+from scripts.benchmarks import benchmark_growth
+from scripts.benchmarks.benchmark_growth import Part, growth
 
 
 def test_growth_is_that_of_the_last_tenth_over_the_second():

@@ -7,20 +7,21 @@ import pytest
 import torch
 from PIL import Image
 
-from configs.load import load
-from datasets import read_samples
-from datasets.loader import BatchReader
-from datasets.transforms import DeviceTransform, TrainTransform
-from scripts import benchmark_input
-from scripts.benchmark_images import link_images, make_images, mean_kilobytes
-from scripts.benchmark_input import Size, contender_table, fidelity, with_ratios
+from configs.command_line import parse_command_line
+from datasets.loading.loader import BatchReader
+from datasets.registry import read_samples
+from datasets.transforms.device import DeviceTransform
+from datasets.transforms.host import TrainTransform
+from scripts.benchmarks import benchmark_input
+from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
+from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity, with_ratios
 from utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 0)
     monkeypatch.setattr(benchmark_input, "SIZES", (Size(64, 48, 2000, 1.0),))
     monkeypatch.setattr(benchmark_input, "EPOCH", 48)
 
@@ -106,7 +107,7 @@ def folder_config(tmp_path, *argv: str):
     make_images(tmp_path / "images", (64, 48), count=16, mean_bytes=1500)
     link_images(tmp_path / "images", tmp_path / "data", entries=32)
     data = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-image_size=32"]
-    return load([*data, "-opts", "MODEL.PATCH_SIZE=16", *argv]).config
+    return parse_command_line([*data, "-opts", "MODEL.PATCH_SIZE=16", *argv]).config
 
 
 def test_fidelity_compares_each_crop_with_pillows_of_the_same_box(tmp_path, monkeypatch, cpu):

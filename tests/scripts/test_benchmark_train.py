@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import TINY_VIT
 
-from configs.load import load
-from scripts import benchmark_train
-from scripts.benchmark_images import make_images
-from scripts.benchmark_train import DEFAULTS, program, program_figures, speed_ratios, split_flags, texts
-from scripts.programs import Failed, PlainLog, Reading, Window
+from configs.command_line import parse_command_line
+from scripts.benchmarks import benchmark_train
+from scripts.benchmarks.benchmark_images import make_images
+from scripts.benchmarks.benchmark_train import DEFAULTS, program, program_figures, speed_ratios, split_flags, texts
+from scripts.benchmarks.programs import Failed, PlainLog, Reading, Window
 from utils.errors import UserError
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
@@ -31,8 +31,8 @@ for step in range(0, 10000, 2):
 def on_a_cpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
-    monkeypatch.setattr("scripts.benchmark_train.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.benchmark_train.visible_gpus", lambda: 0)
 
 
 def window(seconds: float, own_seconds: float, waiting: float = 0.0) -> Window:
@@ -41,7 +41,7 @@ def window(seconds: float, own_seconds: float, waiting: float = 0.0) -> Window:
 
 def parsed(*argv: str):
     flags, rest = split_flags(benchmark_train._parser(), list(argv))
-    return flags, rest, load([*DEFAULTS, *rest]).config
+    return flags, rest, parse_command_line([*DEFAULTS, *rest]).config
 
 
 # Figures
@@ -99,7 +99,7 @@ def test_the_entry_point_gets_what_the_user_gave():
     flags, rest, config = parsed("-warmup=4", "-steps=8", "-interval=4", "-opts", "SEED=7")
     for name in ("jpeg", "ready"):
         command = program(name, rest, config, flags, Path("/folder")).command
-        ours = load(command[2:]).config
+        ours = parse_command_line(command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
     assert (ours.data.dataset, ours.data.random_crop_scale, ours.data.hflip_prob) == ("fake", (1.0, 1.0), 0.0)
@@ -128,7 +128,7 @@ def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatc
 
 
 def parameters(argv: list[str]) -> int:
-    model, _ = benchmark_train.build_model(load([*DEFAULTS, *argv]).config, torch.device("cpu"))
+    model, _ = benchmark_train.build_model(parse_command_line([*DEFAULTS, *argv]).config, torch.device("cpu"))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

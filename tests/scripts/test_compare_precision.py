@@ -5,8 +5,8 @@ import json
 import pytest
 from conftest import GREY, TINY_VIT
 
-from scripts import compare_precision
-from scripts.compare_precision import mode_figures, table, train, verdicts
+from scripts.benchmarks import compare_precision
+from scripts.benchmarks.compare_precision import mode_figures, table, train, verdicts
 
 TINY = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
 
@@ -15,7 +15,7 @@ TINY = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_VIT, *GREY, "TRAIN.N
 def on_a_cpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("scripts.benchmarking.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 0)
 
 
 def runs(*top1: float) -> list[dict]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.programs import Failed, OurLog, PlainLog, Program, Reading, TimmLog, Window
+from scripts.benchmarks.programs import Failed, OurLog, PlainLog, Program, Reading, TimmLog, Window
 
 OURS = (
     "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%, "

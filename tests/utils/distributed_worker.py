@@ -8,15 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.errors import UserError, exit_status
-from utils.launch import follow_launcher, launcher, relaunch
+from utils.errors import UserError, run_and_report_errors
+from utils.launch import detect_launcher, exit_with_launcher, launch_processes
 
-if launcher():
-    follow_launcher()
+if detect_launcher():
+    exit_with_launcher()
 
 import torch
 
-from utils.distributed import ProcessContext, broadcast_object, connected, limit_waiting, sum_reduce
+from utils.distributed import ProcessContext, all_reduce_sum, broadcast_object, process_group, set_collective_timeout
 
 
 def say(line: str) -> None:
@@ -25,7 +25,7 @@ def say(line: str) -> None:
 
 def agree(context: ProcessContext) -> None:
     numbers = torch.tensor([context.rank + 1.0])
-    total = sum_reduce(numbers, context)
+    total = all_reduce_sum(numbers, context)
     assert total is numbers
     assert context.is_main == (context.rank == 0)
     name = broadcast_object(f"run-{context.rank}", context)
@@ -37,7 +37,7 @@ def one_fails(context: ProcessContext) -> None:
     agree(context)
     if context.rank == 1:
         raise UserError("disk: full")
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
 
 
 def all_fail(context: ProcessContext) -> None:
@@ -47,13 +47,13 @@ def all_fail(context: ProcessContext) -> None:
 def one_crashes(context: ProcessContext) -> None:
     if context.rank == 1:
         raise ValueError("a bug")
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
 
 
 def one_is_killed(context: ProcessContext) -> None:
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
 
 
 def one_fails_one_hears_nothing(context: ProcessContext) -> None:
@@ -65,30 +65,30 @@ def one_fails_one_hears_nothing(context: ProcessContext) -> None:
 
 
 def one_hangs(context: ProcessContext) -> None:
-    limit_waiting(context, 3.0)
+    set_collective_timeout(context, 3.0)
     if context.rank == 1:
         time.sleep(600)
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
 
 
 def one_is_stopped(context: ProcessContext) -> None:
-    limit_waiting(context, 3.0)
+    set_collective_timeout(context, 3.0)
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
 
 
 def wait(context: ProcessContext) -> None:
-    sum_reduce(torch.zeros(1), context)
+    all_reduce_sum(torch.zeros(1), context)
     say("ready")
     time.sleep(600)
 
 
 def main(argv: list[str]) -> int:
-    started_by = launcher()
+    started_by = detect_launcher()
     if started_by is None:
-        return relaunch(__file__, argv, num_processes=2)
-    with connected() as context:
+        return launch_processes(__file__, argv, num_processes=2)
+    with process_group() as context:
         say(f"by {started_by} with {os.environ.get('OMP_NUM_THREADS')} threads")
         case, *words = argv
         for word in words:
@@ -98,4 +98,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main, sys.argv[1:]))
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

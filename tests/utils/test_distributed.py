@@ -181,8 +181,8 @@ def test_more_processes_than_gpus(monkeypatch):
 
 
 def test_one_process_needs_no_group():
-    context = distributed.single()
+    context = distributed.single_process()
     numbers = torch.ones(3)
     assert context.is_main
-    assert distributed.sum_reduce(numbers, context) is numbers
+    assert distributed.all_reduce_sum(numbers, context) is numbers
     assert distributed.broadcast_object("a name", context) == "a name"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.distributed import ProcessContext
-from utils.errors import Findings, UserError, all_findings, exit_status, printable
+from utils.errors import Findings, UserError, combine_findings, escape_control_characters, run_and_report_errors
 from utils.logger import RunLogger
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
@@ -18,46 +18,49 @@ def printed_by(capsys, error: Exception) -> str:
     def main(argv: list[str]) -> int:
         raise error
 
-    assert exit_status(main, []) == 1
+    assert run_and_report_errors(main, []) == 1
     return capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["plain", "Ünï 中文 🙂 $\\frac{", "two\nlines"])
 def test_text_is_printed_as_it_is(text):
-    assert printable(text) == text
+    assert escape_control_characters(text) == text
 
 
 def test_commands_to_the_terminal_are_escaped(capsys):
-    assert printable(ESCAPE) == r"\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
-    assert printed_by(capsys, UserError(f"{ESCAPE[:-1]}.jpg\n: bad")) == f"error: {printable(ESCAPE[:-1])}.jpg : bad\n"
+    assert escape_control_characters(ESCAPE) == r"\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
+    assert (
+        printed_by(capsys, UserError(f"{ESCAPE[:-1]}.jpg\n: bad"))
+        == f"error: {escape_control_characters(ESCAPE[:-1])}.jpg : bad\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("count", "more"), [(2, None), (20, None), (21, "  ... and 1 more"), (1000, "  ... and 980 more")]
 )
 def test_findings_are_a_line_each(capsys, count, more):
-    error = all_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
+    error = combine_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
     assert isinstance(pickle.loads(pickle.dumps(error)), Findings)
     headline, *lines = printed_by(capsys, error).splitlines()
     assert headline == "error: the data"
-    shown = [f"  file {number} {printable(ESCAPE[:-1])}" for number in range(min(count, 20))]
+    shown = [f"  file {number} {escape_control_characters(ESCAPE[:-1])}" for number in range(min(count, 20))]
     assert lines == shown + [more] * (more is not None)
 
 
 def test_one_finding_speaks_for_itself(capsys):
-    assert printed_by(capsys, all_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
+    assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 
 
 def test_the_log_is_printable(tmp_path, capsys):
     logger = RunLogger(tmp_path, ProcessContext(0, 0, 1, 1, torch.device("cpu")))
     logger.info(f"one\n{ESCAPE}")
-    assert capsys.readouterr().out == f"one\n{printable(ESCAPE)}\n"
-    assert (tmp_path / "log.txt").read_text().endswith(f" one\n{printable(ESCAPE)}\n")
+    assert capsys.readouterr().out == f"one\n{escape_control_characters(ESCAPE)}\n"
+    assert (tmp_path / "log.txt").read_text().endswith(f" one\n{escape_control_characters(ESCAPE)}\n")
 
 
 def test_a_terminal_without_the_letters_gets_escapes(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    assert exit_status(lambda argv: print("é") or 0, []) == 0
+    assert run_and_report_errors(lambda argv: print("é") or 0, []) == 0
     stream.flush()
     assert stream.buffer.getvalue() == b"\\xe9\n"

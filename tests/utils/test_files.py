@@ -7,24 +7,24 @@ import random
 import pytest
 import torch
 
-from utils.chance import derive_seed
+from engine.checkpoint.run_folder import make_run_folder
+from engine.telemetry.plots import CurvePlots
+from utils.atomic_file import atomic_save, verify_checksum
 from utils.errors import UserError
-from utils.logger import CsvFile, read_rows
-from utils.plots import CurvePlots
-from utils.run_folder import make_run_folder
-from utils.sealed import save_sealed, verify
+from utils.seeding import derive_seed
 from utils.status import RunStatus, read_status
+from utils.tables import CsvFile, read_rows
 
 
 @pytest.fixture
 def sealed(tmp_path):
     path = tmp_path / "state.pth"
-    save_sealed(path, {"weights": torch.arange(100.0), "step": 3})
+    atomic_save(path, {"weights": torch.arange(100.0), "step": 3})
     return path
 
 
 def test_a_sealed_file_is_an_ordinary_one(sealed):
-    verify(sealed, required=True)
+    verify_checksum(sealed, required=True)
     content = torch.load(sealed, weights_only=True)
     assert content["step"] == 3 and torch.equal(content["weights"], torch.arange(100.0))
 
@@ -37,7 +37,7 @@ def test_every_flipped_bit_is_seen(sealed):
         damaged[position] ^= 1 << rng.randrange(8)
         sealed.write_bytes(damaged)
         with pytest.raises(UserError, match="is damaged"):
-            verify(sealed, required=True)
+            verify_checksum(sealed, required=True)
 
 
 def test_every_truncation_is_seen(sealed):
@@ -45,14 +45,14 @@ def test_every_truncation_is_seen(sealed):
     for length in range(0, len(content), 7):
         sealed.write_bytes(content[:length])
         with pytest.raises(UserError, match="is damaged"):
-            verify(sealed, required=True)
+            verify_checksum(sealed, required=True)
 
 
 def test_a_file_without_a_seal_passes_where_none_is_required(tmp_path):
     torch.save({"a": 1}, tmp_path / "plain.pth")
     (tmp_path / "tiny.pth").write_bytes(b"x")
-    verify(tmp_path / "plain.pth")
-    verify(tmp_path / "tiny.pth")
+    verify_checksum(tmp_path / "plain.pth")
+    verify_checksum(tmp_path / "tiny.pth")
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_torso(sealed, monkeypatch):
@@ -61,18 +61,18 @@ def test_a_full_disk_leaves_the_old_file_and_no_torso(sealed, monkeypatch):
     def full(*_) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("utils.sealed.os.fsync", full)
+    monkeypatch.setattr("utils.atomic_file.os.fsync", full)
     sizes = r"after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
     with pytest.raises(UserError, match=rf"state\.pth: cannot be saved: No space left on device, {sizes}"):
-        save_sealed(sealed, {"weights": torch.zeros(10000)})
+        atomic_save(sealed, {"weights": torch.zeros(10000)})
     assert sealed.read_bytes() == before and list(sealed.parent.iterdir()) == [sealed]
 
 
 def test_a_full_disk_while_torch_writes_is_named(tmp_path, monkeypatch):
     """`/dev/full` takes no byte; torch alone reports a RuntimeError without the reason."""
-    monkeypatch.setattr("utils.sealed.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
+    monkeypatch.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
     with pytest.raises(UserError, match=r"x\.pth: cannot be saved: No space left on device"):
-        save_sealed(tmp_path / "x.pth", torch.zeros(10**5))
+        atomic_save(tmp_path / "x.pth", torch.zeros(10**5))
 
 
 def test_metrics_of_later_epochs_are_dropped_on_resuming(tmp_path):

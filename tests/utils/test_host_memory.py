@@ -6,12 +6,12 @@ import sys
 import pytest
 from conftest import ROOT
 
-from configs.load import load
-from engine.run import run
+from configs.command_line import parse_command_line
+from engine.commands.run import run
 
 SCRIPT = """
 import resource, sys
-from utils.host_memory import keep_freed_memory
+from utils.device import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():
@@ -38,6 +38,6 @@ def test_the_same_memory_serves_every_step():
 
 def test_a_run_on_a_cpu_keeps_it(digits_argv, cpu, monkeypatch):
     calls = []
-    monkeypatch.setattr("engine.run.keep_freed_memory", lambda: calls.append(1))
-    assert run(load(["-dry_run", *digits_argv]), cpu, "main_single_gpu.py") == 0
+    monkeypatch.setattr("engine.commands.run.keep_freed_memory", lambda: calls.append(1))
+    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu, "main_single_gpu.py") == 0
     assert calls == [1]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from utils.errors import UserError
-from utils.launch import first_host, launcher, variables
+from utils.launch import detect_launcher, first_host, torchrun_variables
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from utils.launch import first_host, launcher, variables
     ],
 )
 def test_launcher(started_by, env):
-    assert launcher(env) == started_by
+    assert detect_launcher(env) == started_by
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ OPEN_MPI = {
 
 
 def test_srun_is_translated():
-    translated = variables(SRUN)
+    translated = torchrun_variables(SRUN)
     port = int(translated.pop("MASTER_PORT"))
     assert translated == {
         "RANK": "5",
@@ -69,19 +69,19 @@ def test_srun_is_translated():
         "MASTER_ADDR": "node03",
     }
     assert 20000 <= port < 30000
-    assert port != int(variables(SRUN | {"SLURM_STEP_ID": "1"})["MASTER_PORT"])
-    assert variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
+    assert port != int(torchrun_variables(SRUN | {"SLURM_STEP_ID": "1"})["MASTER_PORT"])
+    assert torchrun_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
 
 
 def test_mpirun_over_several_hosts_needs_an_address():
     with pytest.raises(UserError, match="MASTER_ADDR"):
-        variables(OPEN_MPI)
-    told = variables(OPEN_MPI | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+        torchrun_variables(OPEN_MPI)
+    told = torchrun_variables(OPEN_MPI | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (told["MASTER_ADDR"], told["MASTER_PORT"], told["LOCAL_WORLD_SIZE"]) == ("head", "1234", "2")
-    assert variables(OPEN_MPI | {"SLURM_NODELIST": "node[1-2]"})["MASTER_ADDR"] == "node1"
+    assert torchrun_variables(OPEN_MPI | {"SLURM_NODELIST": "node[1-2]"})["MASTER_ADDR"] == "node1"
 
 
 def test_torchrun_is_kept():
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": "head", "MASTER_PORT": "1", "PATH": os.defpath}
-    assert variables(env) == {name: value for name, value in env.items() if name != "PATH"}
+    assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}

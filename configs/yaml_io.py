@@ -1,0 +1,163 @@
+"""YAML read strictly: 1.2-style scalars, no duplicate keys, no aliases, no tags; every key remembers its line.
+
+PyYAML alone takes `3e-3` for a string, the last of two equal keys, `on` for True, `010` for 8, and builds Python
+objects from tags.
+"""
+
+import re
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.errors import UserError
+from utils.files import open_regular_file
+
+KeyPath = tuple[str, ...]
+
+LARGEST_BYTES = 1 << 16  # twenty times the longest recipe, and half a second of PyYAML's time
+_LONGEST_NUMBER, _LONGEST_KEY = 100, 100  # characters
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+_TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
+_NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
+_SCALARS = (_NULL, _BOOL, _INT, _FLOAT, _STR)
+# `None` is no YAML, but what PaddleViT's users write.
+_RESOLVERS = (
+    (_NULL, r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
+    (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    (_INT, r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+", list("-+0123456789")),
+    (_FLOAT, r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Only its composer is used: nothing is constructed by PyYAML."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  # PyYAML's own name, filled below
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
+class _StrictDumper(yaml.SafeDumper):
+    """Quotes what the strict loader would not read as a string."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012
+
+
+for _tag, _pattern, _first in _RESOLVERS:
+    for _class in (_StrictLoader, _StrictDumper):
+        _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
+
+
+def write_yaml(values: dict[str, Any]) -> str:
+    """The text from which `read_yaml` gives the same values again."""
+    return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+
+
+def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """Reads a mapping from a YAML file; `named_in` opens the error if there is no such file.
+
+    Returns:
+        the values, and the line (from 1) of every key by its path, e.g. ("TRAIN", "BASE_LR").
+    Raises:
+        UserError: the file cannot be read, is too large, no YAML or no mapping; names the file and the line.
+    """
+    text = _read_text(path, named_in)
+    lines: dict[KeyPath, int] = {}
+    try:
+        node = yaml.compose(text, Loader=_StrictLoader)
+        if node is None:
+            return {}, lines
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(f"{path}:1: expected `KEY: value` lines, found something else")
+        return _construct(node, (), lines), lines
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deeply") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for an escape or a %YAML out of range
+        raise UserError(f"{path}: is no YAML: {str(error).splitlines()[0]}") from None
+
+
+def _read_text(path: Path, named_in: str) -> str:
+    try:
+        with open_regular_file(path) as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if len(data) > LARGEST_BYTES:
+        raise UserError(
+            f"{path}: is larger than {LARGEST_BYTES} bytes, which no recipe is; give a YAML file of options"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is no text file in UTF-8") from None
+
+
+def parse_value(text: str) -> Any:
+    """The value of a text as it would be read in a YAML file: '1e-3' -> 0.001, '[1, 2]' -> [1, 2].
+
+    Raises:
+        UserError: the text is no YAML.
+    """
+    try:
+        node = yaml.compose(text, Loader=_StrictLoader)
+        return None if node is None else _construct(node, (), {})
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
+        raise UserError(f"{shorten(text)} cannot be read as a value") from None
+
+
+def shorten(value: Any) -> str:
+    """The value as a message shows it."""
+    return _SHORT.repr(value)
+
+
+def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
+        return _construct_mapping(node, path, lines)
+    if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
+        return [_construct(child, path, lines) for child in node.value]
+    text = node.value
+    if node.tag in (_INT, _FLOAT) and len(text) > _LONGEST_NUMBER:
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
+    try:
+        match node.tag:
+            case t if t == _STR:
+                return text
+            case t if t == _NULL:
+                return None
+            case t if t == _BOOL:
+                return text.lower() == "true"
+            case t if t == _INT:
+                return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+            case t if t == _FLOAT:
+                return float(text)
+    except ValueError as error:
+        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+    raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
+
+
+def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _SCALARS:
+            raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
+        key = key_node.value
+        if len(key) > _LONGEST_KEY or not key.isprintable():
+            raise yaml.MarkedYAMLError(problem=f"{shorten(key)} is no key", problem_mark=key_node.start_mark)
+        key_path = (*path, key)
+        line = key_node.start_mark.line + 1
+        if key in values:
+            problem = f"{'.'.join(key_path)} is given twice, first in line {lines[key_path]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+        lines[key_path] = line
+        values[key] = _construct(value_node, key_path, lines)
+    return values

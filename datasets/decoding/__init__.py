@@ -1,0 +1,1 @@
+"""Image file bytes -> uint8 pixels."""

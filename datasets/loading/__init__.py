@@ -1,0 +1,1 @@
+"""The order of samples, worker processes, and batches on the device."""

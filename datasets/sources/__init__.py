@@ -1,0 +1,1 @@
+"""Where the samples are and which labels they have."""

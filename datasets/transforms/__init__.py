@@ -1,0 +1,1 @@
+"""Augmentation: per image on the host, per batch on the device."""

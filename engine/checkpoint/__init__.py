@@ -1,0 +1,1 @@
+"""Writing, verifying and finding checkpoints."""

@@ -1,0 +1,1 @@
+"""Numeric precision: autocast, loss scaling, master weights, op lists."""

@@ -1,0 +1,148 @@
+"""Ops and modules that compute in a type of the user's choice: what autocast's own lists cannot be told.
+
+A listed op is intercepted by a `TorchFunctionMode` and runs with autocast off, on tensors cast to its type, so that its
+backward pass computes in that type too. The mode is entered inside the modules' own `forward`: there it holds wherever
+they run, compiled, wrapped for data parallelism, copied, or recomputed in the backward pass.
+"""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from utils.errors import UserError, did_you_mean
+
+OPS = (
+    "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention",
+    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize",
+    "gelu", "relu", "silu", "hardswish", "sigmoid", "tanh", "softplus",
+    "add", "sub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "mean", "sum", "var", "norm", "cumsum",
+    "cat", "stack", "interpolate", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
+)  # fmt: skip
+_OTHER_NAMES = {"matmul": ("mm", "bmm", "addmm", "baddbmm"), "div": ("truediv", "true_divide"), "cat": ("concat",)}
+_BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
+
+
+def _functions(op: str) -> set[Callable]:
+    """All of torch's Python functions that are this op; those that work in place are not, for their type is fixed."""
+    names = [f"{before}{name}{after}" for name in (op, *_OTHER_NAMES.get(op, ()))
+             for before, after in (("", ""), ("__", "__"), ("__r", "__"))]  # fmt: skip
+    return {getattr(home, name) for home in (torch, F, torch.Tensor) for name in names if hasattr(home, name)}
+
+
+_FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the others are running statistics, updated in place
+
+
+class CastingMode(TorchFunctionMode):
+    """Runs each function of `dtypes` in its type; results are cast to `result_dtype` where one is given."""
+
+    def __init__(self, dtypes: dict[Callable, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtypes, self.device_type, self.result_dtype = dtypes, device_type, result_dtype
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        dtype = self.dtypes.get(func)
+        if dtype is None:
+            return func(*args, **kwargs)
+        if func in _FIRST_ARGUMENT_ONLY:
+            args = (_cast(args[0], dtype), *args[1:])
+        else:
+            args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
+        with torch._C.DisableTorchFunction(), torch.autocast(self.device_type, enabled=False):
+            result = func(*args, **kwargs)
+        return result if self.result_dtype is None else _cast(result, self.result_dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class _Casting:
+    """Mix-in of a module's class: its forward pass runs in its own `CastingMode`."""
+
+    casting_mode: CastingMode
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.casting_mode:
+            return super().forward(*args, **kwargs)
+
+
+def apply_op_lists(
+    model: nn.Module,
+    white: Iterable[str],
+    black: Iterable[str],
+    half: torch.dtype,
+    device: torch.device,
+    result_dtype: torch.dtype | None,
+) -> None:
+    """Lets the listed ops and modules of `model` compute in `half` (white) or in fp32 (black, which wins).
+
+    An entry is one of `OPS`, a pattern for module paths (`blocks.11.*` is all of block 11), or both (`norm`). The types
+    of all ops inside a listed module change, and of no op outside the modules.
+
+    Raises:
+        UserError: an entry is neither.
+    """
+    white_ops, white_paths = _sort_out(model, white, _WHITE)
+    black_ops, black_paths = _sort_out(model, black, _BLACK)
+    if not (white_ops or white_paths or black_ops or black_paths):
+        return
+    torch._functorch.config.backward_pass_autocast = "off"  # compiled, as uncompiled: backward follows forward's types
+    tables = {
+        "": _table(half, white_ops) | _table(torch.float32, black_ops),
+        _WHITE: _table(half, OPS) | _table(torch.float32, black_ops),
+        _BLACK: _table(torch.float32, OPS),
+    }
+    units = set(_units(model))
+    lists: dict[str, str] = {}
+    for path, module in list(model.named_modules()):
+        outer = lists.get(path.rpartition(".")[0], "")
+        lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
+        if tables[lists[path]] and (module in units or lists[path] != outer):
+            module.__class__ = _with_casting(type(module))
+            module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
+
+
+def _sort_out(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
+    """The ops and the module paths that the entries name."""
+    paths = [path for path, _ in model.named_modules() if path]
+    ops, matched = set(), set()
+    for entry in entries:
+        # A path with a dot behind it is matched by `blocks.11.*` too, of which block 11 is meant to be part.
+        found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
+        matched |= found
+        if entry in OPS:
+            ops.add(entry)
+        elif not found:
+            hint = did_you_mean(entry, (*OPS, *paths))
+            raise UserError(f"{key}: {entry} is no op and no module of this model{hint} (ops: {', '.join(OPS)})")
+    return ops, matched
+
+
+def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Callable, torch.dtype]:
+    return {function: dtype for op in ops for function in _functions(op)}
+
+
+def _units(module: nn.Module) -> list[nn.Module]:
+    """The model and its parts: blocks, embeddings, norms, heads. They are what is compiled or recomputed alone."""
+    parts = [module]
+    for child in module.children():
+        parts += _units(child)[1:] if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
+    return parts
+
+
+_casting_classes: dict[type, type] = {}
+
+
+def _with_casting(module_class: type[nn.Module]) -> type[nn.Module]:
+    """One subclass for each class, so that modules of one class stay so, and compile once."""
+    if module_class not in _casting_classes:
+        _casting_classes[module_class] = type(module_class.__name__, (_Casting, module_class), {})
+    return _casting_classes[module_class]

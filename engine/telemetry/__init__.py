@@ -1,0 +1,1 @@
+"""Log lines, tables, TensorBoard, plots, throughput and utilization."""

@@ -1,0 +1,1 @@
+"""The trainer and the parts of a training step."""

@@ -1,0 +1,70 @@
+"""Parameter groups and the optimizer."""
+
+import timm.optim
+import torch
+from torch import nn
+
+from configs.schema import Train
+from utils.errors import UserError, did_you_mean
+
+_FUSED = ("adam", "adamw", "sgd")
+
+
+def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
+    """timm's optimizer of that name; weight decay spares biases, norms and tokens. Fused where torch has it so.
+
+    Raises:
+        UserError: timm knows no optimizer of that name, or cannot build it.
+    """
+    chosen = options.optimizer
+    name = chosen.name.lower()
+    if name not in timm.optim.list_optimizers():
+        hint = did_you_mean(name, timm.optim.list_optimizers())
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name}{hint}")
+    info = timm.optim.get_optimizer_info(name)
+    arguments = {}
+    if info.has_betas:
+        arguments["betas"] = chosen.betas
+    if info.has_eps:
+        arguments["eps"] = chosen.eps
+    if name in _FUSED:
+        arguments["fused"] = True
+    try:
+        optimizer = timm.optim.create_optimizer_v2(
+            model,
+            opt=name,
+            lr=options.base_lr,
+            weight_decay=options.weight_decay,
+            momentum=chosen.momentum,
+            layer_decay=options.layer_decay,
+            **arguments,
+        )
+    except Exception as error:  # some of timm's need packages, or options, of their own
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; take AdamW") from error
+    if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
+        _start_momentum(optimizer)
+    return optimizer
+
+
+def _start_momentum(optimizer: torch.optim.SGD) -> None:
+    """From zero: where torch's fused SGD skips its first step, it keeps buffers that it never wrote to."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """Takes up the moments of a state; weight decay, betas and the like stay as the present options have them.
+
+    Raises:
+        ValueError: the state is of other parameters.
+    """
+    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, options in zip(optimizer.param_groups, configured, strict=True):
+        group.update(options)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)

@@ -1,0 +1,1 @@
+"""Weights files in several formats -> one checked state dict."""

@@ -1,0 +1,115 @@
+"""The names of PaddleViT's and of Google's Vision Transformers -> timm's, with each tensor in timm's orientation.
+
+D: width, H: heads, K: width of a head, P: patch side, C: channels.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import UserError
+
+_BLOCK = r"Transformer/encoderblock_(\d+)"  # Google's
+_LAYER = r"encoder\.layers\.(\d+)"  # PaddleViT's
+_PADDLEVIT_KIND = r"(weight|bias)"
+_GOOGLE_KIND = r"(kernel|scale|bias)"
+
+_PADDLEVIT = {
+    r"cls_token": r"cls_token",
+    r"position_embedding": r"pos_embed",
+    rf"patch_embedding\.patch_embedding\.{_PADDLEVIT_KIND}": r"patch_embed.proj.\1",
+    rf"{_LAYER}\.attn_norm\.{_PADDLEVIT_KIND}": r"blocks.\1.norm1.\2",
+    rf"{_LAYER}\.attn\.qkv\.{_PADDLEVIT_KIND}": r"blocks.\1.attn.qkv.\2",
+    rf"{_LAYER}\.attn\.out\.{_PADDLEVIT_KIND}": r"blocks.\1.attn.proj.\2",
+    rf"{_LAYER}\.mlp_norm\.{_PADDLEVIT_KIND}": r"blocks.\1.norm2.\2",
+    rf"{_LAYER}\.mlp\.(fc1|fc2)\.{_PADDLEVIT_KIND}": r"blocks.\1.mlp.\2.\3",
+    rf"encoder\.encoder_norm\.{_PADDLEVIT_KIND}": r"norm.\1",
+    rf"classifier\.{_PADDLEVIT_KIND}": r"head.\1",
+}
+# vit_jax counts a block's parts through (0, 1, 2, 3), big_vision each kind from 0.
+_GOOGLE = {
+    r"cls": r"cls_token",
+    r"(?:Transformer/posembed_input/)?pos_embedding": r"pos_embed",
+    rf"embedding/{_GOOGLE_KIND}": r"patch_embed.proj.\1",
+    rf"{_BLOCK}/LayerNorm_0/{_GOOGLE_KIND}": r"blocks.\1.norm1.\2",
+    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/(query|key|value)/{_GOOGLE_KIND}": r"blocks.\1.attn.\2.\3",
+    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/out/{_GOOGLE_KIND}": r"blocks.\1.attn.proj.\2",
+    rf"{_BLOCK}/LayerNorm_[12]/{_GOOGLE_KIND}": r"blocks.\1.norm2.\2",
+    rf"{_BLOCK}/MlpBlock_[03]/Dense_0/{_GOOGLE_KIND}": r"blocks.\1.mlp.fc1.\2",
+    rf"{_BLOCK}/MlpBlock_[03]/Dense_1/{_GOOGLE_KIND}": r"blocks.\1.mlp.fc2.\2",
+    rf"Transformer/encoder_norm/{_GOOGLE_KIND}": r"norm.\1",
+    rf"head/{_GOOGLE_KIND}": r"head.\1",
+}
+_MOST_BLOCKS = 1000
+_LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
+
+
+def summarize_names(names: Iterable[Any], most: int = 3) -> str:
+    """'a, b, c and 7 more'; a name out of a foreign file cannot break the line or flood it."""
+    names = [name if isinstance(name, str) else f"a {type(name).__name__}" for name in names] or ["nothing"]
+    shown = [(name if name.isprintable() else ascii(name))[:80] for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PaddleViT's ViT -> timm's; Linear weights (in, out) -> (out, in), known by name, for a square one looks right.
+
+    Raises:
+        UserError: a name that PaddleViT's ViT does not have.
+    """
+    renamed = {name: _renamed(name, _PADDLEVIT) for name in state}
+    unknown = [name for name, ours in renamed.items() if ours is None]
+    if unknown or not state:
+        raise UserError(
+            f"{file}: holds {summarize_names(unknown)}, which PaddleViT's ViT has not; give weights of its ViT"
+        )
+    return {
+        renamed[name]: tensor.t() if _LINEAR_WEIGHT.fullmatch(renamed[name]) else tensor
+        for name, tensor in state.items()
+    }
+
+
+def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """vit_jax's and big_vision's ViT, also with its blocks stacked in one array -> timm's; other names stay, dotted."""
+    result = {}
+    for name, tensor in _unstacked(state).items():
+        ours = _renamed(name, _GOOGLE)
+        result[ours or name.replace("/", ".")] = _google_oriented(ours, tensor) if ours else tensor
+    for query in [name for name in result if ".attn.query." in name]:
+        parts = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        if all(part in result for part in parts):
+            result[query.replace(".query.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
+    return result
+
+
+def _renamed(name: str, table: dict[str, str]) -> str | None:
+    for pattern, ours in table.items():
+        if match := re.fullmatch(pattern, name):
+            return re.sub(r"\.(scale|kernel)$", ".weight", match.expand(ours))
+    return None
+
+
+def _unstacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """big_vision may scan over its blocks: 'encoderblock/...' then holds all of them along the first axis."""
+    result = {}
+    for name, tensor in state.items():
+        if name.startswith("Transformer/encoderblock/"):
+            blocks = tensor[:_MOST_BLOCKS]  # of no numbers each there can be any number
+            result |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(blocks)}
+        else:
+            result[name] = tensor
+    return result
+
+
+def _google_oriented(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if name == "patch_embed.proj.weight":
+        return tensor.permute(3, 2, 0, 1)  # (P, P, C, D) -> (D, C, P, P)
+    if re.search(r"\.attn\.(query|key|value)\.", name):
+        # (D, H, K) -> (H x K, D); bias (H, K) -> (H x K)
+        return tensor.flatten(1).t() if name.endswith(".weight") else tensor.flatten()
+    if _LINEAR_WEIGHT.fullmatch(name):
+        return tensor.flatten(0, -2).t()  # (H, K, D) -> (D, H x K); (in, out) -> (out, in)
+    return tensor

@@ -1,0 +1,428 @@
+import io
+import math
+import random
+import sys
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.v2 import CenterCrop, Resize
+
+from datasets.decoding import decode
+from datasets.decoding.bad_images import BadImage
+from datasets.decoding.decode import Picture, centre_crop, decode_image, open_image, random_crop_box, resize
+from datasets.decoding.partial_jpeg import Box, decode_part
+from utils.errors import UserError
+
+PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
+ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
+
+
+def encode(image: Image.Image, kind: str, **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    pixels = np.array(image)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+def pillow(data: bytes, mode: str) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return as_tensor(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
+
+
+def assert_like_pillow(data: bytes) -> None:
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        image, reference = decode_image(data, channels, "x"), pillow(data, mode)
+        assert image.dtype == torch.uint8
+        assert image.shape == reference.shape
+        # Two builds of libjpeg may differ in the last bit.
+        assert (image.int() - reference.int()).abs().max() <= 1
+
+
+def with_palette(**options) -> bytes:
+    return encode(PHOTO.quantize(64), "PNG", **options)
+
+
+def ycck_jpeg() -> bytes:
+    """Pillow writes CMYK as Adobe does, inverted, with the transform flag 0; the flag 2 makes the same bytes YCCK."""
+    data = encode(PHOTO.convert("CMYK"), "JPEG", quality=95)
+    adobe = data.index(b"Adobe")
+    return data[: adobe + 11] + b"\x02" + data[adobe + 12 :]
+
+
+KINDS = {
+    "jpeg 4:2:0": lambda: encode(PHOTO, "JPEG", quality=90),
+    "jpeg 4:2:2": lambda: encode(PHOTO, "JPEG", subsampling="4:2:2"),
+    "jpeg 4:4:4": lambda: encode(PHOTO, "JPEG", subsampling="4:4:4"),
+    "jpeg progressive": lambda: encode(PHOTO, "JPEG", progressive=True),
+    "jpeg in RGB": lambda: encode(PHOTO, "JPEG", keep_rgb=True),
+    "jpeg grey": lambda: encode(PHOTO.convert("L"), "JPEG"),
+    "jpeg CMYK": lambda: encode(PHOTO.convert("CMYK"), "JPEG"),
+    "jpeg YCCK": ycck_jpeg,
+    "jpeg of two (MPO)": lambda: encode(PHOTO, "MPO", save_all=True, append_images=[PHOTO]),
+    "jpeg with bytes after its end": lambda: encode(PHOTO, "JPEG") + b"\0" * 999,
+    "png": lambda: encode(PHOTO, "PNG"),
+    "png grey": lambda: encode(PHOTO.convert("L"), "PNG"),
+    "png grey, alpha": lambda: encode(PHOTO.convert("LA"), "PNG"),
+    "png alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "PNG"),
+    "png transparent colour": lambda: encode(PHOTO, "PNG", transparency=(255, 255, 255)),
+    "png 1 bit": lambda: encode(PHOTO.convert("1"), "PNG"),
+    "png palette": with_palette,
+    "png palette, transparent index": lambda: with_palette(transparency=3),
+    "png palette, alpha": lambda: with_palette(transparency=bytes(range(64))),
+    "webp": lambda: encode(PHOTO, "WEBP"),
+    "webp alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "WEBP"),
+    "bmp": lambda: encode(PHOTO, "BMP"),
+    "gif": lambda: encode(PHOTO, "GIF"),
+    "gif transparent": lambda: encode(PHOTO.quantize(32), "GIF", transparency=0),
+    "gif animated": lambda: encode(PHOTO, "GIF", save_all=True, append_images=[PHOTO.rotate(90)]),
+    "tiff": lambda: encode(PHOTO, "TIFF", compression="tiff_lzw"),
+    "tiff CMYK": lambda: encode(PHOTO.convert("CMYK"), "TIFF"),
+    "tiff 1 bit": lambda: encode(PHOTO.convert("1"), "TIFF", compression="group4"),
+    "ppm": lambda: encode(PHOTO, "PPM"),
+    "pgm": lambda: encode(PHOTO.convert("L"), "PPM"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decodes_as_pillow_does(kind):
+    assert_like_pillow(KINDS[kind]())
+
+
+@pytest.mark.parametrize("kind", ["png palette, alpha", "png transparent colour", "gif transparent"])
+def test_does_not_warn(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode_image(KINDS[kind](), 3, "x")
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_turns_as_exif_says(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert_like_pillow(encode(PHOTO, kind, exif=exif))
+
+
+def test_turns_a_jpeg_as_its_xmp_says():
+    data = encode(PHOTO, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>')
+    assert decode_image(data, 3, "x").shape == (3, PHOTO.width, PHOTO.height)
+    assert_like_pillow(data)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
+def test_damaged_exif_spoils_no_image(exif):
+    plain = encode(PHOTO, "JPEG", quality=90)
+    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    image = decode_image(plain[:2] + segment + plain[2:], 3, "x")
+    assert torch.equal(image, decode_image(plain, 3, "x"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_16_bits_are_scaled(kind):
+    values = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
+    data = encode(Image.fromarray(values), kind)
+    grey = decode_image(data, 1, "x")
+    assert np.abs(grey[0].numpy() - values / 257).max() <= 0.5
+    assert torch.equal(decode_image(data, 3, "x"), grey.expand(3, -1, -1))
+
+
+def test_16_bits_are_turned_too():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.fromarray(np.full((20, 30), 40000, dtype=np.uint16)), "PNG", exif=exif)
+    assert decode_image(data, 1, "x").shape == (1, 30, 20)
+
+
+def test_jpegs_take_the_fast_path(monkeypatch):
+    calls = []
+    decode_jpeg = decode.decode_jpeg
+    monkeypatch.setattr(decode, "decode_jpeg", lambda data: calls.append(1) or decode_jpeg(data))
+    decode_image(KINDS["jpeg 4:2:0"](), 3, "x")
+    decode_image(KINDS["jpeg grey"](), 1, "x")
+    assert len(calls) == 2
+
+
+def test_pillow_decides_where_torchvision_refuses(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("not this one")
+
+    monkeypatch.setattr(decode, "decode_jpeg", refuse)
+    assert_like_pillow(KINDS["jpeg 4:2:0"]())
+
+
+JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_region_is_that_of_the_whole(kind):
+    data = KINDS[kind]()
+    rng = random.Random(0)
+    for channels in (1, 3):
+        whole = decode_image(data, channels, "x")
+        boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
+        for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
+            part = open_image(data, channels, "x").region((top, left, height, width))
+            assert torch.equal(part, whole[:, top : top + height, left : left + width])
+
+
+def test_a_region_does_not_need_the_library(monkeypatch):
+    box = (20, 30, 150, 100)
+    data = KINDS["jpeg 4:2:0"]()
+    with_it = open_image(data, 3, "x").region(box)
+    monkeypatch.setattr(decode, "decode_part", lambda *_: None)
+    assert torch.equal(open_image(data, 3, "x").region(box), with_it)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is there for Linux")
+def test_parts_are_decoded_where_the_library_is():
+    assert decode_part(KINDS["jpeg 4:2:0"](), (20, 30, 150, 100)).shape == (3, 150, 100)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 20, 20), (150, 0, 40, 100)])
+def test_a_truncated_jpeg_has_no_region_either(box):
+    data = KINDS["jpeg 4:2:0"]()
+    for kept in (0.5, 0.9, 0.999):
+        with pytest.raises(BadImage, match="x: cannot be decoded"):
+            open_image(data[: int(len(data) * kept)], 3, "x").region(box)
+
+
+def bomb() -> bytes:
+    """A PNG that says it has 30000 x 30000 pixels."""
+    data = bytearray(encode(PHOTO, "PNG"))
+    data[16:24] = (30000).to_bytes(4, "big") * 2
+    return bytes(data[:29]) + zlib.crc32(data[12:29]).to_bytes(4, "big") + bytes(data[33:])
+
+
+def jpeg_bomb() -> bytes:
+    data = bytearray(encode(PHOTO, "JPEG"))
+    start_of_frame = data.index(b"\xff\xc0")
+    data[start_of_frame + 5 : start_of_frame + 9] = b"\xff\xdc\xff\xdc"
+    return bytes(data)
+
+
+def flat(width: int, height: int, kind: str, **options) -> bytes:
+    return encode(Image.new("L", (width, height)), kind, **options)
+
+
+def scan_bomb() -> bytes:
+    """A progressive JPEG with a scan more than any, and again, and again."""
+    data = encode(PHOTO, "JPEG", progressive=True)
+    return data[:-2] + b"\xff\xda" * 125_000 + data[-2:]
+
+
+def webp_bomb() -> bytes:
+    """An animation that says it has 16384 x 16384 pixels."""
+    data = bytearray(encode(PHOTO, "WEBP", save_all=True, append_images=[ALPHA.convert("RGB")]))
+    data[24:30] = (16383).to_bytes(3, "little") * 2
+    return bytes(data)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+FLOATS = Image.fromarray(np.linspace(0, 1, 99, dtype=np.float32).reshape(9, 11))
+REFUSED = {
+    "nothing": lambda: b"",
+    "text": lambda: b"<html>404</html>",
+    "eps": lambda: EPS,
+    "pdf": lambda: encode(PHOTO, "PDF"),
+    "svg": lambda: b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+    "wmf": lambda: b"\xd7\xcd\xc6\x9a" + bytes(99),
+    "ico": lambda: encode(PHOTO, "ICO"),
+    "jpeg 2000": lambda: encode(PHOTO, "JPEG2000"),
+    "psd": lambda: b"8BPS\0\1" + bytes(99),
+    "pickle": lambda: b"\x80\x04cos\nsystem\n.",
+    "half a png": lambda: encode(PHOTO, "PNG")[:20000],
+    "half a webp": lambda: encode(PHOTO, "WEBP")[:2000],
+    "half a gif": lambda: encode(PHOTO, "GIF")[:9000],
+    "half a tiff": lambda: encode(PHOTO, "TIFF")[:9000],
+    "half a ppm": lambda: encode(PHOTO, "PPM")[:9000],
+    "png of a wrong checksum": lambda: encode(PHOTO, "PNG")[:16] + b"\1" + encode(PHOTO, "PNG")[17:],
+    "png bomb": bomb,
+    "jpeg bomb": jpeg_bomb,
+    "jpeg of many scans": scan_bomb,
+    "webp bomb": webp_bomb,
+    "64 million pixels and one row": lambda: flat(8000, 8001, "PNG"),
+    "bmp bomb": lambda: flat(9, 9, "BMP")[:18] + (10_000_000).to_bytes(4, "little") * 2 + bytes(99),
+    "gif bomb": lambda: b"GIF89a\xff\xff\xff\xff" + flat(9, 9, "GIF")[10:],
+    "ppm bomb": lambda: b"P6 99999 99999 255\n",
+    "wide": lambda: flat(1001, 10, "PNG"),
+    "high": lambda: flat(1, 101, "JPEG"),
+    "floats": lambda: encode(FLOATS, "TIFF"),
+    "large integers": lambda: encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
+    "negative integers": lambda: encode(Image.fromarray(np.full((9, 9), -1, dtype=np.int32)), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refuses_in_one_line(kind):
+    with pytest.raises(UserError) as caught:
+        decode_image(REFUSED[kind](), 3, "some/file.jpg")
+    message = str(caught.value)
+    assert message.startswith("some/file.jpg: ")
+    assert "\n" not in message
+    assert "0x" not in message
+
+
+def test_says_how_large_an_image_is_that_is_refused():
+    with pytest.raises(BadImage, match=r"64008000 pixels\) exceeds limit of 64000000"):
+        decode_image(flat(8000, 8001, "PNG"), 3, "x")
+    with pytest.raises(BadImage, match=r"x: cannot be decoded \(of its sides, 1001 x 10 pixels, one is more than 100"):
+        decode_image(flat(1001, 10, "PNG"), 3, "x")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_largest_and_the_longest_are_decoded():
+    assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1, "x").shape == (1, 8000, 8000)
+    assert decode_image(flat(1000, 10, "PNG"), 3, "x").shape == (3, 10, 1000)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
+def test_of_many_frames_the_first_is_decoded_and_no_other(kind, monkeypatch):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    many = encode(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(90 * turn) for turn in (1, 2, 3)], **options)
+    with Image.open(io.BytesIO(many)) as image:
+        assert image.n_frames == 4
+        monkeypatch.setattr(type(image), "seek", lambda *_: pytest.fail("looks for another frame"))
+    assert torch.equal(decode_image(many, 3, "x"), decode_image(encode(PHOTO, kind, **options), 3, "x"))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg grey", "jpeg CMYK"])
+def test_a_truncated_jpeg_is_an_error(kind, channels):
+    data = KINDS[kind]()
+    for length in (2, 20, 300, len(data) // 2, len(data) - 50, len(data) - 2, len(data) - 1):
+        with pytest.raises(UserError, match=r"^x: "):
+            decode_image(data[:length], channels, "x")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_bytes_never_raise_anything_else():
+    rng = random.Random(0)
+    sources = [KINDS[kind]() for kind in KINDS]
+    for number in range(400):
+        data = bytearray(rng.choice(sources))
+        for _ in range(rng.choice((1, 5))):
+            data[rng.randrange(min(len(data), 600))] = rng.randrange(256)
+        try:
+            image = decode_image(bytes(data), 3, "x")
+        except UserError as error:
+            assert "\n" not in str(error), number
+        else:
+            assert image.dtype == torch.uint8
+            assert len(image) == 3
+
+
+# resize, centre_crop, random_crop_box
+
+BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
+
+
+def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
+    return resize(Picture(image).region(box), size, size)
+
+
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [32, 224])
+def test_resize_crop_is_pillows_antialiased_bicubic(box, mode, size):
+    photo = PHOTO.resize((320, 280)).convert(mode)
+    top, left, height, width = box
+    part = photo.crop((left, top, left + width, top + height))
+    reference = as_tensor(part.resize((size, size), Image.Resampling.BICUBIC))
+    crop = resize_crop(as_tensor(photo), box, size)
+    assert crop.dtype == torch.uint8
+    assert crop.shape == reference.shape
+    difference = (crop.int() - reference.int()).abs()
+    assert difference.float().mean() < 0.25
+    assert difference.max() <= 3
+
+
+def test_resize_crop_does_not_depend_on_the_memory_layout():
+    image = as_tensor(PHOTO)
+    for box in BOXES[:2]:
+        assert torch.equal(resize_crop(image, box, 64), resize_crop(image.contiguous(), box, 64))
+    grey = as_tensor(PHOTO.convert("L")).expand(3, -1, -1)
+    assert torch.equal(resize_crop(grey, BOXES[1], 64), resize_crop(grey.contiguous(), BOXES[1], 64))
+
+
+def test_resize_crop_of_its_own_size_touches_no_pixel():
+    image = as_tensor(PHOTO)
+    assert torch.equal(resize_crop(image, (40, 7, 96, 96), 96), image[:, 40:136, 7:103])
+
+
+def test_resize_crop_stays_in_range_at_hard_edges():
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    image[:, :, 32:] = 255
+    crop = resize_crop(image, (0, 0, 64, 64), 200)
+    assert (crop[:, :, :60] < 30).all()
+    assert (crop[:, :, 140:] > 225).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (500, 375), (333, 500), (224, 224), (90, 64)])
+@pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 1.0), (96, 0.9), (64, 0.56), (33, 0.8)])
+def test_centre_crop_is_torchvisions(width, height, size, crop_pct):
+    photo = PHOTO.resize((width, height))
+    image = as_tensor(photo)
+    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode.BICUBIC, antialias=True)
+    crop = centre_crop(image, size, crop_pct)
+    assert torch.equal(crop, CenterCrop(size)(resize(image)))
+    on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
+    assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
+
+
+@pytest.mark.parametrize(("size", "crop_pct", "resized"), [(224, 0.875, 256), (224, 0.56, 400), (224, 0.9, 248)])
+def test_centre_crop_resizes_to_the_exact_floor(monkeypatch, size, crop_pct, resized):
+    seen = []
+    interpolate = decode.interpolate
+    monkeypatch.setattr(decode, "interpolate", lambda x, size, **_: seen.append(size) or interpolate(x, size))
+    centre_crop(as_tensor(PHOTO.convert("L")), size, crop_pct)
+    assert seen[0][0] == resized
+
+
+def test_centre_crop_of_its_own_size_touches_no_pixel():
+    image = as_tensor(PHOTO.resize((256, 256)))
+    assert torch.equal(centre_crop(image, 224, 0.875), image[:, 16:240, 16:240])
+
+
+def draw_both(height, width, scale, ratio, count):
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    image = torch.empty(1, height, width)
+    own = np.array([random_crop_box(height, width, scale, ratio, rng) for _ in range(count)])
+    return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (200, 1000)])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.6)])
+def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
+    own, reference = draw_both(height, width, scale, (3 / 4, 4 / 3), 3000)
+    top, left, box_height, box_width = own.T
+    assert (own >= [0, 0, 1, 1]).all()
+    assert (top + box_height <= height).all()
+    assert (left + box_width <= width).all()
+    spread = reference.std(axis=0) + 0.5
+    assert (np.abs(own.mean(axis=0) - reference.mean(axis=0)) < 0.1 * spread).all()
+    quantiles = np.quantile(own, (0.1, 0.5, 0.9), axis=0) - np.quantile(reference, (0.1, 0.5, 0.9), axis=0)
+    assert (np.abs(quantiles) < 0.2 * spread).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 3000), (3000, 20), (1, 1), (1, 400), (7, 3)])
+def test_random_crop_box_falls_back_on_the_centre(height, width):
+    own, reference = draw_both(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 3)
+    assert (own == reference).all()
+
+
+def test_random_crop_box_follows_from_its_generator():
+    draws = [random_crop_box(375, 500, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(5)) for _ in range(2)]
+    assert draws[0] == draws[1]

@@ -1,0 +1,179 @@
+"""Loading processes that die, hang or run out of memory are named with the cure, and none outlives its run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from configs.schema import Data
+from datasets.decoding.decode import Picture
+from datasets.loading import loader as loading
+from datasets.loading.loader import Batch, BatchReader, Loader
+from datasets.loading.sampler import EvalSampler
+from datasets.sources.samples import FakeImages
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+class Images(FakeImages):
+    """Noise, but for one image, at which something happens."""
+
+    def __init__(self, happens: str = "nothing") -> None:
+        super().__init__(num_samples=400, num_classes=2, size=8)
+        self.happens = happens
+
+    def open(self, index: int, channels: int) -> Picture:
+        if index == 100 and self.happens == "a bug":
+            raise RuntimeError("a bug")
+        if index == 100 and self.happens == "a hanging disk":
+            time.sleep(1000)
+        return super().open(index, channels)
+
+
+def loader_of(samples: FakeImages, timeout_seconds: float = 600, workers: int = 2) -> Loader:
+    options = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
+    return Loader(BatchReader(samples, options, None), EvalSampler(400, 4), CPU, timeout_seconds, None)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(loading, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr("datasets.loading.workers.POLL_SECONDS", 0.2)
+
+
+def workers_of(batches: Iterator[Batch], loader: Loader) -> list[int]:
+    """Each having sent a batch, the processes that read more."""
+    next(batches), next(batches)
+    return [worker.pid for worker in loader._batches._iterator._workers]
+
+
+def assert_gone(*pids: int) -> None:
+    deadline = time.monotonic() + 60
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "expected"),
+    [
+        (signal.SIGKILL, "SIGKILL, as when host memory is short; lower -num_workers, or give the job more host memory"),
+        (signal.SIGBUS, r"SIGBUS, as when /dev/shm is full; enlarge /dev/shm \(docker run --shm-size=8g\)"),
+        (signal.SIGSEGV, "SIGSEGV, perhaps over a file; to see more, load without: -num_workers=0"),
+    ],
+)
+def test_a_killed_worker(signal_number, expected):
+    loader = loader_of(Images())
+    batches = iter(loader)
+    workers = workers_of(batches, loader)
+    os.kill(workers[0], signal_number)
+    with pytest.raises(UserError, match=f"^loading worker {workers[0]} was ended by {expected}"):
+        list(batches)
+    assert_gone(*workers)
+
+
+@pytest.mark.parametrize("how", ["a hanging disk", "stopped"])
+def test_a_hanging_worker(how):
+    loader = loader_of(Images(how), timeout_seconds=2)
+    batches = iter(loader)
+    workers = workers_of(batches, loader)
+    if how == "stopped":
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(
+        UserError, match=r"no loading worker has answered for 2 s; see that the disk of DATA\.DATA_PATH"
+    ):
+        list(batches)
+    assert_gone(*workers)
+
+
+def test_a_slow_worker_is_waited_for():
+    """Longer than the time between two looks for the dead."""
+    loader = loader_of(Images())
+    batches = iter(loader)
+    workers = workers_of(batches, loader)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    script = f"import os, time; time.sleep(1.5); [os.kill(worker, {signal.SIGCONT}) for worker in {workers}]"
+    with subprocess.Popen([sys.executable, "-c", script]):
+        assert len(list(batches)) == 98
+
+
+def test_a_bug_in_a_worker_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
+        list(loader_of(Images("a bug")))
+
+
+def test_workers_serve_a_rank_that_is_told_to_end():
+    """A launcher sends SIGTERM to all processes, and a terminal SIGINT; the rank may still evaluate and save."""
+    loader = loader_of(Images())
+    batches = iter(loader)
+    workers = workers_of(batches, loader)
+    server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    for process in (server, *workers):
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGINT)
+    assert len(list(batches)) == 98
+    assert len(list(loader)) == 100
+
+
+def test_full_shared_memory(monkeypatch):
+    def full(_):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(loading, "get_worker_info", lambda: "a worker")
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
+    with pytest.raises(UserError, match=r"no shared memory is left for a batch \(unable .*\); enlarge /dev/shm"):
+        next(iter(loader_of(Images(), workers=0)))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), "no shared memory is left for loading workers; enlarge /dev/shm"),
+        (OSError(24, "Too many open files"), r"too many open files .*ulimit -n"),
+        (EOFError(), r"loading workers cannot start \(EOFError\(\)\); load without: -num_workers=0"),
+    ],
+)
+def test_workers_that_cannot_start(monkeypatch, error, expected):
+    def cannot_start(_):
+        raise error
+
+    loader = loader_of(Images())
+    monkeypatch.setattr(type(loader._batches), "__iter__", cannot_start)
+    with pytest.raises(UserError, match=expected):
+        next(iter(loader))
+
+
+SCRIPT = """
+import os, signal, sys, time
+from test_workers import *
+loader = loader_of(Images())
+batches = iter(loader)
+workers = workers_of(batches, loader)
+for worker in workers:
+    os.kill(worker, signal.SIGSTOP)
+print(*workers, flush=True)
+exec(sys.argv[1])
+"""
+
+
+def test_no_worker_outlives_its_run_even_stopped():
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'datasets' / 'loading'}"}
+    ends = ("1 / 0", "os.kill(os.getpid(), signal.SIGKILL)")
+    runs = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, end], env=environment, stdout=subprocess.PIPE) for end in ends
+    ]
+    for run in runs:
+        workers = [int(pid) for pid in run.communicate(timeout=60)[0].split()]
+        assert len(workers) == 2
+        assert_gone(*workers)

@@ -1,0 +1,90 @@
+"""Names are data: whatever bytes a class, a file or a folder is called, they reach neither terminal nor log as such."""
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import GREY, TINY_VIT, read_result, run_script, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+
+NAMES = [
+    r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),
+    "'; DROP TABLE", "ünï 中🙂", "{format} %s %(message)s", "a: &b *c #", "$HOME `id`", "\u202egpj", "-opts",
+    "a\u2028b",
+]  # fmt: skip
+FOLDER = "data $\\frac{ \x1b[31m\n{}%s"
+
+
+def argv_for(root: Path, output: Path, dataset: str) -> list[str]:
+    options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
+    return [
+        f"-dataset={dataset}",
+        f"-data_path={root}",
+        "-batch_size=4",
+        f"-output={output}",
+        "-num_workers=0",
+        "-opts",
+        *options,
+    ]
+
+
+def write_image(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (9, 9), 50).save(path)
+
+
+@pytest.fixture
+def folders(tmp_path) -> Path:
+    """Class folders of such names, two images in each, an image and a link that the log will speak of."""
+    root = tmp_path / FOLDER
+    for split in ("train", "val"):
+        for name in NAMES:
+            write_image(root / split / name / f"a {FOLDER}.png")
+            write_image(root / split / name / "b.png")
+        (root / split / NAMES[2] / "\x1b[2J\n.png").write_text("no image")
+        (root / split / NAMES[2] / "\x1b[2J\nlink").symlink_to(root)
+    return root
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    """The same as targets of a table, a file listed twice, and one that is no image."""
+    root = tmp_path / FOLDER
+    rows = ["image_path,target"]
+    for number, name in enumerate(NAMES):
+        write_image(root / f"{number}\x1b[31m.png")
+        quoted = name.replace('"', '""')
+        rows += [f'{number}\x1b[31m.png,"{quoted}"'] * 2
+    (root / "\x1b[2J.png").write_text("no image")
+    rows.append(f'\x1b[2J.png,"{NAMES[0]}"')
+    (root / "train.csv").write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
+    return root
+
+
+@pytest.mark.parametrize("dataset", ["folder", "csv"])
+def test_a_whole_run(dataset, request, tmp_path, cpu, capsys):
+    root = request.getfixturevalue({"folder": "folders", "csv": "table"}[dataset])
+    folder = train(argv_for(root, tmp_path / "output \x1b[31m$\\frac{", dataset), cpu)
+    assert read_result(folder)["finished"]
+    assert f"of {len(NAMES)} classes" in capsys.readouterr().out
+    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(root)
+    texts = {
+        path.name: path.read_bytes().decode() for path in folder.iterdir() if path.suffix in (".txt", ".csv", ".yaml")
+    }
+    assert {"log.txt", "bad_images_0.csv", "config.yaml"} <= texts.keys()
+    for name, text in texts.items():
+        assert all(character.isprintable() or character in "\r\n" for character in text), name
+    assert texts["bad_images_0.csv"].count("\n") == len(texts["bad_images_0.csv"].splitlines())
+    for picture in ("loss.png", "accuracy.png"):
+        Image.open(folder / picture).verify()
+
+
+def test_an_error_that_names_them(folders, tmp_path):
+    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
+    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
+    printed = run_script("main_single_gpu.py", *argv_for(folders, tmp_path, "folder"), status=1)
+    assert all(character.isprintable() or character in "\r\n" for character in printed)
+    (line,) = (line for line in printed.splitlines() if line.startswith("error: "))
+    assert r"\x1b[2J .png: is a broken link" in line

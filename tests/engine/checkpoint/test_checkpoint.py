@@ -1,0 +1,199 @@
+"""At any moment a whole checkpoint is on the disk; a bad one is recognized, named, and passed over where it may be."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from engine.checkpoint.checkpoint import (
+    BEST,
+    FORMAT,
+    LAST,
+    PREVIOUS,
+    CheckpointWriter,
+    find_checkpoint,
+    load_checkpoint,
+)
+from utils.atomic_file import atomic_save
+from utils.errors import UserError
+
+
+def a_state(epoch: int = 0, **changes) -> dict:
+    state = {
+        "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
+        "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(4),
+        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
+        "images": 0, "choices": {}, "options": "SEED: 0",
+    }  # fmt: skip
+    return state | changes
+
+
+def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
+    return CheckpointWriter(folder, keep, lambda path, state: None)
+
+
+def epochs_in(folder: Path) -> dict[str, int]:
+    return {path.name: load_checkpoint(path)["epoch"] for path in folder.iterdir()}
+
+
+@pytest.fixture
+def run_folder(tmp_path) -> Path:
+    folder = tmp_path / "train-1"
+    folder.mkdir()
+    for name in ("config.yaml", "log.txt", "metrics.csv"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside the training", "without memory for it"])
+def test_last_previous_best_and_the_newest_few(tmp_path, monkeypatch, beside):
+    if not beside:
+        monkeypatch.setattr("engine.checkpoint.checkpoint._available_bytes", lambda: 0)
+    checkpoints = writer(tmp_path)
+    for epoch in range(1, 6):
+        checkpoints.save(a_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
+    checkpoints.wait()
+    assert epochs_in(tmp_path) == {LAST: 5, PREVIOUS: 4, BEST: 2, "epoch-004.pth": 4, "epoch-005.pth": 5}
+
+
+def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path, monkeypatch):
+    """Training goes on while the disk is slow."""
+    sync = os.fsync
+    monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (time.sleep(0.3), sync(file)))
+    state = a_state(1)
+    checkpoints = writer(tmp_path)
+    began = time.perf_counter()
+    checkpoints.save(state, is_best=False, periodic=None)
+    assert time.perf_counter() - began < 0.25
+    state["model"]["weight"] += 7
+    checkpoints.wait()
+    assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
+
+
+def test_what_goes_wrong_beside_the_training_is_heard_of(tmp_path, monkeypatch):
+    checkpoints = writer(tmp_path)
+    checkpoints.save(a_state(1), is_best=False, periodic=None)
+    checkpoints.wait()
+    with (
+        monkeypatch.context() as full_disk,
+        pytest.raises(UserError, match=r"last\.pth: cannot be saved: No space left"),
+    ):
+        full_disk.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
+        checkpoints.save(a_state(2), is_best=True, periodic="epoch-002")
+        checkpoints.wait()
+    checkpoints.check()
+    assert epochs_in(tmp_path) == {LAST: 1}
+
+
+BAD = {
+    "format": (a_state() | {"format": FORMAT + 1}, rf"is no checkpoint of format {FORMAT}"),
+    "a list": ([1], rf"is no checkpoint of format {FORMAT}"),
+    "only weights": ({"format": FORMAT, "model": {}}, r"is no checkpoint of ours, for ema, optimizer.* is missing"),
+    "type": (a_state(epoch="3") | {"format": FORMAT}, r"for epoch is missing or of a wrong type"),
+    "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its parts contradict"),
+    "sums": (a_state(sums=torch.zeros(7)) | {"format": FORMAT}, r"its parts contradict"),
+    "options": (a_state(options="5") | {"format": FORMAT}, r"its parts contradict"),
+    "choices": (a_state(choices={"attention": 3}) | {"format": FORMAT}, r"its parts contradict"),
+    "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its parts contradict"),
+    "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is no tensor"),
+    "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"claims numbers"),
+    "nan": (a_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
+    "inf": (a_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD.values(), ids=BAD.keys())
+def test_a_foreign_or_broken_one_is_refused(tmp_path, content, expected):
+    atomic_save(tmp_path / "x.pth", content)
+    with pytest.raises(UserError, match=rf"x\.pth: .*{expected}"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def test_a_sealed_file_that_is_no_archive_is_refused(tmp_path):
+    import hashlib
+
+    content = b"no archive"
+    digest = hashlib.sha256(content + b"\0\0").hexdigest()
+    (tmp_path / "x.pth").write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
+    with pytest.raises(UserError, match=r"x\.pth: is no checkpoint of ours"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def saved_twice(folder: Path) -> None:
+    checkpoints = writer(folder)
+    for epoch in (1, 2):
+        checkpoints.save(a_state(epoch), is_best=False, periodic=None)
+    checkpoints.wait()
+
+
+def test_the_previous_one_is_taken_where_the_last_is_damaged(run_folder):
+    saved_twice(run_folder)
+    last = run_folder / LAST
+    last.write_bytes(last.read_bytes()[:-100])
+    for resume in (str(run_folder), "auto"):
+        found = find_checkpoint(resume, run_folder.parent)
+        assert found.path == run_folder / PREVIOUS and found.state["epoch"] == 1
+        assert len(found.notes) == 1 and "last.pth: is damaged" in found.notes[0]
+    with pytest.raises(UserError, match=r"last\.pth: is damaged"):
+        find_checkpoint(str(last), run_folder.parent)
+    (run_folder / PREVIOUS).write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of 2 checkpoints is good: .*(last|previous)\.pth: is damaged"):
+        find_checkpoint("auto", run_folder.parent)
+
+
+def test_auto_is_the_newest_of_all_runs_or_none(run_folder, tmp_path):
+    assert find_checkpoint("auto", tmp_path) is None
+    assert find_checkpoint("auto", tmp_path / "not there yet") is None
+    saved_twice(run_folder)
+    other = tmp_path / "train-0"
+    other.mkdir()
+    for path in run_folder.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    assert find_checkpoint("auto", tmp_path).path == other / LAST
+    (tmp_path / "train-2").mkdir()
+    (tmp_path / "train-2" / "last.pth").write_bytes(b"no run has made this")
+    assert find_checkpoint("auto", tmp_path).path == other / LAST
+
+
+@pytest.mark.parametrize("resume", ["nothing", "."])
+def test_nothing_to_resume(tmp_path, monkeypatch, resume):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"-resume {resume}: there is no checkpoint; give a .pth file, the folder"):
+        find_checkpoint(resume, tmp_path)
+
+
+SAVING = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from pathlib import Path
+from test_checkpoint import a_state, writer
+checkpoints = writer(Path({folder!r}))
+for epoch in range(1, 10**6):
+    checkpoints.save(a_state(epoch), is_best=epoch % 3 == 0, periodic=f"epoch-{{epoch:07d}}")
+    print(epoch, flush=True)
+"""
+
+
+def test_killed_while_saving(tmp_path):
+    """A few of the 200 kills of tests/stress/fault_bench.py; each run cleans up behind the one before."""
+    code = SAVING.format(root=str(ROOT), tests=str(Path(__file__).parent), folder=str(tmp_path))
+    rng = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+        )
+        process.stdout.readline(), process.stdout.readline()  # one is on the disk
+        time.sleep(rng.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        found = find_checkpoint(str(tmp_path), tmp_path)
+        assert not found.notes and found.state["model"]["weight"].unique() == found.state["epoch"]
+    writer(tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))

@@ -1,0 +1,65 @@
+"""For test_levels.py, one of several ranks: trains on its share of one batch and prints what became of the weights.
+
+python levels_worker.py LEVEL RANKS
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+
+if detect_launcher():
+    exit_with_launcher()
+
+import timm
+import torch
+from torch.nn.functional import cross_entropy
+
+from configs.schema import Amp
+from engine.parallel.strategy import gradient_sync, parallelize
+from engine.precision.policy import Precision
+from utils.distributed import ProcessContext, process_group
+
+
+def main(level: str) -> int:
+    with process_group() as context:
+        weights = train(level, context)
+        values = torch.cat([parameter.detach().float().flatten() for parameter in weights.computing.parameters()])
+        report = {"rank": context.rank, "sum": values.double().sum().item(), "first": values[::97].tolist()}
+        os.write(1, (json.dumps(report) + "\n").encode())
+    return 0
+
+
+def train(level: str, context: ProcessContext):
+    """Four steps of two micro-steps each."""
+    precision = Precision(Amp.model_validate({"ENABLED": True, "LEVEL": level}), context.device)
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=48, num_classes=5)
+    weights = precision.weights(model)
+    optimizer = torch.optim.SGD(weights.full.parameters(), lr=0.05, fused=True)
+    torch.manual_seed(1)
+    images, targets = torch.randn(4, 2, 8, 3, 16, 16), torch.arange(8) % 5
+    mine = slice(context.rank, None, context.world_size)
+    with precision.autocast():
+        parallel = parallelize(weights.computing, context, images[0, 0, :2])
+    for step, micro_batches in enumerate(images):
+        for micro_step, batch in enumerate(micro_batches):
+            with gradient_sync(parallel, micro_step == 1):
+                with precision.autocast():
+                    logits = parallel(batch[mine])
+                precision.scaler.scale(cross_entropy(logits.float(), targets[mine]) / 2).backward()
+        weights.copy_grads_to_master()
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        optimizer.zero_grad()
+        weights.copy_master_to_model(seed=step)
+    return weights
+
+
+if __name__ == "__main__":
+    level, ranks = sys.argv[1:]
+    sys.exit(main(level) if detect_launcher() else launch_processes(__file__, sys.argv[1:], int(ranks)))

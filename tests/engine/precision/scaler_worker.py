@@ -1,0 +1,54 @@
+"""For test_scaler.py, one of several ranks: trains through real float16 overflows and prints what the scaler did.
+
+python scaler_worker.py PATTERNS    each rank's overflows, such as 0110,0001
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+
+if detect_launcher():
+    exit_with_launcher()
+
+import torch
+from torch import nn
+
+from configs.schema import Amp
+from engine.parallel.strategy import parallelize
+from engine.precision.policy import Precision
+from utils.distributed import process_group
+
+RULES = {"INIT_LOSS_SCALING": 1024.0, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2, "MIN_LOSS_SCALING": 64.0}
+
+
+def main(patterns: list[str]) -> int:
+    with process_group() as context:
+        precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": "float16", **RULES}), context.device)
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        parallel = parallelize(model, context, torch.zeros(2, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        seen = []
+        for overflow in patterns[context.rank]:
+            images = torch.full((3, 4), 60000.0 if overflow == "1" else 0.01)  # 4 x 60000 x 0.5 is no float16
+            with precision.autocast():
+                logits = parallel(images)
+            precision.scaler.scale(logits.float().square().mean()).backward()
+            precision.scaler.step(optimizer)
+            precision.scaler.update()
+            optimizer.zero_grad()
+            seen.append((precision.scaler.get_scale(), precision.scaler.skipped))
+        finite = all(math.isfinite(value) for weight in model.parameters() for value in weight.flatten().tolist())
+        os.write(1, (json.dumps({"rank": context.rank, "seen": seen, "finite": finite}) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    words = sys.argv[1].split(",")
+    sys.exit(main(words) if detect_launcher() else launch_processes(__file__, sys.argv[1:], len(words)))

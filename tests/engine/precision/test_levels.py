@@ -1,0 +1,302 @@
+"""O1, O2 and O3: which tensors are half, that training follows fp32, resumes exactly, and rounds without bias."""
+
+import json
+
+import pytest
+import timm
+import torch
+from conftest import GREY, TINY_VIT, assert_same_state, read_result, run_script, train
+from torch import nn
+
+from configs.command_line import parse_command_line
+from configs.schema import Amp
+from engine.checkpoint.checkpoint import load_checkpoint
+from engine.commands.run import run
+from engine.precision.master_weights import MasterWeights, half_copy
+from engine.precision.policy import Precision
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+LEVELS = ["O1", "O2", "O3"]
+
+
+def precision(level: str, dtype: str = "bfloat16", device: torch.device = CPU) -> Precision:
+    """O0 is fp32."""
+    amp = {"ENABLED": True, "DTYPE": dtype, "LEVEL": level} if level != "O0" else {}
+    return Precision(Amp.model_validate(amp), device)
+
+
+def tiny_vit(**options) -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options
+    )
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model
+
+
+def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    return {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+def test_which_weights_are_half():
+    for level in LEVELS:
+        weights = precision(level).weights(tiny_vit())
+        assert set(dtypes(weights.full).values()) == {torch.float32}
+        for name, dtype in dtypes(weights.computing).items():
+            half = level == "O3" or (level == "O2" and "norm" not in name)
+            assert dtype == (torch.bfloat16 if half else torch.float32), (level, name)
+    assert dtypes(precision("O3").weights(tiny_vit()).kept)["head.weight"] == torch.bfloat16
+    assert dtypes(precision("O2").weights(tiny_vit()).kept)["head.weight"] == torch.float32
+
+
+def test_batch_norm_keeps_its_statistics_in_fp32_in_every_level():
+    for level in LEVELS:
+        model = timm.create_model("test_resnet", num_classes=5)
+        policy = precision(level)
+        weights = policy.weights(model)
+        with policy.autocast():
+            weights.computing.train()(torch.randn(4, 3, 32, 32))
+        assert weights.computing.bn1.weight is weights.full.bn1.weight
+        assert weights.full.bn1.running_mean.dtype == torch.float32 and weights.full.bn1.running_mean.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
+    model, images = tiny_vit().eval(), torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        expected = model(images)
+        policy = precision(level, dtype)
+        with policy.autocast():
+            logits = policy.computing(model)(images)
+    assert logits.dtype == getattr(torch, dtype)
+    assert torch.allclose(logits.float(), expected, atol=0.03 if dtype == "bfloat16" else 0.004)
+    assert not torch.equal(logits.float(), expected)
+
+
+def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], MasterWeights]:
+    """A few steps on one batch, as engine.step takes them."""
+    policy = precision(level, dtype, device)
+    weights = policy.weights(tiny_vit().to(device))
+    optimizer = torch.optim.AdamW(weights.full.parameters(), lr=2e-3, fused=True)
+    torch.manual_seed(1)
+    images, targets = torch.randn(16, 3, 32, 32).to(device), torch.arange(16, device=device) % 5
+    losses = []
+    for step in range(steps):
+        with policy.autocast():
+            logits = weights.computing(images)
+        loss = nn.functional.cross_entropy(logits.float(), targets)
+        policy.scaler.scale(loss).backward()
+        weights.copy_grads_to_master()
+        policy.scaler.step(optimizer)
+        policy.scaler.update()
+        optimizer.zero_grad()
+        weights.copy_master_to_model(step)
+        losses.append(loss.item())
+    return losses, weights
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_learns_as_fp32_does(level, dtype):
+    expected, _ = train_steps("O0", dtype, 30)
+    losses, weights = train_steps(level, dtype, 30)
+    assert expected[-1] < 0.2
+    assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
+    for kept, used in zip(weights.full.parameters(), weights.computing.parameters(), strict=True):
+        if level == "O2":  # the half weights are the masters, rounded
+            assert torch.equal(used.float(), kept.to(used.dtype).float())
+        assert kept.grad is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_learns_on_a_gpu(level, dtype):
+    gpu = torch.device("cuda:0")
+    expected, _ = train_steps("O0", dtype, 30, gpu)
+    losses, _ = train_steps(level, dtype, 30, gpu)
+    assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
+
+
+def test_rounding_is_right_on_average_and_keeps_half_values():
+    """An update of a tenth of the distance between two half values: to the nearest, nothing would ever change."""
+    full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
+    nn.init.constant_(full.weight, 1.0)
+    weights = MasterWeights(full, half_copy(full, half, everything=True), masters=False)
+    for step in range(10):
+        weights.copy_grads_to_master()
+        full.weight.data.add_(2**-7 / 10)
+        weights.copy_master_to_model(step)
+    weight = weights.computing.weight
+    assert weight.float().mean().item() == pytest.approx(1 + 2**-7, abs=2**-7 * 0.02)
+    before = weight.detach().clone()
+    weights.copy_grads_to_master()
+    weights.copy_master_to_model(seed=99)
+    assert torch.equal(before, weight)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_rounding_keeps_every_half_value(half):
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
+    values = values[values.isfinite()]
+    full = nn.Module()
+    full.weight = nn.Parameter(values.float())
+    weights = MasterWeights(full, half_copy(full, half, everything=True), masters=False)
+    for seed in range(3):
+        weights.copy_grads_to_master()
+        weights.copy_master_to_model(seed)
+        assert torch.equal(weights.computing.weight, values)
+
+
+def test_a_frozen_weight_is_not_touched():
+    model = tiny_vit()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    weights = precision("O3").weights(model)
+    frozen = weights.computing.blocks[0].attn.qkv.weight.detach().clone()
+    weights.computing(torch.randn(2, 3, 32, 32)).float().sum().backward()
+    weights.copy_grads_to_master()
+    assert weights.full.head.weight.grad.shape == weights.full.head.weight.shape
+    weights.copy_master_to_model(0)
+    assert torch.equal(frozen, weights.computing.blocks[0].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_ranks_hold_the_same_weights_and_train_as_one_does(level):
+    """Stochastic rounding must not be chance of each rank's own."""
+    reports = {}
+    for ranks in ("1", "2"):
+        printed = run_script("tests/engine/precision/levels_worker.py", level, ranks)
+        reports[ranks] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    first, second = reports["2"]
+    assert (first["sum"], first["first"]) == (second["sum"], second["first"])
+    (alone,) = reports["1"]
+    assert first["first"] == pytest.approx(alone["first"], abs=4e-3)
+
+
+RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_a_stopped_run_resumes_bit_for_bit(digits_argv, cpu, level):
+    argv = ["-amp", "-batch_size=32", *digits_argv, *RUN, f"AMP.LEVEL={level}", "TRAIN.NUM_EPOCHS=1"]
+    states = []
+    for stops in ([], [7]):
+        folder = None
+        for stop in (*stops, 12):
+            resume = [f"-resume={folder}"] if folder else []
+            folder = train([*resume, *argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+        states.append(load_checkpoint(folder / "last.pth"))
+    for state in states:
+        del state["train_seconds"], state["options"]
+    assert_same_state(*states)
+    assert states[0]["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
+    assert states[0]["ema"]["head.weight"].dtype == torch.float32
+
+
+def test_a_checkpoint_is_resumed_in_another_level(digits_argv, cpu):
+    """The weights are taken over: another step changes them by no more than its rate and half's precision."""
+    folder, before = None, None
+    for stop, level in enumerate(("O3", "O2", "O1", "O3"), 1):
+        resume = [f"-resume={folder}"] if folder else []
+        folder = train([*resume, "-amp", *digits_argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={10 + stop}"], cpu)
+        state = load_checkpoint(folder / "last.pth")
+        assert state["done_steps"] == 10 + stop
+        for name, value in state["model"].items():
+            if before:
+                assert torch.allclose(value.float(), before[name].float(), rtol=2**-7, atol=3e-3), (level, name)
+        before = state["model"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_evaluation_in_any_level_is_near_fp32s(digits_argv, cpu, level):
+    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=4", "SAVE_FREQ=4"], cpu)
+    losses = []
+    for options in (["AMP=false"], ["AMP.ENABLED=true", f"AMP.LEVEL={level}"]):
+        before = set(folder.parent.glob("eval-*"))
+        run(parse_command_line(["-eval", f"-pretrained={folder / 'last.pth'}", *digits_argv, *options]), cpu, "")
+        (evaluated,) = set(folder.parent.glob("eval-*")) - before
+        losses.append(read_result(evaluated)["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_frozen_backbone_comes_back_when_its_run_is_resumed(digits_argv, cpu, level):
+    """The average, too, must not be drawn towards the weights of a fresh model."""
+    pretrained = train([*digits_argv, "TRAIN.MAX_STEPS=5"], cpu) / "last.pth"
+    argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, "MODEL.FREEZE_BACKBONE=true", f"AMP.LEVEL={level}"]
+    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1"]
+    unbroken = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
+    resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    for part in ("model", "ema", "optimizer"):
+        assert_same_state(resumed[part], unbroken[part], part)
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+def test_buffers_are_half_where_everything_is(name):
+    sizes = {"beit_base_patch16_224": {"embed_dim": 48, "num_heads": 3}}.get(name, {"embed_dim": 24})
+    model = (
+        timm.create_model(name, num_classes=5, depth=1, **sizes)
+        if "beit" in name
+        else timm.create_model(name, num_classes=5, depths=(2, 1, 1, 1), num_heads=(1, 2, 4, 8), **sizes)
+    )
+    size = 256 if "v2" in name else 224
+    logits = precision("O3").computing(model.eval())(torch.randn(1, 3, size, size))
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_dry_run_counts_the_same_work_in_every_level(digits_argv, cpu, level, capsys):
+    run(
+        parse_command_line(["-dry_run", "-amp", *digits_argv, f"AMP.LEVEL={level}", "AMP.CUSTOM_BLACK_LIST=[gelu]"]),
+        cpu,
+        "",
+    )
+    assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
+    with pytest.raises(UserError, match="galu is no op"):
+        weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
+        argv = ["-dry_run", "-eval", f"-pretrained={weights}", "-amp", *digits_argv, "AMP.CUSTOM_BLACK_LIST=[galu]"]
+        run(parse_command_line(argv), cpu, "")
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_evaluation_honours_the_level(digits_argv, cpu, level, monkeypatch):
+    seen = []
+
+    def evaluate(model, *_):
+        seen.append(dtypes(model)["head.weight"])
+        raise KeyboardInterrupt
+
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
+    monkeypatch.setattr("engine.commands.run.evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            parse_command_line(
+                ["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
+            ),
+            cpu,
+            "",
+        )
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])
+def test_tf32_follows_amp_unless_told(options, expected):
+    Precision(Amp.model_validate(options), CPU)
+    assert torch.backends.cuda.matmul.allow_tf32 is expected
+    assert torch.backends.cudnn.allow_tf32 is expected
+    Precision(Amp.model_validate({**options, "TF32": False}), CPU)
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+
+
+def test_options_reach_a_run():
+    amp = parse_command_line(
+        ["-amp_dtype=float16", "-opts", *TINY_VIT, *GREY, "AMP.LEVEL=O2", "AMP.INIT_LOSS_SCALING=1024"]
+    ).config.amp
+    policy = Precision(amp, CPU)
+    assert policy.scaler.get_scale() == 1024
+    assert "O2: float16 weights" in policy.describe() and "loss scale 1024, dynamic" in policy.describe()

@@ -1,0 +1,189 @@
+"""Listed ops and modules compute in their type, forward and backward; gradients are right against fp64."""
+
+import copy
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from configs.schema import Amp
+from engine.precision.op_lists import OPS, _functions
+from engine.precision.policy import Precision
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def vit(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_classes=5)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model.to(dtype)
+
+
+def policy(black: tuple = (), white: tuple = (), level: str = "O1", dtype: str = "bfloat16") -> Precision:
+    lists = {"CUSTOM_BLACK_LIST": black, "CUSTOM_WHITE_LIST": white}
+    return Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype, "LEVEL": level, **lists}), CPU)
+
+
+def gradients(model: nn.Module, policy: Precision | None, forward=None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    images = torch.randn(8, 3, 32, 32).to(next(model.parameters()).dtype if policy is None else torch.float32)
+    run = model if forward is None else forward
+    if policy is None:
+        logits = run(images)
+    else:
+        with policy.autocast():
+            logits = run(images)
+    nn.functional.cross_entropy(logits.double(), torch.arange(8) % 5).backward()
+    found = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+    """Relative, over all gradients."""
+    difference = math.sqrt(sum((found[name] - exact[name]).square().sum().item() for name in exact))
+    return difference / math.sqrt(sum(value.square().sum().item() for value in exact.values()))
+
+
+EVERYTHING = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add", "mul")
+
+
+def test_gradients_with_all_ops_in_fp32_are_fp32s():
+    exact = gradients(vit(torch.float64), None)
+    model = vit()
+    plain = policy()
+    assert error(gradients(model, plain), exact) > 1e-3
+    listed = policy(black=EVERYTHING)
+    listed.prepare(model)
+    assert error(gradients(model, listed), exact) < 1e-5
+
+
+@pytest.mark.parametrize("black", [("softmax", "gelu", "layer_norm"), ("linear", "matmul"), ("blocks.1.*",)])
+def test_each_listed_op_brings_gradients_nearer_to_fp64(black):
+    exact = gradients(vit(torch.float64), None)
+    model, listed = vit(), policy(black=black)
+    without = error(gradients(model, listed), exact)
+    listed.prepare(model)
+    assert error(gradients(model, listed), exact) < without
+
+
+@pytest.mark.parametrize(
+    "lists", [{"black": ("softmax", "gelu")}, {"black": ("blocks.1.*",), "white": ("layer_norm",)}]
+)
+@pytest.mark.parametrize("compiled", ["whole", "blocks"])
+def test_compiled_equals_eager(lists, compiled):
+    model, listed = vit(), policy(**lists)
+    listed.prepare(model)
+    expected = gradients(model, listed)
+    torch._dynamo.reset()
+    if compiled == "whole":
+        found = gradients(model, listed, torch.compile(model, backend="aot_eager", fullgraph=True))
+    else:
+        for block in model.blocks:
+            block.compile(backend="aot_eager", fullgraph=True)
+        found = gradients(model, listed)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]:
+    seen = {}
+    model = policy.computing(model)
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output.dtype}))
+    with policy.autocast():
+        model(torch.randn(2, 3, 32, 32))
+    return seen
+
+
+def test_a_module_pattern_takes_all_that_is_inside():
+    model, listed = vit(), policy(black=("blocks.1.*",))
+    listed.prepare(model)
+    seen = output_dtypes(model, listed)
+    for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.act", "mlp.fc2"):
+        assert seen[f"blocks.1.{name}"] == torch.float32
+        assert seen[f"blocks.0.{name}"] == torch.bfloat16
+    assert seen["head"] == torch.bfloat16
+
+
+def test_a_name_of_both_an_op_and_a_module_is_both():
+    model, listed = vit(), policy(white=("norm",))
+    listed.prepare(model)
+    seen = output_dtypes(model, listed)
+    assert (seen["norm"], seen["blocks.0.norm1"]) == (torch.bfloat16, torch.float32)
+
+
+def test_black_wins_over_white():
+    model, listed = vit(), policy(black=("gelu", "blocks.1.mlp"), white=("blocks.*",))
+    listed.prepare(model)
+    seen = output_dtypes(model, listed)
+    assert seen["blocks.0.mlp.act"] == torch.float32
+    assert seen["blocks.0.norm1"] == seen["blocks.1.attn"] == torch.bfloat16
+    assert seen["blocks.1.mlp.fc2"] == torch.float32
+
+
+def test_in_o3_a_black_op_gives_half_back():
+    model, listed = vit(), policy(black=("softmax", "linear"), level="O3")
+    listed.prepare(model)
+    seen = output_dtypes(model, listed)
+    assert set(seen.values()) == {torch.bfloat16}
+
+
+def test_a_black_list_saves_what_overflows_in_fp16():
+    """Attention logits above 65504: fp16 makes them inf and the gradients NaN."""
+    model = vit()
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.mul_(2000)
+    assert not all(value.isfinite().all() for value in gradients(model, policy(dtype="float16")).values())
+    listed = policy(black=("blocks.0.attn",), dtype="float16")
+    listed.prepare(model)
+    assert all(value.isfinite().all() for value in gradients(model, listed).values())
+
+
+def test_running_statistics_are_updated_where_batch_norm_is_listed():
+    plain, listed = (timm.create_model("test_resnet", num_classes=5) for _ in range(2))
+    listed.load_state_dict(plain.state_dict())
+    white = policy(white=("batch_norm",))
+    white.prepare(listed)
+    images = torch.randn(4, 3, 32, 32)
+    for model in (plain, listed):
+        with white.autocast():
+            model.train()(images)
+    assert torch.allclose(plain.bn1.running_mean, listed.bn1.running_mean, atol=1e-2)
+    assert listed.bn1.running_mean.any()
+
+
+def test_copies_keep_the_lists():
+    model, listed = vit(), policy(black=("gelu",))
+    listed.prepare(model)
+    assert output_dtypes(copy.deepcopy(model), listed)["blocks.0.mlp.act"] == torch.float32
+    assert list(model.state_dict()) == list(vit().state_dict())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_autocast_keeps_in_fp32_on_a_gpu_can_be_half():
+    gpu, white = torch.device("cuda:0"), {"ENABLED": True, "CUSTOM_WHITE_LIST": ("layer_norm",)}
+    model, listed = vit().to(gpu), Precision(Amp.model_validate(white), gpu)
+    seen = []
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    for prepare in (lambda model: None, listed.prepare):
+        prepare(model)
+        with listed.autocast():
+            model(torch.randn(2, 3, 32, 32, device=gpu))
+    assert seen == [torch.float32, torch.float16]
+
+
+def test_every_op_is_one_of_torchs():
+    assert all(_functions(op) for op in OPS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"), [("sofmax", "softmax"), ("block.1.mlp", "blocks.1.mlp"), ("blocks.7.*", "blocks.")]
+)
+def test_an_unknown_name_is_refused_with_its_neighbour(entry, hint):
+    with pytest.raises(UserError, match=rf"AMP.CUSTOM_WHITE_LIST: .* no op and no module .*did you mean {hint}"):
+        policy(white=(entry,)).prepare(vit())

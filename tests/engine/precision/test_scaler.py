@@ -1,0 +1,261 @@
+"""The loss scale follows Fleet's rules for any pattern of overflows; what never reaches the weights."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import run_script
+from fleet import FleetScale
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from configs.schema import Amp, Train
+from engine.precision.loss_scaler import LossScaler
+from engine.precision.policy import Precision
+from engine.training.optimizer import build_optimizer
+
+CPU = torch.device("cpu")
+
+rules = st.fixed_dictionaries(
+    {
+        "INIT_LOSS_SCALING": st.sampled_from([1.0, 8.0, 1024.0, 65536.0, 2.0**126]),
+        "USE_DYNAMIC_LOSS_SCALING": st.booleans(),
+        "INCR_RATIO": st.sampled_from([1.5, 2.0, 4.0]),
+        "INCR_EVERY_N_STEPS": st.integers(1, 4),
+        "DECR_RATIO": st.sampled_from([0.1, 0.5, 0.9]),
+        "DECR_EVERY_N_NAN_OR_INF": st.integers(1, 4),
+        "MIN_LOSS_SCALING": st.sampled_from([0.25, 1.0]),
+    }
+)
+
+
+def fp16(options: dict) -> Amp:
+    return Amp.model_validate({"ENABLED": True, "DTYPE": "float16", **options})
+
+
+def fleet(amp: Amp) -> FleetScale:
+    return FleetScale(
+        amp.init_loss_scaling, amp.use_dynamic_loss_scaling, amp.incr_ratio, amp.incr_every_n_steps, amp.decr_ratio,
+        amp.decr_every_n_nan_or_inf, amp.min_loss_scaling,
+    )  # fmt: skip
+
+
+class Training:
+    """A model whose gradients overflow when told to."""
+
+    def __init__(self, amp: Amp) -> None:
+        self.scaler = Precision(amp, CPU).scaler
+        self.model = nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, fused=True)
+
+    def step(self, overflow: bool) -> tuple[float, int, bool]:
+        """The scale after the step, steps skipped so far, whether the weights moved."""
+        before = self.model.weight.item()
+        bad = math.inf if self.scaler.skipped % 2 else math.nan
+        # The scale is divided out beforehand: 2^126 times it would overflow by itself.
+        loss = self.model(torch.tensor([[bad if overflow else 1.0]])).sum() / self.scaler.get_scale()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return self.scaler.get_scale(), self.scaler.skipped, self.model.weight.item() != before
+
+
+@settings(max_examples=150, deadline=None)
+@given(rules, st.lists(st.booleans(), max_size=25), st.integers(0, 25))
+def test_any_pattern_follows_fleets_rules(rules, overflows, saved_at):
+    """Also when the state is saved, loaded into a fresh run and gone on with somewhere on the way."""
+    amp = fp16(rules)
+    expected, training = fleet(amp), Training(amp)
+    for number, overflow in enumerate(overflows):
+        if number == saved_at:
+            state, training = training.scaler.state_dict(), Training(amp)
+            training.scaler.load_state_dict(json.loads(json.dumps(state)))
+        scale, skipped, moved = training.step(overflow)
+        wanted = expected.update(overflow)
+        if math.isfinite(torch.tensor(wanted).item()):
+            assert scale == pytest.approx(wanted, rel=1e-6)
+        else:
+            expected.scale = scale  # the largest fp32 is the ceiling
+            assert math.isfinite(scale)
+        assert skipped == sum(overflows[: number + 1])
+        assert not (overflow and moved)
+
+
+@pytest.mark.parametrize("patterns", ["0110100111100001", "0100000100110000,0010100001100001"], ids=["alone", "two"])
+def test_real_float16_overflow_on_every_rank_alike(patterns):
+    """On two ranks an overflow of one is an overflow of both."""
+    printed = run_script("tests/engine/precision/scaler_worker.py", patterns)
+    reports = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    amp = fp16(
+        {"INIT_LOSS_SCALING": 1024, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2, "MIN_LOSS_SCALING": 64}
+    )
+    model, overflows = (
+        fleet(amp),
+        [any(flag == "1" for flag in column) for column in zip(*patterns.split(","), strict=True)],
+    )
+    expected = [[model.update(overflow), sum(overflows[: number + 1])] for number, overflow in enumerate(overflows)]
+    assert [report["seen"] for report in reports] == [expected] * len(patterns.split(","))
+    assert all(report["finite"] for report in reports)
+
+
+def test_the_rules_are_the_present_options_after_loading():
+    old, new = Training(fp16({"INIT_LOSS_SCALING": 64.0})), Training(fp16({"DECR_RATIO": 0.25}))
+    old.step(True)
+    new.scaler.load_state_dict(old.scaler.state_dict())
+    assert new.scaler.get_scale() == 32
+    assert new.step(True)[0] == 8
+    fixed = Training(fp16({"INIT_LOSS_SCALING": 128.0, "USE_DYNAMIC_LOSS_SCALING": False}))
+    fixed.scaler.load_state_dict(old.scaler.state_dict())
+    assert fixed.scaler.get_scale() == 128
+
+
+@pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
+def test_says_when_too_many_are_skipped_in_a_row(amp):
+    training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))
+    verdicts = []
+    for overflow in (True, True, False, True, True, True, False):
+        training.step(overflow)
+        verdicts.append(training.scaler.skipped_too_often())
+    assert verdicts == [False] * 5 + [True, False]
+    endless = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 0}))
+    assert not any(endless.step(True) and endless.scaler.skipped_too_often() for _ in range(40))
+
+
+def test_the_limit_lets_the_scale_fall_to_its_lowest():
+    limits = [({}, 18), ({"MAX_SKIPPED_STEPS": 5}, 5), ({"INIT_LOSS_SCALING": 32768, "DECR_EVERY_N_NAN_OR_INF": 2}, 32),
+              ({"DECR_RATIO": 0.1, "INIT_LOSS_SCALING": 1000}, 5), ({"INIT_LOSS_SCALING": 1}, 2)]  # fmt: skip
+    for options, expected in limits:
+        training = Training(fp16(options))
+        steps = next(step for step in range(1, 50) if training.step(True) and training.scaler.skipped_too_often())
+        assert steps == expected == training.scaler.skipped_in_a_row
+        if "MAX_SKIPPED_STEPS" not in options:
+            assert training.scaler.get_scale() == 1.0
+    training.scaler.load_state_dict(Training(fp16({"INIT_LOSS_SCALING": 8})).scaler.state_dict() | {"scale": 2.0})
+    training.scaler.restart()
+    assert training.scaler.get_scale() == 1.0 and training.scaler.skipped_in_a_row == 0
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum():
+    """torch's fused SGD would go on with memory that it never wrote."""
+    results = []
+    for skips in (0, 1):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(300, 300), LossScaler(CPU)
+        optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
+        for step in range(3 + skips):
+            images = torch.full((2, 300), math.nan if step < skips else 1.0)
+            scaler.scale(model(images).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, fused, max_norm, bad):
+    model = nn.Linear(4, 3)
+    optimizer = optimizer_class(model.parameters(), lr=0.1, fused=fused)
+    scaler = LossScaler(CPU)
+
+    def step(inputs: torch.Tensor) -> None:
+        scaler.scale(model(inputs).sum()).backward()
+        scaler.step(optimizer, max_norm)
+        scaler.update()
+        optimizer.zero_grad()
+
+    step(torch.ones(2, 4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step(torch.tensor([[1.0, bad, 1.0, 1.0]]))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert scaler.skipped == 1 and scaler.get_scale() == 1.0
+    step(torch.ones(2, 4))
+    assert not torch.equal(before["weight"], model.weight)
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6], ids=["clipped", "sometimes", "never"])
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+def test_clipping_within_the_optimizers_step_is_torchs_clipping(optimizer_class, max_norm, scale):
+    """Through several steps, an overflow among them, against gradients that are unscaled and clipped beforehand."""
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False))
+        optimizer = optimizer_class(model.parameters(), lr=0.01, fused=fused)
+        scaler = LossScaler(CPU, init_scale=scale)
+        for step in range(8):
+            loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer, max_norm)
+            scaler.update()
+            optimizer.zero_grad()
+        assert scaler.skipped == 1
+        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_clipped_gradients_have_the_norm_that_was_asked_for():
+    """A step of plain SGD at rate 1 moves the weights by the gradient itself."""
+    for factor, expected in ((100.0, 0.5), (1e-3, None)):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(8, 8, bias=False), LossScaler(CPU, init_scale=1024.0)
+        before = model.weight.detach().clone()
+        (gradient,) = torch.autograd.grad(model(torch.ones(1, 8)).square().sum() * factor, model.parameters())
+        scaler.scale(model(torch.ones(1, 8)).square().sum() * factor).backward()
+        scaler.step(torch.optim.SGD(model.parameters(), lr=1.0, fused=True), 0.5)
+        moved = before - model.weight.detach()
+        assert moved.norm().item() == pytest.approx(expected or gradient.norm().item(), rel=1e-3)
+        assert nn.functional.cosine_similarity(moved.flatten(), gradient.flatten(), 0).item() == pytest.approx(1)
+
+
+def test_unit_scale_changes_nothing():
+    """fp32 under the static scaler is fp32 without one, bit for bit."""
+    results = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        scaler = LossScaler(CPU)
+        for _ in range(20):
+            loss = model(torch.randn(4, 8)).square().sum()
+            if guarded:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
+def test_scale_never_reaches_zero():
+    """A scale of 0 would make every gradient finite, and NaN when it is divided out again."""
+    training = Training(fp16({}))
+    for step in range(200):
+        scale, skipped, _ = training.step(step < 199)
+    assert (scale, skipped) == (1.0, 199)
+    assert training.model.weight.isfinite()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_answers_two_steps_late():
+    scaler = LossScaler(torch.device("cuda"), max_skipped=2)
+    model = nn.Linear(1, 1, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    verdicts = []
+    for _ in range(6):
+        scaler.scale(model(torch.full((1, 1), math.inf, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        verdicts.append(scaler.skipped_too_often())
+    assert verdicts == [False, False, False, True, True, True]

@@ -1,0 +1,209 @@
+"""Weights of every kind load right and are fitted to the model."""
+
+import pickle
+import re
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+from weight_files import FIXTURE, PaddleTensor, google_arrays, logits, paddle_state, pickled, random_vit, small_vit
+
+from models.weights.load import find_weights, load_pretrained, read_weights
+from utils.atomic_file import atomic_save
+
+SQUARE = "encoder.layers.0.attn.out.weight"
+
+
+@pytest.mark.parametrize("name", ["vit.pdparams", "checkpoint.pdparams", "vit", "checkpoint"])
+def test_paddlevit_logits_are_those_of_paddlepaddle(name):
+    reference = np.load(FIXTURE / "reference.npz")
+    model = small_vit()
+    load_pretrained(model, str(FIXTURE / name))
+    with torch.no_grad():
+        ours = model(torch.from_numpy(reference["images"]))
+    torch.testing.assert_close(ours, torch.from_numpy(reference["logits"]), rtol=0, atol=1e-5)
+
+
+def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
+    state, read = paddle_state(), read_weights(str(FIXTURE / "vit.pdparams"))
+    assert np.array_equal(read["blocks.0.attn.proj.weight"], state[SQUARE].T)
+    assert np.array_equal(read["patch_embed.proj.weight"], state["patch_embedding.patch_embedding.weight"])
+    assert read.keys() == small_vit().state_dict().keys()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_pdparams_in_every_protocol_and_memory_order(tmp_path, protocol):
+    state = {name: PaddleTensor(np.asfortranarray(array)) for name, array in paddle_state().items()}
+    expected = read_weights(str(FIXTURE / "vit.pdparams"))
+    read = read_weights(str(pickled(tmp_path / "vit.pdparams", OrderedDict(state), protocol)))
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+def test_pdparams_of_old_numpy_and_of_big_endian_machines(tmp_path):
+    state = {name: array.astype(">f4") for name, array in paddle_state().items()}
+    content = pickle.dumps(state, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    assert b"numpy.core.multiarray" in content
+    (tmp_path / "vit.pdparams").write_bytes(content)
+    read = read_weights(str(tmp_path / "vit.pdparams"))
+    assert np.array_equal(read["cls_token"], state["cls_token"].astype("f4"))
+
+
+def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
+    state = {name: torch.from_numpy(array).bfloat16() for name, array in paddle_state().items()}
+    bits = {name: tensor.view(torch.int16).numpy().view(np.uint16) for name, tensor in state.items()}
+    read = read_weights(str(pickled(tmp_path / "vit.pdparams", bits)))
+    assert read["blocks.0.attn.proj.weight"].dtype == torch.bfloat16
+    assert torch.equal(read["blocks.0.attn.proj.weight"], state[SQUARE].t())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("prefix", "big_vision"), [("", False), ("opt/target/", False), ("params/", True), ("", True)])
+def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
+    source, ours, timms = random_vit(), small_vit(), small_vit()
+    np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
+    load_pretrained(ours, str(tmp_path / "vit.npz"))
+    torch.testing.assert_close(logits(ours), logits(source))
+    if prefix if big_vision else not stacked:  # what every timm from the lower bound on reads
+        timms.load_pretrained(str(tmp_path / "vit.npz"))
+        assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in timms.state_dict().items())
+
+
+def test_google_npz_in_bfloat16(tmp_path):
+    source = random_vit().bfloat16().float()
+    arrays = google_arrays(source)
+    bits = {k: torch.tensor(a).bfloat16().view(torch.int16).numpy().view("V2") for k, a in arrays.items()}
+    np.savez(tmp_path / "vit.npz", **bits)
+    model = small_vit()
+    load_pretrained(model, str(tmp_path / "vit.npz"))
+    assert torch.equal(logits(model), logits(source))
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("ending", ["safetensors", "pth", "pt"])
+def test_safetensors_and_torch_files_with_wrappers_prefixes(tmp_path, ending, prefix):
+    source, model = random_vit(), small_vit()
+    state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
+    save = safetensors.torch.save_file if ending == "safetensors" else torch.save
+    save(state, tmp_path / f"vit.{ending}")
+    load_pretrained(model, str(tmp_path / f"vit.{ending}"))
+    assert torch.equal(logits(model), logits(source))
+
+
+def test_blocks_compiled_one_by_one(tmp_path):
+    source, model = random_vit(), small_vit()
+    state = {re.sub(r"^(blocks\.\d+)", r"\1._orig_mod", name): tensor for name, tensor in source.state_dict().items()}
+    torch.save(state, tmp_path / "vit.pth")
+    load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert torch.equal(logits(model), logits(source))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state, "optimizer": {"state": {}}},
+        lambda state: {"model": {"state_dict": state}},
+        lambda state: {"format": 1, "model": {}, "ema": state, "optimizer": {}},
+        lambda state: {"format": 1, "model": state, "ema": None, "optimizer": {}},
+        lambda state: OrderedDict((name, torch.nn.Parameter(tensor)) for name, tensor in state.items()),
+    ],
+)
+def test_containers_of_torch_files(tmp_path, wrap, zipped):
+    source, model = random_vit(), small_vit()
+    torch.save(wrap(source.state_dict()), tmp_path / "vit.pth", _use_new_zipfile_serialization=zipped)
+    load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert torch.equal(logits(model), logits(source))
+
+
+def test_average_weights_of_a_checkpoint_come_before_its_others(tmp_path):
+    average, other, model = random_vit(0), random_vit(1), small_vit()
+    atomic_save(tmp_path / "last.pth", {"format": 1, "model": other.state_dict(), "ema": average.state_dict()})
+    load_pretrained(model, str(tmp_path / "last.pth"))
+    assert torch.equal(logits(model), logits(average))
+
+
+def test_weights_saved_on_a_gpu_arrive_on_the_cpu(tmp_path):
+    path, source, model = tmp_path / "vit.pth", random_vit(), small_vit()
+    torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes().replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0"))
+    assert b"cuda:0" in path.read_bytes()
+    load_pretrained(model, str(path))
+    assert torch.equal(logits(model), logits(source))
+
+
+def test_half_precision_weights_arrive_in_the_models_type(tmp_path):
+    source, model = random_vit().half(), small_vit()
+    safetensors.torch.save_file(source.state_dict(), tmp_path / "vit.safetensors")
+    load_pretrained(model, str(tmp_path / "vit.safetensors"))
+    assert model.head.weight.dtype == torch.float32
+    assert torch.equal(logits(model), logits(source.float()))
+
+
+def test_the_ending_may_be_left_out_and_pdparams_comes_first(tmp_path):
+    for name in ("vit.pth", "vit.pdparams", "vit.v2.npz"):
+        (tmp_path / name).touch()
+    assert find_weights(str(tmp_path / "vit")) == tmp_path / "vit.pdparams"
+    assert find_weights(str(tmp_path / "vit.pth")) == tmp_path / "vit.pth"
+    assert find_weights(str(tmp_path / "vit.v2")) == tmp_path / "vit.v2.npz"
+
+
+@pytest.mark.parametrize("size", [16, 48])
+@pytest.mark.parametrize("no_embed_class", [False, True])
+def test_position_embeddings_are_interpolated_as_timm_does(tmp_path, size, no_embed_class):
+    source = random_vit(no_embed_class=no_embed_class)
+    model = small_vit(img_size=size, no_embed_class=no_embed_class)
+    torch.save(source.state_dict(), tmp_path / "vit.pth")
+    lines = load_pretrained(model, str(tmp_path / "vit.pth"))
+    side, prefix_tokens = size // 8, 0 if no_embed_class else 1
+    expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=prefix_tokens)
+    assert torch.equal(model.pos_embed, expected) and model.pos_embed.requires_grad
+    assert f"pos_embed: interpolated from 4x4 to {side}x{side}" in lines
+    source.set_input_size(img_size=size)
+    torch.testing.assert_close(logits(model, size), logits(source, size))
+
+
+@pytest.mark.parametrize(("name", "head"), [("resnet18", "fc"), ("test_vit", "head"), ("test_convnext", "head.fc")])
+def test_a_head_of_another_class_count_stays_new(tmp_path, name, head):
+    source = timm.create_model(name, num_classes=7)
+    model, same = timm.create_model(name, num_classes=4), timm.create_model(name, num_classes=7)
+    new_head = {key: tensor.clone() for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
+    torch.save(source.state_dict(), tmp_path / "weights.pth")
+    lines = load_pretrained(model, str(tmp_path / "weights.pth"))
+    assert f"{head}: 7 classes in the file, 4 in the model: new head" in lines
+    own = model.state_dict()
+    assert new_head.keys() == {f"{head}.weight", f"{head}.bias"}
+    assert all(torch.equal(own[key], new_head.get(key, tensor)) for key, tensor in source.state_dict().items())
+    assert not any("new head" in line for line in load_pretrained(same, str(tmp_path / "weights.pth")))
+    assert torch.equal(same.state_dict()[f"{head}.weight"], source.state_dict()[f"{head}.weight"])
+
+
+def test_a_file_without_a_head_gives_a_new_one(tmp_path):
+    state = {name: tensor for name, tensor in random_vit().state_dict().items() if not name.startswith("head.")}
+    torch.save(state, tmp_path / "vit.pth")
+    model = small_vit()
+    head = model.head.weight.clone()
+    assert "head: none in the file: new head" in load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert torch.equal(model.head.weight, head)
+
+
+def test_both_heads_of_a_distilled_model(tmp_path):
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 3}
+    make = timm.models.deit.VisionTransformerDistilled
+    torch.save(make(num_classes=7, **arguments).state_dict(), tmp_path / "deit.pth")
+    lines = load_pretrained(make(num_classes=4, **arguments), str(tmp_path / "deit.pth"))
+    assert [line.split(":")[0] for line in lines if "new head" in line] == ["head", "head_dist"]
+
+
+def test_unused_tensors_are_told(tmp_path):
+    extra = {"pre_logits.fc.weight": torch.ones(1), "mask_token": torch.ones(1)}
+    extra |= {f"decoder.{i}": torch.full((1,), torch.nan) for i in range(9)}
+    torch.save(random_vit().state_dict() | extra, tmp_path / "vit.pth")
+    lines = load_pretrained(small_vit(), str(tmp_path / "vit.pth"))
+    assert lines[0].startswith(f"weights: {tmp_path / 'vit.pth'}")
+    assert lines[1].startswith("pre_logits: dropped")
+    assert lines[2].startswith("not used: mask_token, decoder.0,") and lines[2].endswith("and 2 more")

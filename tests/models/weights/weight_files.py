@@ -1,0 +1,124 @@
+"""Models, and files of weights as their makers write them."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from timm.models import VisionTransformer
+
+from models.weights.load import load_pretrained
+from utils.errors import UserError
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "paddlevit_small"
+
+
+def small_vit(**changes) -> VisionTransformer:
+    options = {"img_size": 32, "patch_size": 8, "num_classes": 10, "embed_dim": 48, "depth": 2, "num_heads": 3}
+    return VisionTransformer(**options | changes).eval()
+
+
+def random_vit(seed: int = 0, **changes) -> VisionTransformer:
+    """Every parameter random, so that two of them taken for one another show in the logits."""
+    model = small_vit(**changes)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module, size: int = 32) -> torch.Tensor:
+    return model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1)))
+
+
+def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
+    """The one line of the error, after a look whether the model is as it was."""
+    model = model or small_vit()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_pretrained(model, str(path))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(str(path)) and len(message) < 500 + len(str(path))
+    return message
+
+
+def paddle_state() -> dict[str, np.ndarray]:
+    """The fixture's arrays, by an unpickler that may run anything: the file is ours."""
+    state = pickle.loads((FIXTURE / "vit.pdparams").read_bytes())
+    del state["StructuredToParameterName@@"]
+    return state
+
+
+class PaddleTensor:
+    """Pickles as PaddlePaddle's own tensors do."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __reduce__(self):
+        return tuple, (("linear_0.w_0", self.array),)
+
+
+def pickled(path: Path, content: object, protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    return path
+
+
+def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool = False, stacked: bool = False) -> dict:
+    """`model` as vit_jax or big_vision would have saved it."""
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    heads, width = model.blocks[0].attn.num_heads, model.embed_dim
+    attention, norm2, mlp = ("0", "1", "0") if big_vision else ("1", "2", "3")
+    arrays = {
+        "cls": state["cls_token"],
+        "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+        "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+        "head/kernel": state["head.weight"].T,
+        "head/bias": state["head.bias"],
+    }
+    blocks = []
+    for i in range(len(model.blocks)):
+        part = {name.removeprefix(f"blocks.{i}."): array for name, array in state.items()}
+        attend = f"MultiHeadDotProductAttention_{attention}"
+        block = {
+            "LayerNorm_0/scale": part["norm1.weight"],
+            "LayerNorm_0/bias": part["norm1.bias"],
+            f"LayerNorm_{norm2}/scale": part["norm2.weight"],
+            f"LayerNorm_{norm2}/bias": part["norm2.bias"],
+            f"{attend}/out/kernel": part["attn.proj.weight"].T.reshape(heads, -1, width),
+            f"{attend}/out/bias": part["attn.proj.bias"],
+        }
+        for j, name in enumerate(("query", "key", "value")):
+            rows = slice(j * width, (j + 1) * width)
+            block[f"{attend}/{name}/kernel"] = part["attn.qkv.weight"][rows].T.reshape(width, heads, -1)
+            block[f"{attend}/{name}/bias"] = part["attn.qkv.bias"][rows].reshape(heads, -1)
+        for j in range(2):
+            block[f"MlpBlock_{mlp}/Dense_{j}/kernel"] = part[f"mlp.fc{j + 1}.weight"].T
+            block[f"MlpBlock_{mlp}/Dense_{j}/bias"] = part[f"mlp.fc{j + 1}.bias"]
+        blocks.append(block)
+    if stacked:
+        arrays |= {f"Transformer/encoderblock/{k}": np.stack([block[k] for block in blocks]) for k in blocks[0]}
+    else:
+        arrays |= {f"Transformer/encoderblock_{i}/{k}": a for i, block in enumerate(blocks) for k, a in block.items()}
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def written(folder: Path, ending: str) -> Path:
+    path, model = folder / f"vit.{ending}", random_vit(embed_dim=12, depth=1)
+    if ending == "pdparams":
+        path.write_bytes((FIXTURE / "checkpoint.pdparams").read_bytes())
+    elif ending == "npz":
+        np.savez(path, **google_arrays(model))
+    elif ending == "safetensors":
+        safetensors.torch.save_file(model.state_dict(), path)
+    else:
+        torch.save(model.state_dict(), path)
+    return path

@@ -1,0 +1,106 @@
+"""Where a fault is provoked: a folder of its own with a little data, and tiny runs that take a second or two."""
+
+import io
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from engine.checkpoint.checkpoint import FORMAT, load_checkpoint
+from utils.atomic_file import atomic_save
+
+TINY = [
+    "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
+    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "TRAIN.BASE_LR=1e-3",
+    "SAVE_FREQ=1",
+]  # fmt: skip
+GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
+
+
+class Skipped(Exception):
+    """A fault that cannot be provoked on this machine; the message says why."""
+
+
+def image_bytes(form: str = "JPEG", size: tuple[int, int] = (16, 12), **options: Any) -> bytes:
+    pixels = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), form, **options)
+    return buffer.getvalue()
+
+
+def torch_bytes(content: object) -> bytes:
+    torch.save(content, buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+class Scene:
+    """`folder` is the fault's own. `trained` is the folder of a finished run, to be copied and not touched."""
+
+    def __init__(self, folder: Path, trained: Path) -> None:
+        self.folder, self.trained = folder, trained
+        self.output = folder / "output"
+
+    def digits(self, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
+        """Flags of a run on the embedded digits."""
+        return ["-dataset=digits", "-batch_size=64", f"-output={self.output}", *flags, "-opts", *TINY, *GREY, *options]
+
+    def images(self, *options: str, dataset: str = "imagenet2012", flags: tuple[str, ...] = ()) -> list[str]:
+        """Flags of a run on 24 training and 8 validation images of two classes."""
+        more = [f"-dataset={dataset}", "-batch_size=4", f"-data_path={self.data}", "-num_workers=0"]
+        return [*more, f"-output={self.output}", *flags, "-opts", *TINY, *options]
+
+    @cached_property
+    def data(self) -> Path:
+        """The images as a folder per class, as lists and as csv files."""
+        root = self.folder / "data"
+        for split, count in (("train", 12), ("val", 4)):
+            paths = [f"{split}/{name}/{number}.jpg" for number in range(count) for name in ("cat", "dog")]
+            for path in paths:
+                self.write(f"data/{path}", image_bytes())
+            labels = ["cat" not in path for path in paths]
+            rows = "".join(f"{path} {label:d}\n" for path, label in zip(paths, labels, strict=True))
+            self.write(f"data/{split}_list.txt", rows)
+            self.write(f"data/{split}.csv", "image_path,target\n" + rows.replace(" ", ","))
+        return root
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def run_copy(self) -> Path:
+        """A finished run of the digits, in the output folder."""
+        return Path(shutil.copytree(self.trained, self.output / self.trained.name))
+
+    def edited_checkpoint(self, **changes: Any) -> Path:
+        """The `last.pth` of a copied run with other content under a right seal."""
+        last = self.run_copy() / "last.pth"
+        atomic_save(last, load_checkpoint(last) | {"format": FORMAT} | changes)
+        return last
+
+    def edited_weights(self, **changes: torch.Tensor | None) -> Path:
+        """A plain .pth of the trained weights; `__` in a name stands for its dots, None removes a tensor."""
+        state = load_checkpoint(self.trained / "last.pth")["model"]
+        for name, tensor in changes.items():
+            state[name.replace("__", ".")] = tensor
+        path = self.folder / "weights.pth"
+        torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, path)
+        return path
+
+
+def truncated(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def flipped(path: Path) -> Path:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
