@@ -14,6 +14,7 @@ from engine.checkpoint.run_folder import is_run_folder
 from models.weights.load import checked_archive_bytes, has_backing_storage
 from utils.atomic_file import atomic_save, iter_tensors, link_or_copy, tensor_bytes, verify_checksum
 from utils.errors import UserError
+from utils.metrics import NUM_SUMS
 
 FORMAT = 4
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
@@ -229,6 +230,6 @@ def _is_sound(state: dict[str, Any]) -> bool:
         and all(isinstance(word, str) for choice in state["choices"].items() for word in choice)
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
-        and state["sums"].shape == (4,)
+        and state["sums"].shape == (NUM_SUMS,)
         and bool(counts.isfinite().all())
     )

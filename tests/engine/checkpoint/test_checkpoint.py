@@ -28,7 +28,7 @@ from utils.errors import UserError
 def a_state(epoch: int = 0, **changes) -> dict:
     state = {
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
-        "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(4),
+        "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(7),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
         "images": 0, "choices": {}, "options": "SEED: 0",
     }  # fmt: skip
@@ -98,7 +98,7 @@ BAD = {
     "only weights": ({"format": FORMAT, "model": {}}, r"is no checkpoint of ours, for ema, optimizer.* is missing"),
     "type": (a_state(epoch="3") | {"format": FORMAT}, r"for epoch is missing or of a wrong type"),
     "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its parts contradict"),
-    "sums": (a_state(sums=torch.zeros(7)) | {"format": FORMAT}, r"its parts contradict"),
+    "sums": (a_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its parts contradict"),
     "options": (a_state(options="5") | {"format": FORMAT}, r"its parts contradict"),
     "choices": (a_state(choices={"attention": 3}) | {"format": FORMAT}, r"its parts contradict"),
     "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its parts contradict"),
