@@ -34,6 +34,13 @@ class Command:
     profile: bool
     num_processes: int | None
 
+    @property
+    def name(self) -> str:
+        """The command in `engine.commands` that runs it."""
+        if self.dry_run or self.profile:
+            return "dry_run" if self.dry_run else "profile"
+        return "eval" if self.config.eval else "train"
+
 
 @dataclass(frozen=True)
 class Flag:

@@ -229,6 +229,12 @@ class Train(Section):
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
     end_lr: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
+    base_lr_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="global batch size that BASE_LR was tuned for; a run with another one logs a warning; "
+        "null: 4096 for BASE_LR 3e-3 (the ViT paper's), else unknown",
+    )
     linear_scaled_lr: int | None = Field(
         None, ge=1, description="multiplies the three rates by global batch size / this; null: rates as they stand"
     )

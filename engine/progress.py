@@ -1,5 +1,6 @@
-"""The position of a run inside an epoch."""
+"""The position of a run, and the time it has spent in training."""
 
+import time
 from dataclasses import dataclass
 
 from utils.metrics import MetricSums
@@ -7,7 +8,16 @@ from utils.metrics import MetricSums
 
 @dataclass
 class EpochProgress:
-    """Where an epoch stands: steps and batches of it that are done, sums so far, seconds spent waiting for data."""
+    """The position in an epoch.
+
+    Attributes:
+        epoch: counted from 0.
+        steps, batches: of the whole epoch; batches on each rank.
+        sums: loss and hits so far.
+        done_steps: optimizer steps of this epoch, skipped ones included.
+        lr: of the last step.
+        data_wait_seconds: time in this epoch during which the step waited for a batch.
+    """
 
     epoch: int
     steps: int
@@ -19,9 +29,34 @@ class EpochProgress:
 
     @property
     def step(self) -> int:
-        """Steps done since the run began."""
+        """Optimizer steps since the start of the run."""
         return self.epoch * self.steps + self.done_steps
 
     def window(self, accum_iter: int) -> int:
-        """Micro-steps of the next step: fewer than `accum_iter` in an epoch's last, where its batches run out."""
+        """Micro-steps of the next step: fewer than `accum_iter` in the last step, if the batches run out."""
         return min(accum_iter, self.batches - self.done_steps * accum_iter)
+
+    def done_batches(self, accum_iter: int) -> int:
+        """Batches of this epoch that the done steps have used, on each rank."""
+        return min(self.done_steps * accum_iter, self.batches)
+
+
+class TrainClock:
+    """Seconds spent in training steps, and images trained on over all ranks; evaluation and saving do not count."""
+
+    def __init__(self, seconds: float = 0.0, images: int = 0) -> None:
+        self.seconds, self.images = seconds, images
+        self._since, self._images_then = time.perf_counter(), 0
+
+    def start(self, images_of_epoch: int) -> None:
+        """Starts to count; `images_of_epoch` are done already."""
+        self._since, self._images_then = time.perf_counter(), images_of_epoch
+
+    def lap(self, images_of_epoch: int) -> float:
+        """Adds the time and the images since the last call; returns those seconds."""
+        now = time.perf_counter()
+        seconds = now - self._since
+        self.seconds += seconds
+        self.images += images_of_epoch - self._images_then
+        self._since, self._images_then = now, images_of_epoch
+        return seconds

@@ -98,7 +98,7 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
 
 def states(folder: Path) -> dict:
     """All that must be alike in two runs' last checkpoints."""
-    from engine.checkpoint.checkpoint import load_checkpoint
+    from engine.checkpoint.reader import load_checkpoint
 
     state = load_checkpoint(folder / "last.pth")
     del state["train_seconds"], state["options"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_script
 
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
@@ -199,9 +199,9 @@ MISTAKES = {
     "many processes": (("-ngpus=2",), r"-ngpus 2: this script is one process; start main_multi_gpu\.py"),
     "no data": (("-data_path=/nowhere",), r"/nowhere"),
     "no weights": (("-eval", "-pretrained=nothing"), r"nothing"),
-    "no checkpoint": (("-resume=nothing.pth",), r"nothing\.pth: there is no checkpoint"),
+    "no checkpoint": (("-resume=nothing.pth",), r"nothing\.pth: no checkpoint found"),
     "unknown key": (("-opts", "TRAIN.BASE_LRR=1"), r"unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
-    "unwritable": (("-output=/proc/none",), r"/proc/none cannot be written"),
+    "unwritable": (("-output=/proc/none",), r"/proc/none is not writable"),
     "paddle's state": (("-resume=tests/fixtures/paddlevit_small/checkpoint.pdparams",), "start from its weights"),
 }
 

@@ -55,12 +55,11 @@ class PendingSignal:
 
 
 @contextmanager
-def defer_signals() -> Iterator[PendingSignal]:
+def defer_signals(pending: PendingSignal) -> Iterator[None]:
     """Within the block a signal is only noted; who runs the block looks at the note and saves."""
-    note = PendingSignal()
-    handlers = {number: signal.signal(number, note.take) for number in TERMINATION_SIGNALS}
+    handlers = {number: signal.signal(number, pending.take) for number in TERMINATION_SIGNALS}
     try:
-        yield note
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""How the samples of an epoch fall into steps, and where in it a resumed run stands."""
+"""How the samples of an epoch are divided into steps, and the position of a resumed run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,16 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """What must be equal for the order of samples, and so a resumed run, to be the same."""
+    """The values that determine the order of samples; they must be equal for a bit-exact resume."""
 
     samples: int
-    batch_size: int  # over all ranks, in one micro-step
+    batch_size: int  # of one micro-step, over all ranks
     accum_iter: int
     seed: int
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.batch_size * self.accum_iter
 
     @property
     def batches_per_epoch(self) -> int:
@@ -24,27 +28,28 @@ class EpochLayout:
         return -(-self.batches_per_epoch // self.accum_iter)
 
     def steps_done(self, checkpoint: dict[str, Any]) -> int:
-        """Steps of the epoch, of this geometry, that go through the samples the checkpoint has seen of it.
+        """Steps of this layout that cover the samples which the checkpoint has used of its epoch.
 
         Raises:
-            UserError: there is no such number.
+            UserError: no whole number of steps does.
         """
         then, done = EpochLayout(**checkpoint["geometry"]), checkpoint["done_steps"]
         if done == 0 or then == self:
             return done
-        go_on = "or go on from a checkpoint of an epoch's end (epoch-*.pth)"
+        alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
         if (then.samples, then.seed) != (self.samples, self.seed):
             raise UserError(
-                f"-resume: the checkpoint lies inside an epoch of {then.samples} samples in the order of SEED "
-                f"{then.seed}, and this run has {self.samples} in that of SEED {self.seed}; set them alike, {go_on}"
+                f"-resume: the checkpoint is inside an epoch of {then.samples} samples with SEED {then.seed}, but this "
+                f"run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
             )
         if done == then.steps_per_epoch:
             return self.steps_per_epoch
-        seen, per_step = done * then.accum_iter * then.batch_size, self.accum_iter * self.batch_size
-        if seen % per_step:
+        used = done * then.global_batch_size
+        if used % self.global_batch_size:
             raise UserError(
-                f"-resume: the checkpoint has seen {seen} samples of its epoch, which is no whole number of this run's "
-                f"steps of {per_step}; choose devices, -batch_size and -accum_iter whose product divides {seen} (then: "
-                f"{then.batch_size} on all devices together, -accum_iter {then.accum_iter}), {go_on}"
+                f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
+                f"global batch size {self.global_batch_size}; choose devices, -batch_size and -accum_iter whose "
+                f"product divides {used} (before: batch size {then.batch_size} over all devices, -accum_iter "
+                f"{then.accum_iter}), {alternative}"
             )
-        return min(seen // per_step, self.steps_per_epoch)
+        return min(used // self.global_batch_size, self.steps_per_epoch)

@@ -1,43 +1,51 @@
-"""When a run saves between its epochs, and when it ends early: by steps, by the clock, by signals."""
+"""When a run saves inside an epoch, and when it stops early: after steps, after minutes, on signals."""
 
 import math
 import time
 
-from configs.schema import Config
 from utils.distributed import DelayedMax, ProcessContext
 from utils.signals import Interrupted, PendingSignal
 
-_SAVE = 1  # a wish of the main process, below any signal's number
+_SAVE = 1  # a request of the main process; signals have larger numbers
 
 
 class SaveTrigger:
-    """Asked at every step, and every batch of an evaluation, on all ranks; it answers them all alike.
+    """Called after every step and every evaluation batch on all ranks; it returns the same answer on all of them.
 
-    `signals` is to be filled by whoever listens (`utils.signals.saved_first`).
+    `signals` receives the signals of this process (see `utils.signals.defer_signals`).
     """
 
-    def __init__(self, config: Config, context: ProcessContext) -> None:
-        self.every_steps, self.every_minutes = config.save_freq_steps, config.save_freq_minutes
+    def __init__(
+        self,
+        context: ProcessContext,
+        timeout_seconds: float,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+    ) -> None:
+        self.every_steps, self.every_minutes = every_steps, every_minutes
         self.is_main = context.is_main
         self.signals = PendingSignal()
-        self._agreement = DelayedMax(context, config.timeout_seconds)
-        self.saved()
+        self._max_over_ranks = DelayedMax(context, timeout_seconds)
+        self._next_save = self._due_time()
+
+    def _due_time(self) -> float:
+        return time.monotonic() + 60 * self.every_minutes if self.every_minutes else math.inf
 
     def saved(self) -> None:
-        """The clock runs from here."""
-        self._next_save = time.monotonic() + 60 * self.every_minutes if self.every_minutes else math.inf
+        """Restarts the timer."""
+        self._next_save = self._due_time()
 
-    def wants_save(self, steps_done: int | None = None) -> bool:
-        """Whether to save now; without `steps_done` the clock alone says so.
+    def should_save(self, steps_done: int | None = None) -> bool:
+        """Whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
 
         Raises:
-            Interrupted: a signal came to any rank: save, and end.
+            Interrupted: any rank received a signal: save, then exit.
         """
         is_time = self.is_main and time.monotonic() >= self._next_save
         if is_time:
-            self._next_save = math.inf  # asked once
-        wish = self._agreement.reached(self.signals.number or (_SAVE if is_time else 0))
-        if wish > _SAVE:
-            raise Interrupted(wish)
+            self._next_save = math.inf  # requests once
+        request = self._max_over_ranks.reached(self.signals.number or (_SAVE if is_time else 0))
+        if request > _SAVE:
+            raise Interrupted(request)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
-        return is_step or wish == _SAVE
+        return is_step or request == _SAVE

@@ -1,51 +1,65 @@
-"""Checks all that a run needs and tells its sizes, without training."""
+"""The dry run: checks everything that a run needs and prints its sizes, without training."""
 
 import os
 from pathlib import Path
 
+from torch import nn
+
 from configs.schema import Config
 from datasets.registry import read_samples
-from engine.checkpoint.checkpoint import find_checkpoint
-from engine.precision.policy import Precision
+from engine.checkpoint.reader import FoundCheckpoint
+from engine.commands.evaluate import nothing_to_evaluate
+from engine.commands.open_run import find_on_all_ranks
 from engine.telemetry.flops import forward_flops
-from engine.training.trainer import Trainer
-from models.build import build_model
+from engine.training.build import build_eval_model, build_run
+from engine.training.snapshot import restore
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger
 
 
-def dry_run(config: Config, context: ProcessContext) -> None:
-    """Builds what the run would: data, model, weights, optimizer, the state to resume; and tries its output folder.
+def dry_run(config: Config, context: ProcessContext, script: str) -> int:
+    """Builds data, model, optimizer and the state to resume from, and checks that the output folder is writable.
 
     Raises:
-        UserError: the first thing that would stop the run.
+        UserError: the first problem that would stop the run.
     """
     logger = RunLogger(None, context)
-    found = find_checkpoint(config.model.resume, Path(config.save)) if config.model.resume else None
+    found = find_on_all_ranks(config, context)
     folder = found.path.parent if found else Path(config.save)
     _check_writable(folder)
-    if config.eval:
-        if not (found or config.model.pretrained):
-            raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
-        weights = str(found.path if found else config.model.pretrained)
-        model, _ = build_model(config.with_model(pretrained=weights), context.device)
-        Precision(config.amp, context.device).prepare(model)
-        (samples,) = read_samples(config, context, "val")
-        logger.info(f"validation: {len(samples)} images")
-    else:
-        state = found.state if found else None
-        options = config.with_model(pretrained=None) if state else config
-        trainer = Trainer(options, context, folder, logger, state)
-        geometry, model = trainer.geometry, trainer.learner.weights.full
-        logger.info(f"global batch size: {geometry.batch_size * geometry.accum_iter}")
-        logger.info(f"steps per epoch: {geometry.steps_per_epoch}")
+    build = _build_evaluation if config.eval else _build_training
+    model = build(config, context, logger, folder, found)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    logger.info(f"parameters: {parameters / 1e6:.3f} M, of them trained: {trained / 1e6:.3f} M")
-    flops = forward_flops(model, config)
+    logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
+    flops = forward_flops(model, config.data)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
-    logger.info("dry run: all that the run needs is there")
+    logger.info("dry run: everything that the run needs is there")
+    return 0
+
+
+def _build_training(
+    config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
+) -> nn.Module:
+    options = config.with_model(pretrained=None) if found else config
+    run = build_run(options, context, folder, logger)
+    restore(run, found.state if found else None)
+    logger.info(f"global batch size: {run.layout.global_batch_size}")
+    logger.info(f"steps per epoch: {run.layout.steps_per_epoch}")
+    return run.state.precision.weights.master
+
+
+def _build_evaluation(
+    config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
+) -> nn.Module:
+    if not (found or config.model.pretrained):
+        raise nothing_to_evaluate(config)
+    weights = str(found.path if found else config.model.pretrained)
+    model, _, _ = build_eval_model(config.with_model(pretrained=weights), context)
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
+    logger.info(f"validation: {len(samples)} images")
+    return model
 
 
 def _check_writable(folder: Path) -> None:
@@ -53,4 +67,4 @@ def _check_writable(folder: Path) -> None:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"SAVE: {folder} cannot be written; give another folder with -output")
+        raise UserError(f"SAVE: {folder} is not writable; choose another folder with -output")

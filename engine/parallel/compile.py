@@ -1,7 +1,7 @@
-"""What `torch.compile` makes of a model's passes in training.
+"""`torch.compile` of the training passes.
 
-Only they are compiled. Evaluation, diagnosis and DDP's rehearsal go through the same modules eagerly: they come with
-other batch sizes and modes, and each would have to be compiled anew.
+Only training is compiled. Evaluation, the search for non-finite modules and DDP's warm-up run the same modules eagerly:
+they use other batch sizes and modes, and each would need a compilation of its own.
 """
 
 from contextlib import AbstractContextManager
@@ -15,22 +15,21 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def compile_passes(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
-    """Lets `model` compile itself in its first pass; says what will be compiled, None where nothing is.
+def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
+    """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
-    `default` compiles block by block, where a model has alike `blocks`: they are compiled once, and the first step
-    takes seconds. With drop-path they differ in its rate, and are compiled as one model. `max` compiles any model as
-    one: the deeper it is the longer that takes, and the loops that it makes are larger. On a GPU it also times
-    several kernels for each matrix product, and replays the passes as CUDA graphs where that is safe. The last bits
-    of a result depend on the kernels: torch's cache keeps which were the fastest, and a run that is resumed without
-    that cache, or on another machine, may take others. Parameters and state keep their names.
+    `default` compiles block by block if the model has `blocks` that are alike: one compilation serves all, within
+    seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `max` always compiles the
+    whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix product, and
+    replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without torch's cache, or
+    on another machine, may differ in the last bits. Parameters and state dict keep their names.
 
     Raises:
-        UserError: there is no compiler that works.
+        UserError: no working compiler.
     """
     if options.compile == "none":
         return None
-    _try_compiler(context.device)
+    _check_compiler(context.device)
     blocks = list(getattr(model, "blocks", ()))
     alike = not any(isinstance(module, DropPath) for module in model.modules())
     if options.compile == "default" and blocks and alike:
@@ -42,28 +41,26 @@ def compile_passes(model: nn.Module, options: Train, context: ProcessContext) ->
     return f"the whole model{f', {mode}' if mode else ''}"
 
 
-def eagerly() -> AbstractContextManager:
-    """Within it nothing runs compiled."""
+def run_eagerly() -> AbstractContextManager:
+    """The context in which compiled modules run eagerly."""
     return torch.compiler.set_stance("force_eager")
 
 
 def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
-    """A graph's replay writes where the one before has written, and so over gradients that are still to be added to.
+    """CUDA graphs reuse their output memory, so a replay would overwrite gradients that are still accumulated.
 
-    On CPUs the kernels that torch could choose from are slower than the ones it has without choosing.
+    On CPUs the kernels that torch could choose from are slower than its default.
     """
     if options.compile == "default" or context.device.type == "cpu":
         return None
-    alone = options.accum_iter == 1 and context.world_size == 1
-    return "max-autotune" if alone else "max-autotune-no-cudagraphs"
+    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
+    return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 
-def _try_compiler(device: torch.device) -> None:
-    """With a trifle, so that what is missing shows before anything is trained."""
+def _check_compiler(device: torch.device) -> None:
+    """Compiles a small function, so that a missing compiler is found before training starts."""
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # of many kinds, by what is missing: a C++ compiler, Triton, a writable folder
+    except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"TRAIN.COMPILE: nothing can be compiled here: {reason}; install g++, or leave -compile out"
-        ) from error
+        raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or leave -compile out") from error

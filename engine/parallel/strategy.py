@@ -1,6 +1,8 @@
-"""Many devices: wrapping for data parallelism, and when gradients are exchanged."""
+"""How the processes of a run share the work of a training step."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,40 +12,81 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.distributed import ProcessContext
 
 
-def parallelize(model: nn.Module, context: ProcessContext, images: torch.Tensor) -> nn.Module:
-    """The model itself for one process, else wrapped so that backward averages gradients over the ranks.
+class Single:
+    """One process. Every other strategy overrides the methods in which it differs.
 
-    `images` (B, C, S, S) is any batch it can be tried with, B at least 2.
+    The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
     """
-    if context.world_size == 1:
+
+    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+        """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2, is any batch, to try it with."""
         return model
-    device_ids = [context.device] if context.device.type == "cuda" else None
-    parallel = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-    _settle_buckets(parallel, model, images)
-    return parallel
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
+        """The context of a micro-step whose gradients are not exchanged yet."""
+        return nullcontext()
+
+    def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The global L2 norm () of the gradients."""
+        return nn.utils.get_total_norm(gradients)
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Before an evaluation: rank 0's buffers (running statistics) on every rank."""
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        return model.state_dict()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+        model.load_state_dict(state)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Restores the moments; weight decay, betas and other settings stay those of the present options.
+
+        Raises:
+            ValueError: the state belongs to other parameters.
+        """
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
+        for group, present in zip(optimizer.param_groups, settings, strict=True):
+            group.update(present)
 
 
-def _settle_buckets(parallel: nn.Module, model: nn.Module, images: torch.Tensor) -> None:
-    """Throws two passes away, so that the first step already sums gradients as all later ones do.
+class DDP(Single):
+    """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks."""
 
-    DDP regroups gradients after its first backward pass, and from three ranks on the grouping shows in the last bits
-    of their sums: a resumed run would differ from an unbroken one.
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        _rebuild_buckets(wrapped, model, images)
+        return wrapped
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
+        return wrapped.no_sync()
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def build_strategy(context: ProcessContext) -> Single:
+    return Single() if context.world_size == 1 else DDP(context.device)
+
+
+def _rebuild_buckets(wrapped: nn.Module, model: nn.Module, images: torch.Tensor) -> None:
+    """Runs and discards two passes, so that the first step sums gradients in the same order as all later steps.
+
+    DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last bits
+    of the sums, so that a resumed run would differ from an uninterrupted one.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
     for _ in range(2):
-        parallel(images).sum().backward()
+        wrapped(images).sum().backward()
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
-
-
-def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager:
-    """Around forward and backward: exchanges gradients only where an accumulation window closes."""
-    return nullcontext() if enabled or not isinstance(model, DistributedDataParallel) else model.no_sync()
-
-
-def share_buffers(model: nn.Module, context: ProcessContext) -> None:
-    """Rank 0's buffers (running statistics) on every rank, so that all evaluate one model."""
-    if context.world_size > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)

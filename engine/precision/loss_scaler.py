@@ -1,23 +1,25 @@
-"""The loss scale: how it follows overflows, and how many steps they have cost."""
+"""Dynamic loss scaling with the rules of Paddle's Fleet, decided on the device."""
 
 from collections import deque
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import OptState
+
+from utils import torch_compat
 
 _NEVER = 2**31 - 1
-_READ_LATE = 2  # steps
-_STATE = ("scale", "_growth_tracker")
+_READ_DELAY = 2  # steps
+_SAVED_KEYS = ("scale", "_growth_tracker")
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A `GradScaler` under the rules of Paddle's Fleet, decided on the device: the host need not wait.
+    """A `GradScaler` with the rules of Paddle's Fleet and without host syncs.
 
-    The scale shrinks after `backoff_after` overflows in a row (each `update` that found a non-finite gradient is one)
-    and grows after `growth_interval` steps in a row without; it never leaves [`min_scale`, the largest fp32]. With
-    `dynamic` off it stands still. A scale of 1 that stands still guards fp32 and bf16: a step with a non-finite
-    gradient leaves the weights as they are.
+    The scale shrinks after `backoff_after` consecutive overflows (an overflow is a step with a non-finite gradient) and
+    grows after `growth_interval` consecutive steps without one; it stays in [`min_scale`, the largest fp32 value]. With
+    `dynamic=False` it is constant. A constant scale of 1 protects fp32 and bf16 training: a step with a non-finite
+    gradient does not change the weights.
 
     Averaged gradients are non-finite on all ranks or on none, so all ranks decide alike.
     """
@@ -34,105 +36,101 @@ class LossScaler(torch.amp.GradScaler):
         backoff_after: int = 1,
         min_scale: float = 1.0,
         max_skipped: int | None = None,
+        total_norm: Callable[[Iterable[torch.Tensor]], torch.Tensor] = nn.utils.get_total_norm,
     ) -> None:
         super().__init__(device.type, init_scale, growth_factor, backoff_factor, growth_interval)
-        self.dynamic, self.backoff_after, self.min_scale, self.max_skipped = (
-            dynamic, backoff_after, min_scale, max_skipped
-        )  # fmt: skip
-        self._first_scale = init_scale
+        self.dynamic, self.backoff_after, self.min_scale = dynamic, backoff_after, min_scale
+        self.max_skipped, self.total_norm = max_skipped, total_norm
+        self.initial_scale = init_scale
         if not dynamic:
             self.set_backoff_factor(1.0)
             self.set_growth_interval(_NEVER)
-        # Steps skipped: in all, in a row, and since the scale last shrank.
+        # Skipped steps: in total, consecutive, and since the scale last shrank.
         self._counts = torch.zeros(3, device=device)
-        self.last_skipped = torch.zeros((), device=device)  # 1 if the last step was
-        self._late_readings: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self.last_skipped = torch.zeros((), device=device)  # 1 if the last step was skipped, else 0
+        self._delayed_reads: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
     @property
     def skipped(self) -> int:
-        """Steps skipped so far. Waits for the device."""
+        """Skipped steps in total. Waits for the device."""
         return int(self._counts[0])
 
     @property
-    def skipped_in_a_row(self) -> int:
-        """Steps skipped since the last one that was not. Waits for the device."""
+    def consecutive_skipped(self) -> int:
+        """Skipped steps since the last one that was applied. Waits for the device."""
         return int(self._counts[1])
 
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> None:
-        """Divides the scale out of the gradients, clips their global norm to `max_norm`, and lets the optimizer work.
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> torch.Tensor:
+        """Unscales the gradients, clips their global norm to `max_norm`, and steps the optimizer.
 
-        A fused optimizer does all three in its own pass over the gradients, and is told by which number to divide.
-        Clipped or not, a step with a non-finite gradient is skipped; clipped, one whose norm leaves float32 is, too.
+        A step with a non-finite gradient norm is skipped. A fused optimizer unscales, clips and updates in one pass
+        over the gradients.
+
+        Returns:
+            The global gradient norm (), unscaled, before clipping; on the device.
         """
-        if max_norm:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if getattr(optimizer, "_step_supports_amp_scaling", False):
-                self._clip_within_step(optimizer, parameters, max_norm)
-            else:
-                self.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(parameters, max_norm)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if torch_compat.is_amp_fused(optimizer):
+            scaled_norm = self.total_norm(gradients)
+            norm = scaled_norm / self._scale
+            # The fused kernel divides the gradients by `grad_scale`; the formula is that of clip_grad_norm_.
+            clip = ((norm + 1e-6) / max_norm).clamp(min=1) if max_norm else 1
+            optimizer.grad_scale = self._scale * clip
+            torch_compat.mark_unscaled(self, optimizer, found_inf=(~scaled_norm.isfinite()).float())
+        else:
+            self.unscale_(optimizer)
+            norm = self.total_norm(gradients)
+            if max_norm:
+                nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         super().step(optimizer)
-
-    def _clip_within_step(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], max_norm: float
-    ) -> None:
-        """Tells the optimizer what to divide by. The gradients stay scaled until then, and are read once, for the norm.
-
-        To the base class they are unscaled already, so that it looks for no infinities: those show in the norm.
-        """
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        excess = (norm / self._scale + 1e-6) / max_norm  # as torch.nn.utils.clip_grad_norm_ has it
-        optimizer.grad_scale = self._scale * excess.clamp(min=1)
-        state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = {norm.device: (~norm.isfinite()).float()}
-        state["stage"] = OptState.UNSCALED
+        return norm
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        found = [tensor for state in self._per_optimizer_states.values()
-                 for tensor in state["found_inf_per_device"].values()]  # fmt: skip
+        """Counts the step and updates the scale."""
+        found = torch_compat.found_infs(self)
         overflow = torch.stack([tensor.to(self._counts.device) for tensor in found]).amax().clamp(max=1)
         self.last_skipped = overflow
         self._counts += overflow
         self._counts[1:] *= overflow
         shrinks = (self._counts[2] >= self.backoff_after).float() * overflow
         self._counts[2] *= 1 - shrinks
-        # The base class counts a step without shrinking as a good one: from -1, an overflow counts as none.
+        # The base class counts a step without shrinking as a good one: an overflow starts from -1, so it counts as 0.
         self._growth_tracker.copy_(self._growth_tracker * (1 - overflow) - overflow)
-        for state in self._per_optimizer_states.values():
-            state["found_inf_per_device"] = {self._counts.device: shrinks}
+        torch_compat.set_found_inf(self, shrinks)
         super().update(new_scale)
         self._scale.clamp_(min=self.min_scale)
 
     def skipped_too_often(self) -> bool:
-        """Whether the last `max_skipped` steps, or more, were skipped; on all ranks alike.
+        """Whether at least the last `max_skipped` steps were skipped; equal on all ranks.
 
-        From a GPU the host hears of it two steps late, so that it need not wait, and then looks again.
+        On a GPU the count is read two steps late, so that the host does not wait, and then confirmed.
         """
         if self.max_skipped is None:
             return False
         if self._counts.device.type == "cuda":
             event = torch.cuda.Event()
-            self._late_readings.append((self._counts[1].to("cpu", non_blocking=True), event))
+            self._delayed_reads.append((self._counts[1].to("cpu", non_blocking=True), event))
             event.record()
-            if len(self._late_readings) <= _READ_LATE:
+            if len(self._delayed_reads) <= _READ_DELAY:
                 return False
-            in_a_row, event = self._late_readings.popleft()
+            consecutive, event = self._delayed_reads.popleft()
             event.synchronize()
-            if in_a_row < self.max_skipped:
+            if consecutive < self.max_skipped:
                 return False
-        return self.skipped_in_a_row >= self.max_skipped
+        return self.consecutive_skipped >= self.max_skipped
 
     def restart(self) -> None:
-        """For a run that goes on after it was stopped: it looks for its scale anew."""
-        self._scale.fill_(self._first_scale)
+        """Resets the scale and the consecutive count, for a run that is resumed after it was aborted."""
+        self._scale.fill_(self.initial_scale)
         self._counts[1:] = 0
 
     def state_dict(self) -> dict:
         state = super().state_dict() if self.dynamic else {}
-        return {key: state[key] for key in _STATE if key in state} | {"counts": self._counts.tolist()}
+        return {key: state[key] for key in _SAVED_KEYS if key in state} | {"counts": self._counts.tolist()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Where the scale stands; the rules, and a scale that stands still, are as this run's options have them."""
-        kept = {key: state[key] for key in _STATE if key in state and self.dynamic}
-        super().load_state_dict(super().state_dict() | kept)
+        """Restores the scale and the counts. The rules, and a constant scale, are those of this run's options."""
+        saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
+        super().load_state_dict(super().state_dict() | saved)
         self._counts.copy_(torch.tensor(state["counts"]))

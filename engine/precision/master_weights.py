@@ -1,4 +1,4 @@
-"""Half-precision weights: the model that computes, and the fp32 weights that the optimizer updates in its place."""
+"""The fp32 weights that the optimizer updates, and the half weights of the module that computes."""
 
 import copy
 
@@ -10,120 +10,121 @@ from torch.nn.modules.batchnorm import _BatchNorm
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, _BatchNorm)
 
 
-def half_copy(model: nn.Module, half: torch.dtype, everything: bool) -> nn.Module:
-    """A copy with weights in `half`; it shares the fp32 norms, and the buffers, with `model`.
+def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Module:
+    """A copy of `model` with weights in `half` that shares its fp32 norms and its buffers.
 
-    With `everything` norms and buffers are half, too, but for batch norms: their running statistics need fp32.
+    With `include_norms`, norms and buffers are in half too, except batch norms: running statistics need fp32.
     """
-    stays = (_BatchNorm,) if everything else _NORMS
+    fp32_modules = (_BatchNorm,) if include_norms else _NORMS
     memo = {}
     for module in model.modules():
-        shared = isinstance(module, stays)
+        shared = isinstance(module, fp32_modules)
         for parameter in module.parameters(recurse=False):
             halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
             memo.setdefault(id(parameter), parameter if shared else halved)
         for buffer in module.buffers(recurse=False):
-            memo[id(buffer)] = buffer.to(half) if everything and buffer.is_floating_point() and not shared else buffer
+            to_half = include_norms and buffer.is_floating_point() and not shared
+            memo[id(buffer)] = buffer.to(half) if to_half else buffer
     return copy.deepcopy(model, memo)
 
 
 class MasterWeights:
-    """The fp32 weights behind a model that computes in half, and their way there and back, once a step.
+    """The fp32 `master` model, the `compute` model that runs the passes, and the copies between them, once a step.
 
-    As masters (Apex's and Paddle's O2) they are kept from step to step. Without masters they exist only while the
-    optimizer works: taken from the half weights before, rounded into them after. That rounding is stochastic (Gupta
-    et al., 2015): by a random choice of the two neighbours, right on average, where the nearest one would swallow
-    every update smaller than half the distance. For a model that computes with its own weights nothing happens.
+    In O2 the master weights persist (Apex, Paddle). In O3 (`keep_master=False`) they exist only while the optimizer
+    works: they are copied from the half weights before, and rounded into them after. That rounding is stochastic (Gupta
+    et al., 2015): up or down at random, exact on average, where rounding to the nearest would drop every update smaller
+    than half the distance of two half values. If `compute` is `master`, the copies do nothing.
     """
 
-    def __init__(self, full: nn.Module, computing: nn.Module, masters: bool) -> None:
-        self.full, self.computing = full, computing
-        self.masters = masters
-        pairs = [pair for pair in zip(full.parameters(), computing.parameters(), strict=True) if pair[0] is not pair[1]]
+    def __init__(self, master: nn.Module, compute: nn.Module, keep_master: bool) -> None:
+        self.master, self.compute, self.keep_master = master, compute, keep_master
+        pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
-        self._full = [kept for kept, _ in pairs if kept.requires_grad]
-        self._half = [used for kept, used in pairs if kept.requires_grad]
-        self._sizes = [kept.numel() for kept in self._full]
-        self._values: torch.Tensor | None = None  # of all of them, one behind the other
-        batch_norms = [module for module in computing.modules() if isinstance(module, _BatchNorm)]
-        self._statistics = [b for norm in batch_norms for b in norm.buffers() if b.is_floating_point()]
-        self._remembered = [buffer.clone() for buffer in self._statistics]
-        self.reload()
+        self._full = [full for full, _ in pairs if full.requires_grad]
+        self._half = [half for full, half in pairs if full.requires_grad]
+        self._sizes = [full.numel() for full in self._full]
+        self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
+        batch_norms = [module for module in compute.modules() if isinstance(module, _BatchNorm)]
+        self._stats = [buffer for norm in batch_norms for buffer in norm.buffers() if buffer.is_floating_point()]
+        self._saved_stats = [buffer.clone() for buffer in self._stats]
+        self.sync_after_load()
         self._release()
 
     @property
-    def kept(self) -> nn.Module:
-        """The model whose weights are the state between steps."""
-        return self.full if self.masters else self.computing
+    def stored(self) -> nn.Module:
+        """The model whose weights persist between steps, and which checkpoints hold."""
+        return self.master if self.keep_master else self.compute
 
     def copy_grads_to_master(self) -> None:
-        """Before the optimizer: its weights (without masters) and its gradients, from the half model's."""
+        """Before the optimizer: copies the half gradients, and in O3 the half weights, to the master model."""
         if not self._full:
             return
-        if not self.masters:
+        if not self.keep_master:
             self._values, values = self._flat_views()
-            torch._foreach_copy_(values, [used.detach() for used in self._half])
-            for kept, value in zip(self._full, values, strict=True):
-                kept.data = value
+            torch._foreach_copy_(values, [half.detach() for half in self._half])
+            for full, value in zip(self._full, values, strict=True):
+                full.data = value
         _, gradients = self._flat_views()
-        for kept, half, gradient in zip(self._full, self._half, gradients, strict=True):
-            kept.grad = None if half.grad is None else gradient
-        if given := [half for half in self._half if half.grad is not None]:
-            torch._foreach_copy_([kept.grad for kept in self._full if kept.grad is not None], [h.grad for h in given])
-        for half in given:
+        for full, half, gradient in zip(self._full, self._half, gradients, strict=True):
+            full.grad = None if half.grad is None else gradient
+        if used := [half for half in self._half if half.grad is not None]:
+            torch._foreach_copy_([full.grad for full in self._full if full.grad is not None], [h.grad for h in used])
+        for half in used:
             half.grad = None
 
     @torch.no_grad()
     def copy_master_to_model(self, seed: int) -> None:
-        """After the optimizer: its weights into the half model. The `seed` of the rounding must be alike on all ranks.
+        """After the optimizer: copies the master weights to the compute model. The `seed` must be equal on all ranks.
 
-        Weights that have not changed stay as they are: a half value is not rounded away from itself.
+        Unchanged weights keep their half value: stochastic rounding never moves a value that half represents.
         """
         if not self._full:
             return
-        if not self.masters:
+        if not self.keep_master:
             _round_stochastically(self._values, self._half[0].dtype, seed)
         torch._foreach_copy_(self._half, self._full)
         self._release()
 
     @torch.no_grad()
-    def reload(self) -> None:
-        """After new values for the `kept` model: into the other one."""
+    def sync_after_load(self) -> None:
+        """After new weights were loaded into the `stored` model: copies them to the other model."""
         for full, half in (*self._frozen, *zip(self._full, self._half, strict=True)):
-            if self.masters:
+            if self.keep_master:
                 half.copy_(full)
-            elif not full.requires_grad:  # the others are taken when they are needed
+            elif not full.requires_grad:  # trained weights are copied when the optimizer needs them
                 full.copy_(half)
 
     def save_batch_stats(self) -> None:
-        """Before a step's passes: what batch norms have learned so far."""
-        if self._statistics:
-            torch._foreach_copy_(self._remembered, self._statistics)
+        """Before the passes of a step: remembers the running statistics of batch norms."""
+        if self._stats:
+            torch._foreach_copy_(self._saved_stats, self._stats)
 
     def restore_batch_stats(self, skipped: torch.Tensor) -> None:
-        """After them: as it was, if the step was `skipped` (1 or 0): the batch may have made NaNs of it."""
+        """After the passes: restores the statistics if the step was `skipped` (1 or 0): the batch may hold NaN."""
         was_skipped = skipped > 0
-        for now, before in zip(self._statistics, self._remembered, strict=True):
-            torch.where(was_skipped, before, now, out=now)
+        for current, saved in zip(self._stats, self._saved_stats, strict=True):
+            torch.where(was_skipped, saved, current, out=current)
 
     def _flat_views(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """One uninitialized fp32 tensor, and views of it in the shapes of the trained weights."""
         flat = torch.empty(sum(self._sizes), device=self._half[0].device)
         parts = flat.split(self._sizes)
         return flat, [part.view_as(half) for part, half in zip(parts, self._half, strict=True)]
 
     def _release(self) -> None:
-        """Frees what no one needs until the next step."""
+        """Frees the memory that the next step allocates again."""
         self._values = None
-        for kept in self._full:
-            kept.grad = None
-            if not self.masters:
-                kept.data = kept.data.new_zeros(()).expand(kept.shape)  # the shape alone
+        for full in self._full:
+            full.grad = None
+            if not self.keep_master:
+                full.data = full.data.new_zeros(()).expand(full.shape)  # keeps the shape only
 
 
 def _round_stochastically(values: torch.Tensor, half: torch.dtype, seed: int) -> None:
-    """Rounds fp32 `values` in place to values of `half`, up or down with a probability that keeps the mean.
+    """Rounds fp32 `values` in place to values of `half`, up or down with probabilities that keep the mean.
 
-    Below the smallest normal number of `half` it rounds to the nearest instead.
+    Below the smallest normal number of `half` it rounds to the nearest.
     """
     lost_bits = 23 - {torch.bfloat16: 7, torch.float16: 10}[half]
     generator = torch.Generator(values.device).manual_seed(seed)

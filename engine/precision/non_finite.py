@@ -1,4 +1,4 @@
-"""Where a pass through a model first becomes infinite or NaN."""
+"""Finds the first module of a pass that returns an infinite or NaN value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Origin:
-    """What became infinite or NaN first, and the path of the module that made it so ('' where it is no module)."""
+    """The first non-finite tensor, and the path of its module ('' if it belongs to no module)."""
 
-    what: str
+    tensor: str
     module: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.module}" if self.module else self.what
+        return f"{self.tensor} of {self.module}" if self.module else self.tensor
 
 
 IMAGES = Origin("the images")
 
 
 def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin | None:
-    """Watches `model` while `run_pass` goes forward and backward through it; None where all stays finite.
+    """Hooks into `model` while `run_pass` runs its forward and backward pass; None if every value is finite.
 
-    A module is the origin if its inputs are finite and its outputs are not; or, in the backward pass, if the gradients
-    of its outputs are finite and those of its inputs or parameters are not. The innermost such module is named.
+    A module is the origin if its inputs are finite and its outputs are not; in the backward pass, if the gradients of
+    its outputs are finite and those of its inputs or parameters are not. The innermost such module is returned.
     """
-    watch = _Watch(model)
+    hooks = _FiniteHooks(model)
     try:
         run_pass()
     finally:
-        watch.remove()
-    return watch.origin
+        hooks.remove()
+    return hooks.origin
 
 
-class _Watch:
-    """Hooks on tensors, not on modules: full backward hooks of modules fail where an activation works in place."""
+class _FiniteHooks:
+    """Hooks on tensors: full backward hooks of modules fail if an activation works in place."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.origin: Origin | None = None
-        self._good_gradient: dict[nn.Module, bool] = {}  # of the module's outputs
+        self._finite_output_gradient: dict[nn.Module, bool] = {}
         self._handles: list[Any] = []
         for path, module in model.named_modules():
-            self._handles.append(module.register_forward_hook(partial(self._forward, path)))
+            self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.requires_grad:
                     hook = partial(self._parameter_gradient, path, name, module)
@@ -57,15 +57,16 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _blame(self, what: str, path: str) -> None:
-        self.origin = self.origin or (Origin(what, path) if path else Origin(f"{what} of the model"))
+    def _set_origin(self, tensor: str, path: str) -> None:
+        """Keeps the first one."""
+        self.origin = self.origin or (Origin(tensor, path) if path else Origin(f"{tensor} of the model"))
 
-    def _forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Inner modules come here before those around them, and so do the hooks of a tensor that both have."""
+    def _after_forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Inner modules, and the hooks of a tensor that an inner and an outer module share, run first."""
         inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
-                self._blame("the output", path)
+                self._set_origin("the output", path)
             elif module is self.model:
                 self.origin = self.origin or IMAGES
         for tensor in outputs:
@@ -77,23 +78,23 @@ class _Watch:
 
     def _output_gradient(self, module: nn.Module, gradient: torch.Tensor) -> None:
         finite = _all_finite([gradient])
-        self._good_gradient[module] = self._good_gradient.get(module, True) and finite
+        self._finite_output_gradient[module] = self._finite_output_gradient.get(module, True) and finite
         if module is self.model and not finite:
             self.origin = self.origin or Origin("the gradient of the loss")
 
     def _input_gradient(self, path: str, module: nn.Module, gradient: torch.Tensor) -> None:
-        if self._good_gradient.get(module) and not _all_finite([gradient]):
-            self._blame("the gradient at the input", path)
+        if self._finite_output_gradient.get(module) and not _all_finite([gradient]):
+            self._set_origin("the gradient at the input", path)
 
     def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        if self._good_gradient.get(module) and not _all_finite([parameter.grad]):
-            self._blame(f"the gradient of the {name}", path)
+        if self._finite_output_gradient.get(module) and not _all_finite([parameter.grad]):
+            self._set_origin(f"the gradient of the {name}", path)
 
 
 def block_of(path: str) -> str:
-    """The part of a model that a path lies in: `blocks.3` for `blocks.3.mlp.fc1`, `head` for `head.weight`."""
+    """The block of a module path: `blocks.3` for `blocks.3.mlp.fc1`, `head` for `head.weight`."""
     parts = path.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    numbers = [index for index, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
 
 

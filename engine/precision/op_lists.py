@@ -1,8 +1,8 @@
-"""Ops and modules that compute in a type of the user's choice: what autocast's own lists cannot be told.
+"""Lists of ops and modules that compute in fp32 or in half; autocast's own lists cannot be changed.
 
-A listed op is intercepted by a `TorchFunctionMode` and runs with autocast off, on tensors cast to its type, so that its
-backward pass computes in that type too. The mode is entered inside the modules' own `forward`: there it holds wherever
-they run, compiled, wrapped for data parallelism, copied, or recomputed in the backward pass.
+A `TorchFunctionMode` intercepts a listed op and runs it with autocast off, on tensors cast to its dtype, so that its
+backward pass has that dtype too. The mode is entered inside the `forward` of modules, so that it also applies when they
+are compiled, wrapped for data parallelism, copied, or recomputed in the backward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from utils.errors import UserError, did_you_mean
+from utils.torch_compat import keep_forward_dtypes_in_compiled_backward
 
 OPS = (
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention",
@@ -30,17 +30,17 @@ _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 
 
 def _functions(op: str) -> set[Callable]:
-    """All of torch's Python functions that are this op; those that work in place are not, for their type is fixed."""
+    """torch's Python functions for this op, without in-place ones, whose result dtype is fixed."""
     names = [f"{before}{name}{after}" for name in (op, *_OTHER_NAMES.get(op, ()))
              for before, after in (("", ""), ("__", "__"), ("__r", "__"))]  # fmt: skip
     return {getattr(home, name) for home in (torch, F, torch.Tensor) for name in names if hasattr(home, name)}
 
 
-_FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the others are running statistics, updated in place
+_FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the other arguments are running statistics, updated in place
 
 
 class CastingMode(TorchFunctionMode):
-    """Runs each function of `dtypes` in its type; results are cast to `result_dtype` where one is given."""
+    """Runs each function of `dtypes` in its dtype; casts results to `result_dtype` if it is given."""
 
     def __init__(self, dtypes: dict[Callable, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class _Casting:
-    """Mix-in of a module's class: its forward pass runs in its own `CastingMode`."""
+    """A mix-in for the class of a module: its forward pass runs in its own `CastingMode`."""
 
     casting_mode: CastingMode
 
@@ -82,19 +82,19 @@ def apply_op_lists(
     device: torch.device,
     result_dtype: torch.dtype | None,
 ) -> None:
-    """Lets the listed ops and modules of `model` compute in `half` (white) or in fp32 (black, which wins).
+    """Makes the listed ops and modules of `model` compute in `half` (white list) or fp32 (black list, which wins).
 
-    An entry is one of `OPS`, a pattern for module paths (`blocks.11.*` is all of block 11), or both (`norm`). The types
-    of all ops inside a listed module change, and of no op outside the modules.
+    An entry is one of `OPS`, a pattern for module paths (`blocks.11.*` is the whole block 11), or both (`norm`). In a
+    listed module all ops of `OPS` change; ops outside of modules, such as the loss, do not.
 
     Raises:
-        UserError: an entry is neither.
+        UserError: an entry is neither an op nor a module.
     """
-    white_ops, white_paths = _sort_out(model, white, _WHITE)
-    black_ops, black_paths = _sort_out(model, black, _BLACK)
+    white_ops, white_paths = _resolve(model, white, _WHITE)
+    black_ops, black_paths = _resolve(model, black, _BLACK)
     if not (white_ops or white_paths or black_ops or black_paths):
         return
-    torch._functorch.config.backward_pass_autocast = "off"  # compiled, as uncompiled: backward follows forward's types
+    keep_forward_dtypes_in_compiled_backward()
     tables = {
         "": _table(half, white_ops) | _table(torch.float32, black_ops),
         _WHITE: _table(half, OPS) | _table(torch.float32, black_ops),
@@ -110,19 +110,19 @@ def apply_op_lists(
             module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
 
 
-def _sort_out(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
-    """The ops and the module paths that the entries name."""
+def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
+    """The ops and the module paths that the entries match."""
     paths = [path for path, _ in model.named_modules() if path]
     ops, matched = set(), set()
     for entry in entries:
-        # A path with a dot behind it is matched by `blocks.11.*` too, of which block 11 is meant to be part.
+        # The dot at the end lets `blocks.11.*` match block 11 itself.
         found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
         matched |= found
         if entry in OPS:
             ops.add(entry)
         elif not found:
             hint = did_you_mean(entry, (*OPS, *paths))
-            raise UserError(f"{key}: {entry} is no op and no module of this model{hint} (ops: {', '.join(OPS)})")
+            raise UserError(f"{key}: {entry} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})")
     return ops, matched
 
 
@@ -131,7 +131,7 @@ def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Callable, torch.dtype
 
 
 def _units(module: nn.Module) -> list[nn.Module]:
-    """The model and its parts: blocks, embeddings, norms, heads. They are what is compiled or recomputed alone."""
+    """The model and its parts: blocks, embeddings, norms, heads, which may be compiled or recomputed separately."""
     parts = [module]
     for child in module.children():
         parts += _units(child)[1:] if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
@@ -142,7 +142,7 @@ _casting_classes: dict[type, type] = {}
 
 
 def _with_casting(module_class: type[nn.Module]) -> type[nn.Module]:
-    """One subclass for each class, so that modules of one class stay so, and compile once."""
+    """One subclass per class, so that modules of one class still share it, and compile once."""
     if module_class not in _casting_classes:
         _casting_classes[module_class] = type(module_class.__name__, (_Casting, module_class), {})
     return _casting_classes[module_class]

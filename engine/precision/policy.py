@@ -1,9 +1,11 @@
-"""How a run computes: the only reader of `AMP`.
+"""The numeric precision of a run. This package alone reads `AMP`.
 
-The step calls everything here in every precision; what a precision does not need does nothing.
+A training step calls the same methods in every precision; those that a precision does not need do nothing.
 """
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,30 +16,41 @@ from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists
 
+TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
+
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Precision:
-    """`autocast()` around forward passes, `scaler` around gradients, `weights` around the optimizer.
+class Average(Protocol):
+    """An average of the weights, updated after the optimizer."""
 
-    O1 is autocast over fp32 weights (Apex O1, Colossal-AI's torch AMP). O2 computes with half weights and fp32 norms
-    and keeps fp32 master weights (Apex O2, Paddle O2, Colossal-AI's naive AMP). O3 keeps half weights only (Apex O3).
+    def update(self, model: nn.Module, skipped: torch.Tensor) -> None: ...
+
+
+class Precision:
+    """The level and dtype of a run, its loss scaler and, in training, its master weights.
+
+    O1: autocast over fp32 weights (Apex O1, Colossal-AI's torch AMP). O2: half weights, fp32 norms and master weights
+    (Apex O2, Paddle O2, Colossal-AI's naive AMP). O3: half weights without master weights (Apex O3).
     """
 
-    def __init__(self, options: Amp, device: torch.device) -> None:
+    def __init__(self, options: Amp, device: torch.device, total_norm: TotalNorm = nn.utils.get_total_norm) -> None:
+        """`total_norm` computes the global norm of gradients, which may be sharded."""
         self.options, self.device = options, device
         default = "float16" if device.type == "cuda" else "bfloat16"
         self.dtype = _DTYPES[options.dtype or default] if options.enabled else torch.float32
         self.level = options.level if options.enabled else "O0"
         self.tf32 = options.enabled if options.tf32 is None else options.tf32
-        self.scales = self.dtype == torch.float16
-        self.scaler = self._scaler()
+        self.scales_loss = self.dtype == torch.float16
+        self.scaler = self._build_scaler(total_norm)
+        self.weights: MasterWeights | None = None  # of the model in training
         self._set_tf32()
 
-    def _scaler(self) -> LossScaler:
+    def _build_scaler(self, total_norm: TotalNorm) -> LossScaler:
         options = self.options
-        if not self.scales:
-            return LossScaler(self.device, max_skipped=_max_skipped(options))
+        max_skipped = _max_skipped_steps(options)
+        if not self.scales_loss:
+            return LossScaler(self.device, max_skipped=max_skipped, total_norm=total_norm)
         return LossScaler(
             self.device,
             init_scale=options.init_loss_scaling,
@@ -47,75 +60,107 @@ class Precision:
             backoff_factor=options.decr_ratio,
             backoff_after=options.decr_every_n_nan_or_inf,
             min_scale=options.min_loss_scaling,
-            max_skipped=_max_skipped(options),
+            max_skipped=max_skipped,
+            total_norm=total_norm,
         )
 
     def _set_tf32(self) -> None:
-        """Of a GPU's fp32 matrix products and convolutions; torch's own default is off for the first, on for the other.
+        """Sets TF32 for fp32 matrix products and convolutions on a GPU; torch enables only the latter by default.
 
-        The older of torch's two interfaces: reading it after setting the newer raises, and its compiler reads it.
+        This uses the older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer
+        one was set.
         """
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.backends.cudnn.allow_tf32 = self.tf32
 
     def autocast(self) -> torch.autocast:
+        """The context of a forward pass."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.level in ("O1", "O2"))
 
-    def prepare(self, model: nn.Module) -> None:
-        """Applies the op lists to the fp32 model, once, before it is copied.
+    def apply_op_lists(self, model: nn.Module) -> None:
+        """Applies the white and black list to the fp32 model. Call it once, before the model is copied.
 
         Raises:
-            UserError: a list names no op and no module.
+            UserError: a list entry names neither an op nor a module.
         """
         if self.dtype != torch.float32:
             options = self.options
-            # Without autocast the op behind a listed one expects half.
+            # Without autocast, the op that follows a listed op expects half.
             result_dtype = self.dtype if self.level == "O3" else None
             lists = options.custom_white_list, options.custom_black_list
             apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
 
     @property
     def lists_softmax(self) -> bool:
-        return self.dtype != torch.float32 and "softmax" in (
-            *self.options.custom_white_list, *self.options.custom_black_list
-        )  # fmt: skip
+        """Whether an op list names softmax, which fused attention does not expose."""
+        listed = (*self.options.custom_white_list, *self.options.custom_black_list)
+        return self.dtype != torch.float32 and "softmax" in listed
 
-    def computing(self, model: nn.Module) -> nn.Module:
-        """The model that does the forward passes of the fp32 `model`: itself, or a copy in half."""
+    def compute_copy(self, model: nn.Module) -> nn.Module:
+        """The module that runs the forward passes of the fp32 `model`: the model itself, or a half copy."""
         if self.level not in ("O2", "O3"):
             return model
-        computing = half_copy(model, self.dtype, everything=self.level == "O3")
+        copy = half_copy(model, self.dtype, include_norms=self.level == "O3")
         if self.level == "O3":
-            computing.register_forward_pre_hook(_InputCast(self.dtype))
-        return computing
+            copy.register_forward_pre_hook(_InputCast(self.dtype))
+        return copy
 
-    def weights(self, model: nn.Module) -> MasterWeights:
-        """The fp32 `model` beside the one that computes; without masters its own tensors are released."""
-        return MasterWeights(model, self.computing(model), masters=self.level != "O3")
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Takes the fp32 `model` for training; returns the module that runs its forward passes.
 
-    def cure(self, origin: Origin | None) -> str:
-        """What to change when gradients stay non-finite."""
+        Without master weights (O3) the tensors of `model` are released between steps.
+        """
+        self.weights = MasterWeights(model, self.compute_copy(model), keep_master=self.level != "O3")
+        return self.weights.compute
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, max_norm: float | None, seed: int, average: Average | None = None
+    ) -> torch.Tensor:
+        """From the gradients of a step to the weights of the next one.
+
+        Unscales the gradients, clips their global norm to `max_norm`, updates the weights and their average unless a
+        gradient is not finite, updates the loss scale, and copies the weights to the compute model. The host does not
+        wait for a GPU if the optimizer is fused.
+
+        Args:
+            seed: of stochastic rounding (O3); equal on all ranks.
+
+        Returns:
+            The global gradient norm (), unscaled, before clipping; on the device.
+        """
+        self.weights.copy_grads_to_master()
+        grad_norm = self.scaler.step(optimizer, max_norm)
+        self.scaler.update()
+        self.weights.restore_batch_stats(self.scaler.last_skipped)
+        optimizer.zero_grad(set_to_none=True)
+        if average:
+            average.update(self.weights.master, self.scaler.last_skipped)
+        self.weights.copy_master_to_model(seed)
+        return grad_norm
+
+    def suggest_fix(self, origin: Origin | None) -> str:
+        """Which options to change when gradients stay non-finite."""
         if origin == IMAGES:
-            return "Look at the images."
+            return "Check the images."
         if self.dtype == torch.float32:
-            return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP 1.0, and look at the images."
-        # The whole block: what a single op hands on in fp32, the next one may not hold in half. O3 hands on half.
+            return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP=1.0, and check the images."
+        # The whole block: the next op may overflow on a value that a single fp32 op returns. O3 returns half anyway.
         listable = origin and origin.module and self.level != "O3"
-        listed = f"AMP.CUSTOM_BLACK_LIST [{block_of(origin.module)}.*], " if listable else ""
-        other = "-amp_dtype=bfloat16" if self.scales else "no -amp"
+        listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], " if listable else ""
+        other = "-amp_dtype=bfloat16" if self.scales_loss else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
     def state_dict(self) -> dict:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """A run resumed in another precision starts with that one's own scale."""
+        """Restores the loss scale. A run resumed in another dtype starts with its own scale."""
         if state["dtype"] == str(self.dtype):
             self.scaler.load_state_dict(state["scaler"])
 
     @property
     def name(self) -> str:
-        """Level and type, in words."""
+        """Level and dtype, in words."""
         half = str(self.dtype).removeprefix("torch.")
         return {
             "O0": "float32",
@@ -127,7 +172,7 @@ class Precision:
     def describe(self) -> str:
         """For the log."""
         parts = [self.name]
-        if self.scales:
+        if self.scales_loss:
             kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
             parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
         if self.device.type == "cuda":
@@ -137,7 +182,8 @@ class Precision:
         return "; ".join(parts)
 
 
-def _max_skipped(options: Amp) -> int | None:
+def _max_skipped_steps(options: Amp) -> int | None:
+    """By default, as many steps as the loss scale needs to reach its minimum, and 2."""
     if options.max_skipped_steps is not None:
         return options.max_skipped_steps or None
     shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
@@ -145,7 +191,7 @@ def _max_skipped(options: Amp) -> int | None:
 
 
 class _InputCast:
-    """A forward pre-hook that casts the images: without autocast nothing else does. A class, so that copies have it."""
+    """A forward pre-hook that casts the images to half, since O3 has no autocast. A class, so that it can be copied."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -1,58 +1,95 @@
-"""`-profile`: trains a few steps, writes their trace and a page that says where their time goes."""
+"""`-profile`: trains a few steps, and writes their trace and a page that shows where their time goes."""
 
 import gzip
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from datasets.loading.loader import Batch, num_workers
+from configs.schema import Config
+from datasets.loading.loader import Batch
 from engine.profiling.advice import Op, Profile
 from engine.profiling.page import page_of
 from engine.profiling.step_times import WINDOW, step_times
+from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes
-from engine.training.trainer import Trainer
+from engine.training.state import Run
+from engine.training.step import train_steps
 from utils.device import device_name, synchronize, timed
-from utils.status import RunStatus
+from utils.torch_compat import is_compiled
 
 TRACE, PAGE = "trace.json.gz", "profile.md"
 _WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
-_READ_AHEAD = 2  # batches of each loading worker: torch's own choice
-_QUIET = "99"  # above all levels of KINETO_LOG_LEVEL: its first line on standard error says that it starts
+_ENDLESS = 10**6  # epochs
+_QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 
 
-def profile_run(trainer: Trainer, status: RunStatus) -> None:
+def profile_run(run: Run, config: Config) -> None:
     """Trains some steps on every rank; the main process, which alone is profiled, writes the page and prints it.
 
-    A data set of fewer steps is gone through again and again. First the steps are timed without the profiler, which
-    slows them down.
+    A small data set is repeated. The speed is measured first, without the profiler, which slows the steps down.
     """
-    context = trainer.context
-    trainer.sampler = replace(trainer.sampler, num_epochs=10**6)
-    trainer.open(status)
+    context = run.context
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-        with _profiler(context.device):  # its first start takes long; later, loading workers would catch up meanwhile
+        with _profiler(context.device):  # its first start is slow: later, loading workers would read ahead during it
             pass
-    batches = trainer.batches()
-    trainer.train_steps(batches, _WARMUP_STEPS)
-    _use_up_what_was_read_ahead(trainer, batches)
-    images_before = trainer.images
-    seconds = timed(lambda: trainer.train_steps(batches, _TIMED_STEPS), context.device)
-    images_per_second = (trainer.images - images_before) / seconds
+    session = _Session(run)
+    session.train(_WARMUP_STEPS)
+    session.use_prefetched_batches()
+    images_before = session.images
+    seconds = timed(lambda: session.train(_TIMED_STEPS), context.device)
+    images_per_second = (session.images - images_before) / seconds
     memory = peak_memory_bytes(context.device)
     if context.is_main:
         with _profiler(context.device) as profiler, record_function(WINDOW):
-            trainer.train_steps(batches, _PROFILED_STEPS)
+            session.train(_PROFILED_STEPS)
             synchronize(context.device)
-        _write(trainer, profiler, images_per_second, memory)
+        _write(run, config, profiler, images_per_second, memory)
     else:
-        trainer.train_steps(batches, _PROFILED_STEPS)
-    trainer.reporter.close()
+        session.train(_PROFILED_STEPS)
+    run.reporter.close()
+
+
+class _Session:
+    """Training without an end, evaluations or checkpoints."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.progress = run.new_progress(epoch=0)
+        self.batches: Iterator[Batch] = run.batches.iterate(0, 0, _ENDLESS)
+        run.reporter.start(0, 0)
+
+    @property
+    def images(self) -> int:
+        """Trained on so far, over all ranks."""
+        progress = self.progress
+        batches = progress.epoch * progress.batches + progress.done_batches(self.run.state.accum_iter)
+        return batches * self.run.layout.batch_size
+
+    def train(self, steps: int) -> None:
+        """Trains for `steps` steps, through as many epochs as they take."""
+        run = self.run
+        while steps:
+            if self.progress.done_steps == self.progress.steps:
+                self.progress = run.new_progress(self.progress.epoch + 1)
+            progress = self.progress
+            if progress.done_steps == 0:
+                run.reporter.start_epoch(progress)
+            stop_step = min(progress.steps, progress.done_steps + steps)
+            steps -= stop_step - progress.done_steps
+            train_steps(run.state, self.batches, progress, stop_step, run.context, self._after_step)
+
+    def _after_step(self, progress: EpochProgress) -> None:
+        self.run.reporter.after_step(progress)
+
+    def use_prefetched_batches(self) -> None:
+        """Discards the batches that were loaded ahead; otherwise slow loading would not show in so few steps."""
+        for _ in range(self.run.batches.prefetched_batches):
+            next(self.batches)
 
 
 def _profiler(device: torch.device) -> profile:
@@ -60,40 +97,33 @@ def _profiler(device: torch.device) -> profile:
     return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
 
-def _use_up_what_was_read_ahead(trainer: Trainer, batches: Iterator[Batch]) -> None:
-    """Else loading that is too slow would not show in so few steps."""
-    workers = num_workers(trainer.train_samples, trainer.config.data, trainer.context)
-    for _ in range(_READ_AHEAD * workers):
-        next(batches)
-
-
-def _write(trainer: Trainer, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
-    trace = trainer.folder / TRACE
+def _write(run: Run, config: Config, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
+    trace = run.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    learner, context = trainer.learner, trainer.context
+    state, context = run.state, run.context
     on_gpu = context.device.type == "cuda"
     page = page_of(
         Profile(
-            config=trainer.config,
-            title=f"{context.world_size} process(es), {device_name(context.device)}, {learner.precision.describe()}",
+            config=config,
+            title=f"{context.world_size} process(es), {device_name(context.device)}, {state.precision.describe()}",
             device_type=context.device.type,
-            is_compiled=any(module._compiled_call_impl for module in learner.weights.computing.modules()),
-            has_fused_optimizer=bool(learner.optimizer.defaults.get("fused")),
+            is_compiled=is_compiled(state.precision.weights.compute),
+            has_fused_optimizer=bool(state.optimizer.defaults.get("fused")),
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            gauge=trainer.reporter.gauge,
+            gauge=run.reporter.gauge,
             peak_memory_bytes=peak_memory_bytes,
         )
     )
-    (trainer.folder / PAGE).write_text(f"{page}\n")
-    trainer.logger.info(f"{page}\n----- Profile: {trainer.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
+    (run.folder / PAGE).write_text(f"{page}\n")
+    run.logger.info(f"{page}\n----- Profile: {run.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
 
 
 def _ops(profiler: profile, on_gpu: bool) -> list[Op]:
-    """The slowest first, by the time on the GPU, if there is one, of what they launched themselves."""
+    """The slowest first, by their own time: on a GPU that of their kernels."""
     ops = []
     for row in profiler.key_averages():
         if row.device_type == DeviceType.CPU and not row.is_user_annotation:

@@ -11,10 +11,10 @@ _FUSED = ("adam", "adamw", "sgd")
 
 
 def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
-    """timm's optimizer of that name; weight decay spares biases, norms and tokens. Fused where torch has it so.
+    """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
     Raises:
-        UserError: timm knows no optimizer of that name, or cannot build it.
+        UserError: timm has no optimizer of that name, or cannot build it.
     """
     chosen = options.optimizer
     name = chosen.name.lower()
@@ -39,30 +39,18 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
             layer_decay=options.layer_decay,
             **arguments,
         )
-    except Exception as error:  # some of timm's need packages, or options, of their own
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; take AdamW") from error
+    except Exception as error:  # some of timm's optimizers need other packages or options
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; use AdamW") from error
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
-        _start_momentum(optimizer)
+        _zero_momentum(optimizer)
     return optimizer
 
 
-def _start_momentum(optimizer: torch.optim.SGD) -> None:
-    """From zero: where torch's fused SGD skips its first step, it keeps buffers that it never wrote to."""
+def _zero_momentum(optimizer: torch.optim.SGD) -> None:
+    """Initializes the momentum: if torch's fused SGD skips its first step, it keeps uninitialized buffers."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Takes up the moments of a state; weight decay, betas and the like stay as the present options have them.
-
-    Raises:
-        ValueError: the state is of other parameters.
-    """
-    configured = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, options in zip(optimizer.param_groups, configured, strict=True):
-        group.update(options)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from configs.schema import Train
 
+_VIT_BASE_LR, _VIT_BATCH_SIZE = 3e-3, 4096  # Dosovitskiy et al., 2020, table 3
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up from `start_lr` to `peak_lr`, then a cosine to `end_lr` (Loshchilov and Hutter, 2016).
+    """Linear warm-up from `start_lr` to `peak_lr`, then cosine decay to `end_lr` (Loshchilov and Hutter, 2016).
 
-    At the end of every epoch it equals PaddleViT's, which moves once per epoch.
+    At the end of every epoch it equals PaddleViT's schedule, which changes once per epoch.
     """
 
     peak_lr: float
@@ -20,7 +22,7 @@ class Schedule:
     total_steps: int
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of the update number `step`, counted from 0."""
+        """The learning rate of optimizer step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
         cosine_steps = max(1, self.total_steps - self.warmup_steps)
@@ -36,4 +38,15 @@ def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int)
         end_lr=options.end_lr * factor,
         warmup_steps=options.warmup_epochs * steps_per_epoch,
         total_steps=options.num_epochs * steps_per_epoch,
+    )
+
+
+def lr_warning(options: Train, global_batch_size: int) -> str | None:
+    """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's."""
+    tuned_for = options.base_lr_batch_size or (_VIT_BATCH_SIZE if options.base_lr == _VIT_BASE_LR else None)
+    if tuned_for is None or options.linear_scaled_lr or global_batch_size == tuned_for:
+        return None
+    return (
+        f"TRAIN.BASE_LR {options.base_lr:g} was tuned for a global batch size of {tuned_for}, but this run has "
+        f"{global_batch_size}; scale it with -opts TRAIN.LINEAR_SCALED_LR={tuned_for}"
     )

@@ -14,7 +14,7 @@ from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.loader import Batch
 from datasets.loading.sampler import PADDING
 from datasets.registry import eval_loader, read_samples, train_loader, train_sampler
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import micro_step_pass
 from engine.training.trainer import Trainer

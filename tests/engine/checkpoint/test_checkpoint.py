@@ -12,15 +12,15 @@ import pytest
 import torch
 from conftest import ROOT
 
-from engine.checkpoint.checkpoint import (
+from engine.checkpoint.reader import (
     BEST,
     FORMAT,
     LAST,
     PREVIOUS,
-    CheckpointWriter,
     find_checkpoint,
     load_checkpoint,
 )
+from engine.checkpoint.writer import CheckpointWriter
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
@@ -30,7 +30,7 @@ def a_state(epoch: int = 0, **changes) -> dict:
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
         "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(7),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
-        "images": 0, "choices": {}, "options": "SEED: 0",
+        "images": 0, "options": "SEED: 0",
     }  # fmt: skip
     return state | changes
 
@@ -55,7 +55,7 @@ def run_folder(tmp_path) -> Path:
 @pytest.mark.parametrize("beside", [True, False], ids=["beside the training", "without memory for it"])
 def test_last_previous_best_and_the_newest_few(tmp_path, monkeypatch, beside):
     if not beside:
-        monkeypatch.setattr("engine.checkpoint.checkpoint._available_bytes", lambda: 0)
+        monkeypatch.setattr("engine.checkpoint.writer._available_bytes", lambda: 0)
     checkpoints = writer(tmp_path)
     for epoch in range(1, 6):
         checkpoints.save(a_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
@@ -93,17 +93,16 @@ def test_what_goes_wrong_beside_the_training_is_heard_of(tmp_path, monkeypatch):
 
 
 BAD = {
-    "format": (a_state() | {"format": FORMAT + 1}, rf"is no checkpoint of format {FORMAT}"),
-    "a list": ([1], rf"is no checkpoint of format {FORMAT}"),
-    "only weights": ({"format": FORMAT, "model": {}}, r"is no checkpoint of ours, for ema, optimizer.* is missing"),
-    "type": (a_state(epoch="3") | {"format": FORMAT}, r"for epoch is missing or of a wrong type"),
-    "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its parts contradict"),
-    "sums": (a_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its parts contradict"),
-    "options": (a_state(options="5") | {"format": FORMAT}, r"its parts contradict"),
-    "choices": (a_state(choices={"attention": 3}) | {"format": FORMAT}, r"its parts contradict"),
-    "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its parts contradict"),
-    "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is no tensor"),
-    "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"claims numbers"),
+    "format": (a_state() | {"format": FORMAT + 1}, rf"is not a checkpoint of format {FORMAT}"),
+    "a list": ([1], rf"is not a checkpoint of format {FORMAT}"),
+    "only weights": ({"format": FORMAT, "model": {}}, r"is not a checkpoint of this program: ema, optimizer.* missing"),
+    "type": (a_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
+    "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its entries contradict"),
+    "sums": (a_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its entries contradict"),
+    "options": (a_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
+    "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
+    "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
+    "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
     "nan": (a_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
     "inf": (a_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
 }  # fmt: skip
@@ -122,7 +121,7 @@ def test_a_sealed_file_that_is_no_archive_is_refused(tmp_path):
     content = b"no archive"
     digest = hashlib.sha256(content + b"\0\0").hexdigest()
     (tmp_path / "x.pth").write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
-    with pytest.raises(UserError, match=r"x\.pth: is no checkpoint of ours"):
+    with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program"):
         load_checkpoint(tmp_path / "x.pth")
 
 
@@ -144,7 +143,7 @@ def test_the_previous_one_is_taken_where_the_last_is_damaged(run_folder):
     with pytest.raises(UserError, match=r"last\.pth: is damaged"):
         find_checkpoint(str(last), run_folder.parent)
     (run_folder / PREVIOUS).write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 2 checkpoints is good: .*(last|previous)\.pth: is damaged"):
+    with pytest.raises(UserError, match=r"none of 2 checkpoints is valid: .*(last|previous)\.pth: is damaged"):
         find_checkpoint("auto", run_folder.parent)
 
 
@@ -165,7 +164,7 @@ def test_auto_is_the_newest_of_all_runs_or_none(run_folder, tmp_path):
 @pytest.mark.parametrize("resume", ["nothing", "."])
 def test_nothing_to_resume(tmp_path, monkeypatch, resume):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"-resume {resume}: there is no checkpoint; give a .pth file, the folder"):
+    with pytest.raises(UserError, match=rf"-resume {resume}: no checkpoint found; give a .pth file, the folder"):
         find_checkpoint(resume, tmp_path)
 
 

@@ -14,7 +14,7 @@ from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.trainer import Trainer
-from utils.signals import defer_signals
+from utils.signals import PendingSignal, defer_signals
 from utils.status import read_status
 
 
@@ -34,10 +34,10 @@ def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
 @pytest.mark.parametrize(
     ("place", "count", "number", "at"),
     [
-        ("after_step", 5, signal.SIGTERM, (0, 5)),
-        ("after_step", 16, signal.SIGUSR1, (1, 8)),
-        ("_after_batch", 1, signal.SIGINT, (0, 8)),
-        ("_after_batch", 8, signal.SIGTERM, (1, 8)),
+        ("_after_step", 5, signal.SIGTERM, (0, 5)),
+        ("_after_step", 16, signal.SIGUSR1, (1, 8)),
+        ("_after_eval_batch", 1, signal.SIGINT, (0, 8)),
+        ("_after_eval_batch", 8, signal.SIGTERM, (1, 8)),
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
@@ -76,7 +76,8 @@ def test_saving_at_every_step_and_batch_changes_nothing(digits_argv, tmp_path, c
 def test_only_a_later_ctrl_c_ends_at_once(monkeypatch):
     ended = []
     monkeypatch.setattr("utils.signals.os._exit", ended.append)
-    with defer_signals() as note:
+    note = PendingSignal()
+    with defer_signals(note):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # as a launcher passes it on
@@ -120,7 +121,7 @@ def test_two_ranks_save_together(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert time.monotonic() - began < 30
     folder = only_run(tmp_path)
-    assert f"----- Interrupted by SIGTERM, and saved; go on with -resume={folder}" in printed
+    assert f"----- Interrupted by SIGTERM; saved; resume with -resume={folder}" in printed
     assert "Traceback" not in printed and "error" not in printed
     assert read_status(folder)["state"] == "interrupted"
     assert states(folder)["done_steps"] > 0

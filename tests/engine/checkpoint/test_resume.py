@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from datasets.transforms.host import TrainTransform
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError
@@ -76,9 +76,9 @@ def test_fp16_scaler_resumes(digits_argv, cpu):
 
 
 MISTAKES = {
-    "optimizer": ("TRAIN.OPTIMIZER.NAME=SGD", r"OPTIMIZER.NAME: the checkpoint was trained with AdamW; set it alike"),
-    "average": ("TRAIN.MODEL_EMA=true", r"MODEL_EMA: is not what the checkpoint was trained with"),
-    "last epoch": ("TRAIN.LAST_EPOCH=1", r"-last_epoch 1: the checkpoint has 0"),
+    "optimizer": ("TRAIN.OPTIMIZER.NAME=SGD", r"OPTIMIZER.NAME: the checkpoint used AdamW; use it to resume"),
+    "average": ("TRAIN.MODEL_EMA=true", r"MODEL_EMA: differs from the checkpoint"),
+    "last epoch": ("TRAIN.LAST_EPOCH=1", r"-last_epoch 1: the checkpoint is at epoch 0"),
     "model": ("MODEL.EMBED_DIM=32", r"the checkpoint is of another model: .*cls_token"),
     "seed": ("SEED=5", r"inside an epoch"),
 }
@@ -141,7 +141,7 @@ def test_what_the_run_before_still_saved_is_what_is_resumed(digits_argv, cpu, mo
         (path / "last.pth").write_bytes(late)
         yield
 
-    monkeypatch.setattr("engine.commands.run.lock_run_folder", held_at_last)
+    monkeypatch.setattr("engine.commands.open_run.lock_run_folder", held_at_last)
     train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (folder / "log.txt").read_text()
 
@@ -150,9 +150,9 @@ def test_resume_into_another_geometry(digits_argv, cpu):
     """Where a whole number of the new steps goes through the same samples, in the same order; else it is refused."""
     argv = [*digits_argv, "SAVE_FREQ_STEPS=1"]
     stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
-    with pytest.raises(UserError, match=r"seen 192 samples of its epoch, .* steps of 80; choose .* divides 192"):
+    with pytest.raises(UserError, match=r"used 192 samples of its epoch, .* batch size 80; choose .* divides 192"):
         train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=80"], cpu)
-    with pytest.raises(UserError, match=r"1437 samples in the order of SEED 0, and this run .* in that of SEED 9"):
+    with pytest.raises(UserError, match=r"1437 samples with SEED 0, but this run .* SEED 9"):
         train([f"-resume={stopped}", *argv, "SEED=9"], cpu)
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=3"], cpu)
     (first, *_) = [row["step"] for row in rows(stopped)]
@@ -178,7 +178,7 @@ def test_the_order_of_samples_outlives_a_change_of_devices(digits_argv, cpu, mon
 def test_differing_options_are_listed(digits_argv, cpu, capsys):
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4", "REPORT_FREQ=2"], cpu)
-    expected = "options that differ from the checkpoint's: REPORT_FREQ: 20, now 2; TRAIN.MAX_STEPS: 3, now 4\n"
+    expected = "options that differ from the checkpoint: REPORT_FREQ: 20, now 2; TRAIN.MAX_STEPS: 3, now 4\n"
     assert expected in capsys.readouterr().out
 
 

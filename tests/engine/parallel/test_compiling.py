@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Train
-from engine.parallel.compile import compile_passes, eagerly
+from engine.parallel.compile import compile_model, run_eagerly
 from engine.precision.policy import Precision
 from models.build import build_model
 from models.vit import build_vit
@@ -41,7 +41,7 @@ def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
     model, images = build_vit(config), torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
     precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU)
-    precision.prepare(model)
+    precision.apply_op_lists(model)
     names = list(model.state_dict())
 
     def gradients() -> list[torch.Tensor]:
@@ -50,8 +50,8 @@ def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
         return torch.autograd.grad(loss, list(model.parameters()))
 
     expected = gradients()
-    assert compile_passes(model, Train(COMPILE="default"), cpu) == "3 blocks"
-    with eagerly():
+    assert compile_model(model, Train(COMPILE="default"), cpu) == "3 blocks"
+    with run_eagerly():
         assert all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True))
     found = gradients()
     assert compiled_graphs() == 1 and list(model.state_dict()) == names
@@ -85,10 +85,10 @@ def test_a_stopped_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu):
 
 
 def test_max_takes_the_whole_model_and_so_does_one_without_blocks(cpu):
-    assert compile_passes(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
+    assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
     model = build_vit(parse_command_line(["-opts", *TINY_VIT]).config)
-    assert compile_passes(model, Train(COMPILE="max"), cpu) == "the whole model"
-    assert compile_passes(model, Train(), cpu) is None
+    assert compile_model(model, Train(COMPILE="max"), cpu) == "the whole model"
+    assert compile_model(model, Train(), cpu) is None
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,16 @@ def test_max_takes_the_whole_model_and_so_does_one_without_blocks(cpu):
     [(1, 1, "max-autotune"), (2, 1, "max-autotune-no-cudagraphs"), (1, 2, "max-autotune-no-cudagraphs")],
 )
 def test_graphs_are_replayed_on_a_gpu_where_no_gradient_outlives_them(accum_iter, ranks, expected, monkeypatch):
-    monkeypatch.setattr("engine.parallel.compile._try_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
-    assert compile_passes(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
+    assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
 
 
 def test_without_a_compiler_one_line_says_so(cpu, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(tmp_path / "no-compiler")))
-    model, _ = build_model(parse_command_line(["-opts", *TINY_VIT]).config, CPU)
-    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: nothing can be compiled here: .*no-compiler.*; install"):
-        compile_passes(model, Train(COMPILE="default"), cpu)
+    config = parse_command_line(["-opts", *TINY_VIT]).config
+    model, _ = build_model(config.model, config.data, CPU)
+    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: no working compiler: .*no-compiler.*; install"):
+        compile_model(model, Train(COMPILE="default"), cpu)

@@ -1,4 +1,4 @@
-"""For test_levels.py, one of several ranks: trains on its share of one batch and prints what became of the weights.
+"""One rank of test_levels.py: trains on its part of a batch and prints the resulting weights.
 
 python levels_worker.py LEVEL RANKS
 """
@@ -6,6 +6,7 @@ python levels_worker.py LEVEL RANKS
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -20,7 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from configs.schema import Amp
-from engine.parallel.strategy import gradient_sync, parallelize
+from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext, process_group
 
@@ -28,7 +29,7 @@ from utils.distributed import ProcessContext, process_group
 def main(level: str) -> int:
     with process_group() as context:
         weights = train(level, context)
-        values = torch.cat([parameter.detach().float().flatten() for parameter in weights.computing.parameters()])
+        values = torch.cat([parameter.detach().float().flatten() for parameter in weights.compute.parameters()])
         report = {"rank": context.rank, "sum": values.double().sum().item(), "first": values[::97].tolist()}
         os.write(1, (json.dumps(report) + "\n").encode())
     return 0
@@ -39,25 +40,22 @@ def train(level: str, context: ProcessContext):
     precision = Precision(Amp.model_validate({"ENABLED": True, "LEVEL": level}), context.device)
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=48, num_classes=5)
-    weights = precision.weights(model)
-    optimizer = torch.optim.SGD(weights.full.parameters(), lr=0.05, fused=True)
+    compute_model = precision.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+    strategy = build_strategy(context)
     torch.manual_seed(1)
     images, targets = torch.randn(4, 2, 8, 3, 16, 16), torch.arange(8) % 5
     mine = slice(context.rank, None, context.world_size)
     with precision.autocast():
-        parallel = parallelize(weights.computing, context, images[0, 0, :2])
+        wrapped = strategy.wrap(compute_model, images[0, 0, :2])
     for step, micro_batches in enumerate(images):
         for micro_step, batch in enumerate(micro_batches):
-            with gradient_sync(parallel, micro_step == 1):
+            with nullcontext() if micro_step == 1 else strategy.no_sync(wrapped):
                 with precision.autocast():
-                    logits = parallel(batch[mine])
+                    logits = wrapped(batch[mine])
                 precision.scaler.scale(cross_entropy(logits.float(), targets[mine]) / 2).backward()
-        weights.copy_grads_to_master()
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad()
-        weights.copy_master_to_model(seed=step)
-    return weights
+        precision.step(optimizer, max_norm=None, seed=step)
+    return precision.weights
 
 
 if __name__ == "__main__":

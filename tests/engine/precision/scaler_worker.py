@@ -1,4 +1,4 @@
-"""For test_scaler.py, one of several ranks: trains through real float16 overflows and prints what the scaler did.
+"""One rank of test_scaler.py: trains through real float16 overflows and prints the state of the scaler.
 
 python scaler_worker.py PATTERNS    each rank's overflows, such as 0110,0001
 """
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from configs.schema import Amp
-from engine.parallel.strategy import parallelize
+from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
 from utils.distributed import process_group
 
@@ -32,17 +32,15 @@ def main(patterns: list[str]) -> int:
         precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": "float16", **RULES}), context.device)
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
-        parallel = parallelize(model, context, torch.zeros(2, 4))
+        wrapped = build_strategy(context).wrap(precision.attach(model), torch.zeros(2, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         seen = []
         for overflow in patterns[context.rank]:
-            images = torch.full((3, 4), 60000.0 if overflow == "1" else 0.01)  # 4 x 60000 x 0.5 is no float16
+            images = torch.full((3, 4), 60000.0 if overflow == "1" else 0.01)  # 4 x 60000 x 0.5 overflows float16
             with precision.autocast():
-                logits = parallel(images)
+                logits = wrapped(images)
             precision.scaler.scale(logits.float().square().mean()).backward()
-            precision.scaler.step(optimizer)
-            precision.scaler.update()
-            optimizer.zero_grad()
+            precision.step(optimizer, max_norm=None, seed=0)
             seen.append((precision.scaler.get_scale(), precision.scaler.skipped))
         finite = all(math.isfinite(value) for weight in model.parameters() for value in weight.flatten().tolist())
         os.write(1, (json.dumps({"rank": context.rank, "seen": seen, "finite": finite}) + "\n").encode())

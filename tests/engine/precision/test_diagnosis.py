@@ -8,9 +8,9 @@ import torch
 from conftest import only_run, run_script, train
 from torch import nn
 
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.precision.non_finite import first_non_finite
-from engine.training import trainer
+from engine.training import build
 from utils.errors import UserError
 
 
@@ -86,21 +86,21 @@ def test_activations_in_place_do_not_matter():
 
 
 def spoiled_from(step: int, path: str, monkeypatch) -> None:
-    """Runs whose module at `path` gives NaN from that pass on."""
-    build = trainer.build_train_state
+    """Runs whose module at `path` returns NaN from that pass on."""
+    build_state = build.build_train_state
 
     def build_spoiled(*args):
-        learner, passes = build(*args), 0
+        (state, notes), passes = build_state(*args), 0
 
         def spoil(module, inputs, output):
             nonlocal passes
             passes += module.training
             return output * math.nan if passes > step and module.training else output
 
-        learner.weights.computing.get_submodule(path).register_forward_hook(spoil)
-        return learner
+        state.precision.weights.compute.get_submodule(path).register_forward_hook(spoil)
+        return state, notes
 
-    monkeypatch.setattr(trainer, "build_train_state", build_spoiled)
+    monkeypatch.setattr(build, "build_train_state", build_spoiled)
 
 
 @pytest.mark.parametrize("amp", [["AMP=false"], ["AMP=true"], ["AMP.ENABLED=true", "AMP.DTYPE=float16"],
@@ -112,7 +112,7 @@ def test_overflow_for_ever_stops_within_20_steps(digits_argv, cpu, monkeypatch, 
     spoiled_from(5, "blocks.1.mlp.fc1", monkeypatch)
     argv = [*digits_argv, *amp, f"SAVE={tmp_path / 'bad'}"]
     with pytest.raises(
-        UserError, match=r"18 steps in a row, up to step 23, .*: the output of blocks\.1\.mlp\.fc1\. "
+        UserError, match=r"for 18 consecutive steps, up to step 23, .*: the output of blocks\.1\.mlp\.fc1\. "
     ) as stop:
         train(argv, cpu)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")
@@ -120,14 +120,14 @@ def test_overflow_for_ever_stops_within_20_steps(digits_argv, cpu, monkeypatch, 
     assert all(torch.equal(value, state["model"][name]) for name, value in expected["model"].items())
     advice = str(stop.value)
     assert "last.pth" in advice
-    assert ("CUSTOM_BLACK_LIST [blocks.1.*]" in advice) == (amp != ["AMP=false"] and "AMP.LEVEL=O3" not in amp)
+    assert ("CUSTOM_BLACK_LIST=[blocks.1.*]" in advice) == (amp != ["AMP=false"] and "AMP.LEVEL=O3" not in amp)
     assert ("-amp_dtype=bfloat16" in advice) == ("AMP.DTYPE=float16" in amp)
 
 
 def test_it_can_be_resumed_with_a_scale_that_searches_anew(digits_argv, cpu, monkeypatch, tmp_path):
     spoiled_from(2, "blocks.1.mlp.fc1", monkeypatch)
     argv = ["-amp_dtype=float16", *digits_argv, "TRAIN.NUM_EPOCHS=1"]
-    with pytest.raises(UserError, match="18 steps in a row, up to step 20"):
+    with pytest.raises(UserError, match="for 18 consecutive steps, up to step 20"):
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
     assert (folder / "loss_scale.png").exists()
@@ -164,20 +164,21 @@ def test_the_search_leaves_no_nan_in_running_statistics(digits_argv, cpu, monkey
 @pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
 def test_a_nan_image_leaves_all_of_the_model_finite(digits_argv, cpu, monkeypatch, model, amp):
     """One batch of the epoch has a NaN pixel: that step is skipped, the others count."""
-    build = trainer.build_train_state
+    build_state = build.build_train_state
 
     def build_spoiled(*args):
-        learner, batches = build(*args), 0
+        (state, notes), batches = build_state(*args), 0
 
-        def spoil(module, inputs, images):
+        def spoil(module, inputs, outputs):
             nonlocal batches
-            batches += module.training
-            return images.index_fill(0, torch.tensor([3]), math.nan) if batches == 2 else images
+            batches += 1
+            images, targets = outputs
+            return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if batches == 2 else outputs
 
-        learner.transform.train().register_forward_hook(spoil)
-        return learner
+        state.transform.register_forward_hook(spoil)
+        return state, notes
 
-    monkeypatch.setattr(trainer, "build_train_state", build_spoiled)
+    monkeypatch.setattr(build, "build_train_state", build_spoiled)
     argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
     folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
@@ -192,8 +193,8 @@ def test_two_ranks_stop_together_and_with_one_checkpoint(digits_argv, tmp_path):
     """A learning rate of 1e30 is one that no later forward pass survives."""
     rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]
     printed = run_script("main_multi_gpu.py", "-ngpus=2", "-amp", *digits_argv, *rate, status=1)
-    assert printed.count("error: 18 steps in a row, up to step 19, were skipped") == 1
-    assert "First not finite: the output of " in printed and "Traceback" not in printed
+    assert printed.count("error: Non-finite gradients for 18 consecutive steps, up to step 19") == 1
+    assert "First non-finite value: the output of " in printed and "Traceback" not in printed
     state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
     assert state["epoch"] * 11 + state["done_steps"] == 18  # 1437 images, 2 x 64 in a step
     assert all(value.isfinite().all() for value in state["model"].values())

@@ -1,4 +1,4 @@
-"""O1, O2 and O3: which tensors are half, that training follows fp32, resumes exactly, and rounds without bias."""
+"""O1, O2 and O3: dtypes of the weights, training close to fp32, exact resume, unbiased rounding."""
 
 import json
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
@@ -40,26 +40,31 @@ def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
     return {name: parameter.dtype for name, parameter in model.named_parameters()}
 
 
+def weights_of(policy: Precision, model: nn.Module) -> MasterWeights:
+    policy.attach(model)
+    return policy.weights
+
+
 def test_which_weights_are_half():
     for level in LEVELS:
-        weights = precision(level).weights(tiny_vit())
-        assert set(dtypes(weights.full).values()) == {torch.float32}
-        for name, dtype in dtypes(weights.computing).items():
+        weights = weights_of(precision(level), tiny_vit())
+        assert set(dtypes(weights.master).values()) == {torch.float32}
+        for name, dtype in dtypes(weights.compute).items():
             half = level == "O3" or (level == "O2" and "norm" not in name)
             assert dtype == (torch.bfloat16 if half else torch.float32), (level, name)
-    assert dtypes(precision("O3").weights(tiny_vit()).kept)["head.weight"] == torch.bfloat16
-    assert dtypes(precision("O2").weights(tiny_vit()).kept)["head.weight"] == torch.float32
+    assert dtypes(weights_of(precision("O3"), tiny_vit()).stored)["head.weight"] == torch.bfloat16
+    assert dtypes(weights_of(precision("O2"), tiny_vit()).stored)["head.weight"] == torch.float32
 
 
 def test_batch_norm_keeps_its_statistics_in_fp32_in_every_level():
     for level in LEVELS:
         model = timm.create_model("test_resnet", num_classes=5)
         policy = precision(level)
-        weights = policy.weights(model)
+        weights = weights_of(policy, model)
         with policy.autocast():
-            weights.computing.train()(torch.randn(4, 3, 32, 32))
-        assert weights.computing.bn1.weight is weights.full.bn1.weight
-        assert weights.full.bn1.running_mean.dtype == torch.float32 and weights.full.bn1.running_mean.any()
+            weights.compute.train()(torch.randn(4, 3, 32, 32))
+        assert weights.compute.bn1.weight is weights.master.bn1.weight
+        assert weights.master.bn1.running_mean.dtype == torch.float32 and weights.master.bn1.running_mean.any()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -70,30 +75,26 @@ def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
         expected = model(images)
         policy = precision(level, dtype)
         with policy.autocast():
-            logits = policy.computing(model)(images)
+            logits = policy.compute_copy(model)(images)
     assert logits.dtype == getattr(torch, dtype)
     assert torch.allclose(logits.float(), expected, atol=0.03 if dtype == "bfloat16" else 0.004)
     assert not torch.equal(logits.float(), expected)
 
 
 def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], MasterWeights]:
-    """A few steps on one batch, as engine.step takes them."""
+    """A few steps on one batch."""
     policy = precision(level, dtype, device)
-    weights = policy.weights(tiny_vit().to(device))
-    optimizer = torch.optim.AdamW(weights.full.parameters(), lr=2e-3, fused=True)
+    weights = weights_of(policy, tiny_vit().to(device))
+    optimizer = torch.optim.AdamW(weights.master.parameters(), lr=2e-3, fused=True)
     torch.manual_seed(1)
     images, targets = torch.randn(16, 3, 32, 32).to(device), torch.arange(16, device=device) % 5
     losses = []
     for step in range(steps):
         with policy.autocast():
-            logits = weights.computing(images)
+            logits = weights.compute(images)
         loss = nn.functional.cross_entropy(logits.float(), targets)
         policy.scaler.scale(loss).backward()
-        weights.copy_grads_to_master()
-        policy.scaler.step(optimizer)
-        policy.scaler.update()
-        optimizer.zero_grad()
-        weights.copy_master_to_model(step)
+        policy.step(optimizer, max_norm=None, seed=step)
         losses.append(loss.item())
     return losses, weights
 
@@ -105,7 +106,7 @@ def test_every_level_learns_as_fp32_does(level, dtype):
     losses, weights = train_steps(level, dtype, 30)
     assert expected[-1] < 0.2
     assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
-    for kept, used in zip(weights.full.parameters(), weights.computing.parameters(), strict=True):
+    for kept, used in zip(weights.master.parameters(), weights.compute.parameters(), strict=True):
         if level == "O2":  # the half weights are the masters, rounded
             assert torch.equal(used.float(), kept.to(used.dtype).float())
         assert kept.grad is None
@@ -125,12 +126,12 @@ def test_rounding_is_right_on_average_and_keeps_half_values():
     """An update of a tenth of the distance between two half values: to the nearest, nothing would ever change."""
     full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
     nn.init.constant_(full.weight, 1.0)
-    weights = MasterWeights(full, half_copy(full, half, everything=True), masters=False)
+    weights = MasterWeights(full, half_copy(full, half, include_norms=True), keep_master=False)
     for step in range(10):
         weights.copy_grads_to_master()
         full.weight.data.add_(2**-7 / 10)
         weights.copy_master_to_model(step)
-    weight = weights.computing.weight
+    weight = weights.compute.weight
     assert weight.float().mean().item() == pytest.approx(1 + 2**-7, abs=2**-7 * 0.02)
     before = weight.detach().clone()
     weights.copy_grads_to_master()
@@ -144,29 +145,29 @@ def test_rounding_keeps_every_half_value(half):
     values = values[values.isfinite()]
     full = nn.Module()
     full.weight = nn.Parameter(values.float())
-    weights = MasterWeights(full, half_copy(full, half, everything=True), masters=False)
+    weights = MasterWeights(full, half_copy(full, half, include_norms=True), keep_master=False)
     for seed in range(3):
         weights.copy_grads_to_master()
         weights.copy_master_to_model(seed)
-        assert torch.equal(weights.computing.weight, values)
+        assert torch.equal(weights.compute.weight, values)
 
 
 def test_a_frozen_weight_is_not_touched():
     model = tiny_vit()
     model.requires_grad_(False)
     model.head.requires_grad_(True)
-    weights = precision("O3").weights(model)
-    frozen = weights.computing.blocks[0].attn.qkv.weight.detach().clone()
-    weights.computing(torch.randn(2, 3, 32, 32)).float().sum().backward()
+    weights = weights_of(precision("O3"), model)
+    frozen = weights.compute.blocks[0].attn.qkv.weight.detach().clone()
+    weights.compute(torch.randn(2, 3, 32, 32)).float().sum().backward()
     weights.copy_grads_to_master()
-    assert weights.full.head.weight.grad.shape == weights.full.head.weight.shape
+    assert weights.master.head.weight.grad.shape == weights.master.head.weight.shape
     weights.copy_master_to_model(0)
-    assert torch.equal(frozen, weights.computing.blocks[0].attn.qkv.weight)
+    assert torch.equal(frozen, weights.compute.blocks[0].attn.qkv.weight)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_two_ranks_hold_the_same_weights_and_train_as_one_does(level):
-    """Stochastic rounding must not be chance of each rank's own."""
+    """Stochastic rounding must draw the same numbers on every rank."""
     reports = {}
     for ranks in ("1", "2"):
         printed = run_script("tests/engine/precision/levels_worker.py", level, ranks)
@@ -245,7 +246,7 @@ def test_buffers_are_half_where_everything_is(name):
         else timm.create_model(name, num_classes=5, depths=(2, 1, 1, 1), num_heads=(1, 2, 4, 8), **sizes)
     )
     size = 256 if "v2" in name else 224
-    logits = precision("O3").computing(model.eval())(torch.randn(1, 3, size, size))
+    logits = precision("O3").compute_copy(model.eval())(torch.randn(1, 3, size, size))
     assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
 
 
@@ -257,7 +258,7 @@ def test_a_dry_run_counts_the_same_work_in_every_level(digits_argv, cpu, level, 
         "",
     )
     assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
-    with pytest.raises(UserError, match="galu is no op"):
+    with pytest.raises(UserError, match="galu is neither an op"):
         weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
         argv = ["-dry_run", "-eval", f"-pretrained={weights}", "-amp", *digits_argv, "AMP.CUSTOM_BLACK_LIST=[galu]"]
         run(parse_command_line(argv), cpu, "")
@@ -272,7 +273,7 @@ def test_evaluation_honours_the_level(digits_argv, cpu, level, monkeypatch):
         raise KeyboardInterrupt
 
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
-    monkeypatch.setattr("engine.commands.run.evaluate", evaluate)
+    monkeypatch.setattr("engine.commands.evaluate.evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
         run(
             parse_command_line(

@@ -59,7 +59,7 @@ def test_gradients_with_all_ops_in_fp32_are_fp32s():
     plain = policy()
     assert error(gradients(model, plain), exact) > 1e-3
     listed = policy(black=EVERYTHING)
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     assert error(gradients(model, listed), exact) < 1e-5
 
 
@@ -68,7 +68,7 @@ def test_each_listed_op_brings_gradients_nearer_to_fp64(black):
     exact = gradients(vit(torch.float64), None)
     model, listed = vit(), policy(black=black)
     without = error(gradients(model, listed), exact)
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     assert error(gradients(model, listed), exact) < without
 
 
@@ -78,7 +78,7 @@ def test_each_listed_op_brings_gradients_nearer_to_fp64(black):
 @pytest.mark.parametrize("compiled", ["whole", "blocks"])
 def test_compiled_equals_eager(lists, compiled):
     model, listed = vit(), policy(**lists)
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     expected = gradients(model, listed)
     torch._dynamo.reset()
     if compiled == "whole":
@@ -92,7 +92,7 @@ def test_compiled_equals_eager(lists, compiled):
 
 def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]:
     seen = {}
-    model = policy.computing(model)
+    model = policy.compute_copy(model)
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output.dtype}))
     with policy.autocast():
@@ -102,7 +102,7 @@ def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]
 
 def test_a_module_pattern_takes_all_that_is_inside():
     model, listed = vit(), policy(black=("blocks.1.*",))
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.act", "mlp.fc2"):
         assert seen[f"blocks.1.{name}"] == torch.float32
@@ -112,14 +112,14 @@ def test_a_module_pattern_takes_all_that_is_inside():
 
 def test_a_name_of_both_an_op_and_a_module_is_both():
     model, listed = vit(), policy(white=("norm",))
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     assert (seen["norm"], seen["blocks.0.norm1"]) == (torch.bfloat16, torch.float32)
 
 
 def test_black_wins_over_white():
     model, listed = vit(), policy(black=("gelu", "blocks.1.mlp"), white=("blocks.*",))
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     assert seen["blocks.0.mlp.act"] == torch.float32
     assert seen["blocks.0.norm1"] == seen["blocks.1.attn"] == torch.bfloat16
@@ -128,7 +128,7 @@ def test_black_wins_over_white():
 
 def test_in_o3_a_black_op_gives_half_back():
     model, listed = vit(), policy(black=("softmax", "linear"), level="O3")
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     assert set(seen.values()) == {torch.bfloat16}
 
@@ -140,7 +140,7 @@ def test_a_black_list_saves_what_overflows_in_fp16():
         model.blocks[0].attn.qkv.weight.mul_(2000)
     assert not all(value.isfinite().all() for value in gradients(model, policy(dtype="float16")).values())
     listed = policy(black=("blocks.0.attn",), dtype="float16")
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     assert all(value.isfinite().all() for value in gradients(model, listed).values())
 
 
@@ -148,7 +148,7 @@ def test_running_statistics_are_updated_where_batch_norm_is_listed():
     plain, listed = (timm.create_model("test_resnet", num_classes=5) for _ in range(2))
     listed.load_state_dict(plain.state_dict())
     white = policy(white=("batch_norm",))
-    white.prepare(listed)
+    white.apply_op_lists(listed)
     images = torch.randn(4, 3, 32, 32)
     for model in (plain, listed):
         with white.autocast():
@@ -159,7 +159,7 @@ def test_running_statistics_are_updated_where_batch_norm_is_listed():
 
 def test_copies_keep_the_lists():
     model, listed = vit(), policy(black=("gelu",))
-    listed.prepare(model)
+    listed.apply_op_lists(model)
     assert output_dtypes(copy.deepcopy(model), listed)["blocks.0.mlp.act"] == torch.float32
     assert list(model.state_dict()) == list(vit().state_dict())
 
@@ -186,4 +186,4 @@ def test_every_op_is_one_of_torchs():
 )
 def test_an_unknown_name_is_refused_with_its_neighbour(entry, hint):
     with pytest.raises(UserError, match=rf"AMP.CUSTOM_WHITE_LIST: .* no op and no module .*did you mean {hint}"):
-        policy(white=(entry,)).prepare(vit())
+        policy(white=(entry,)).apply_op_lists(vit())

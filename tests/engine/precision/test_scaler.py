@@ -113,7 +113,7 @@ def test_the_rules_are_the_present_options_after_loading():
 
 
 @pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
-def test_says_when_too_many_are_skipped_in_a_row(amp):
+def test_says_when_too_many_are_consecutive_skipped(amp):
     training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))
     verdicts = []
     for overflow in (True, True, False, True, True, True, False):
@@ -130,12 +130,12 @@ def test_the_limit_lets_the_scale_fall_to_its_lowest():
     for options, expected in limits:
         training = Training(fp16(options))
         steps = next(step for step in range(1, 50) if training.step(True) and training.scaler.skipped_too_often())
-        assert steps == expected == training.scaler.skipped_in_a_row
+        assert steps == expected == training.scaler.consecutive_skipped
         if "MAX_SKIPPED_STEPS" not in options:
             assert training.scaler.get_scale() == 1.0
     training.scaler.load_state_dict(Training(fp16({"INIT_LOSS_SCALING": 8})).scaler.state_dict() | {"scale": 2.0})
     training.scaler.restart()
-    assert training.scaler.get_scale() == 1.0 and training.scaler.skipped_in_a_row == 0
+    assert training.scaler.get_scale() == 1.0 and training.scaler.consecutive_skipped == 0
 
 
 def test_a_first_step_that_is_skipped_leaves_no_momentum():

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from configs.schema import Amp, Train
+from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer, load_optimizer, set_lr
+from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.schedule import build_schedule
 from utils.errors import UserError
 from utils.metrics import MetricSums, to_metrics
@@ -104,7 +105,7 @@ def test_loaded_moments_leave_the_options_as_they_are():
         for parameter in group["params"]:
             parameter.grad = torch.ones_like(parameter)
     old.step()
-    load_optimizer(new, old.state_dict())
+    Single().load_optimizer_state(new, old.state_dict())
     assert {group["weight_decay"] for group in new.param_groups} == {0.0, 0.5}
     assert all(
         torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(*(o.state.values() for o in (old, new)), strict=True)

@@ -1,0 +1,177 @@
+"""Reading and finding checkpoints: every file is verified before it is used."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from configs.yaml_io import parse_value, write_yaml
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.run_folder import is_run_folder
+from models.weights.load import checked_archive_bytes, has_backing_storage
+from utils.atomic_file import iter_tensors, verify_checksum
+from utils.errors import UserError
+from utils.metrics import NUM_SUMS
+
+FORMAT = 5
+LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
+PERIODIC = "epoch-*.pth"
+_CONTENT = {
+    "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
+    "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
+    "images": int, "options": str,
+}  # fmt: skip
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint to resume from, and a line for each checkpoint that was skipped."""
+
+    path: Path
+    state: dict[str, Any]
+    notes: list[str]
+
+
+def find_checkpoint(
+    resume: str, output: Path, lock: Callable[[Path], Any] = lambda folder: None
+) -> FoundCheckpoint | None:
+    """The checkpoint that `-resume` names.
+
+    A file: that file. The folder of a run: its most recent valid checkpoint. 'auto': the most recent valid checkpoint
+    of all runs in `output`, or None if there is no run yet. `lock` is called with a run's folder before it is read.
+
+    Raises:
+        UserError: no such file or folder, or no valid checkpoint in it.
+    """
+    named = None if resume == "auto" else Path(resume)
+    if named is None:
+        folders = _runs_newest_first(output)
+        if not folders:
+            return None
+    else:
+        folders = [named] if named.is_dir() else [named.parent] if named.is_file() else []
+    notes: list[str] = []
+    for folder in folders:
+        if is_run_folder(folder):
+            lock(folder)
+        for path in [named] if named and named.is_file() else _checkpoints_by_progress(folder):
+            try:
+                return FoundCheckpoint(path, load_checkpoint(path), notes)
+            except UserError as error:
+                notes.append(str(error))
+    if not notes:
+        raise UserError(f"-resume {resume}: no checkpoint found; give a .pth file, the folder of a run, or auto")
+    raise UserError(notes[0] if len(notes) == 1 else f"none of {len(notes)} checkpoints is valid: {notes[0]}")
+
+
+def _runs_newest_first(output: Path) -> list[Path]:
+    """The folders of runs that have a checkpoint."""
+    checkpoints = {
+        folder: _checkpoints_by_progress(folder) for folder in output.glob("train-*") if is_run_folder(folder)
+    }
+    newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
+    return sorted(newest, key=newest.__getitem__, reverse=True)
+
+
+def _checkpoints_by_progress(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the furthest first. File times are not used: copying may change them."""
+    periodic = sorted(folder.glob(PERIODIC), reverse=True)
+    return [path for path in (folder / LAST, folder / PREVIOUS, *periodic, folder / BEST) if path.is_file()]
+
+
+def modified_time(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # deleted by another process
+        return 0
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """The `best` entry of a folder's `best.pth`; None if there is no valid one."""
+    try:
+        return load_checkpoint(folder / BEST)["best"]
+    except UserError:
+        return None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file.
+
+    Raises:
+        UserError: the file is damaged, of another program or format, or holds non-finite weights.
+    """
+    if path.suffix == ".pdparams":
+        raise UserError(
+            f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with -pretrained={path} "
+            "and -last_epoch"
+        )
+    try:
+        verify_checksum(path, required=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        archive_bytes = checked_archive_bytes(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in iter_tensors(state))
+    except UserError:
+        raise
+    except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
+        raise UserError(f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another") from None
+    if isinstance(state, dict) and state.get("format") == 4:
+        _upgrade_from_4(state)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
+    if not is_backed:
+        raise UserError(f"{path}: declares tensors that the file does not hold; use another")
+    _check_content(path, state)
+    return state
+
+
+def _upgrade_from_4(state: dict[str, Any]) -> None:
+    """Format 4 had fewer sums, and stored the attention kernel that the run had chosen by measuring."""
+    sums, choices, options = state.get("sums"), state.pop("choices", None), state.get("options")
+    if not (isinstance(sums, torch.Tensor) and sums.shape == (4,) and isinstance(choices, dict)):
+        return  # `_check_content` reports it
+    state["sums"] = torch.cat([sums, sums.new_zeros(NUM_SUMS - 4)])
+    values = _parsed_options(options)
+    if values and isinstance(values.get("MODEL"), dict):
+        values["MODEL"]["ATTENTION"] = choices.get("attention", values["MODEL"].get("ATTENTION"))
+        state["options"] = write_yaml(values)
+    state["format"] = FORMAT
+
+
+def _check_content(path: Path, state: dict[str, Any]) -> None:
+    wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
+    if wrong:
+        raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")
+    if not _is_consistent(state):
+        raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
+    for key in ("model", "ema"):
+        for name, tensor in (state[key] or {}).items():
+            if not isinstance(tensor, torch.Tensor):
+                raise UserError(f"{path}: is not a checkpoint of this program: {key} {name} is not a tensor")
+            if not tensor.isfinite().all():
+                raise UserError(f"{path}: holds NaN or infinite values in {key} {name}; use an earlier checkpoint")
+
+
+def _is_consistent(state: dict[str, Any]) -> bool:
+    """Whether a run can be at the position that the state gives."""
+    try:
+        steps = EpochLayout(**state["geometry"]).steps_per_epoch
+    except (TypeError, ZeroDivisionError):
+        return False
+    return (
+        _parsed_options(state["options"]) is not None
+        and state["epoch"] >= 0
+        and 0 <= state["done_steps"] <= steps
+        and state["sums"].shape == (NUM_SUMS,)
+        and bool(state["sums"][1:].isfinite().all())  # the loss may be NaN in files of format 4
+    )
+
+
+def _parsed_options(text: Any) -> dict[str, Any] | None:
+    try:
+        values = parse_value(text) if isinstance(text, str) else None
+    except UserError:
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,96 @@
+"""Writing the checkpoints of a run: last, previous, best, and the newest periodic ones."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.checkpoint.reader import BEST, FORMAT, LAST, PERIODIC, PREVIOUS, modified_time
+from utils.atomic_file import atomic_save, link_or_copy, tensor_bytes
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a background thread if host memory can hold a copy, else in the calling thread.
+
+    At any moment `last.pth` or `previous.pth` is complete, even if the process or the machine fails.
+    """
+
+    def __init__(self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None]) -> None:
+        """`keep`: number of periodic checkpoints; `on_written` is called with each file and its content."""
+        self.folder, self.keep, self.on_written = folder, keep, on_written
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future | None = None
+        for temporary_file in folder.glob(".*.pth.tmp"):  # of a run that was killed while saving
+            temporary_file.unlink()
+
+    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+        """Writes `last.pth`; the same file also becomes `best.pth` and `<periodic>.pth` if those are due.
+
+        Raises:
+            UserError: this checkpoint, or the previous one, cannot be written; the files on disk stay.
+        """
+        self.wait()
+        content = {"format": FORMAT} | state
+        if tensor_bytes(content) > _available_bytes() / 2:
+            self._write(content, is_best, periodic)
+        else:
+            self._pending = self._thread.submit(self._write, _copy_to_host(content), is_best, periodic)
+
+    def wait(self) -> None:
+        """Waits until all files are written. Raises the error of the background thread."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def check(self) -> None:
+        """Raises the error of the background thread if it is known already; does not wait."""
+        if self._pending and self._pending.done():
+            self.wait()
+
+    def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+        last = self.folder / LAST
+        atomic_save(last, content, previous=self.folder / PREVIOUS)
+        if is_best:
+            link_or_copy(last, self.folder / BEST)
+        if periodic and self.keep:
+            link_or_copy(last, self.folder / f"{periodic}.pth")
+            for old in sorted(self.folder.glob(PERIODIC), key=modified_time, reverse=True)[self.keep :]:
+                old.unlink(missing_ok=True)
+        self.on_written(self.folder / (BEST if is_best else LAST), content)
+
+
+def _copy_to_host(content: Any) -> Any:
+    """A copy in host memory, which training does not change."""
+    if isinstance(content, torch.Tensor):
+        return content.detach().to("cpu", copy=True)
+    if isinstance(content, dict):
+        return {key: _copy_to_host(value) for key, value in content.items()}
+    return type(content)(map(_copy_to_host, content)) if isinstance(content, list | tuple) else content
+
+
+def _available_bytes() -> float:
+    """Free host memory without swapping, within the limit of the job's control group; 0 if it is unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return min(on_host, *(_free_bytes_in(Path("/sys/fs/cgroup") / group) for group in ("", _control_group())))
+
+
+def _control_group() -> str:
+    """The path of the process's control group (version 2), relative to the root group."""
+    try:
+        return Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    except OSError:
+        return ""
+
+
+def _free_bytes_in(group: Path) -> float:
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or the limit is 'max'
+        return math.inf

@@ -1,0 +1,57 @@
+"""The evaluation command."""
+
+import time
+
+from configs.schema import Config
+from datasets.decoding.bad_images import BadImageList
+from datasets.loading.build import build_eval_loader
+from datasets.registry import read_samples
+from datasets.transforms.build import build_eval_transform
+from engine.commands.open_run import find_on_all_ranks, log_found, open_new_run
+from engine.parallel.strategy import build_strategy
+from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
+from engine.training.build import build_eval_model
+from engine.training.evaluation import evaluate
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+
+def evaluate_weights(config: Config, context: ProcessContext, script: str) -> int:
+    """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
+    opened = open_new_run(config, context, "eval")
+    folder, logger = opened.folder, opened.logger
+    if config.model.resume:
+        found = find_on_all_ranks(config, context)
+        if found is None:
+            raise nothing_to_evaluate(config)
+        log_found(found, logger)
+        config = config.with_model(pretrained=str(found.path))
+    model, precision, notes = build_eval_model(config, context)
+    for note in notes:
+        logger.info(f"----- {note}")
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
+    for note in samples.notes:
+        logger.info(f"----- Data: {note}")
+    bad_images = BadImageList(folder, context.rank)
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
+    transform = build_eval_transform(config.data).to(context.device)
+    started = time.perf_counter()
+    metrics = evaluate(model, batches, transform, precision, build_strategy(context), context)
+    seconds = time.perf_counter() - started
+    logger.info(validation_line("", metrics, len(samples), seconds))
+    if context.is_main:
+        result = {
+            "top1": metrics.top1,
+            "top5": metrics.top5,
+            "loss": metrics.loss,
+            "checkpoint": config.model.pretrained,
+            "images_per_second": metrics.samples / seconds,
+            "peak_memory_bytes": peak_memory_bytes(context.device),
+        }
+        write_result(folder, result)
+    return 0
+
+
+def nothing_to_evaluate(config: Config) -> UserError:
+    return UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")

@@ -1,0 +1,17 @@
+"""The profiling command."""
+
+from configs.schema import Config
+from engine.commands.open_run import begin_status, open_new_run
+from engine.profiling.profiler import profile_run
+from engine.training.build import build_run
+from utils.distributed import ProcessContext
+
+
+def profile(config: Config, context: ProcessContext, script: str) -> int:
+    """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
+    opened = open_new_run(config, context, "profile")
+    status = begin_status(opened.folder, context)
+    profile_run(build_run(config, context, opened.folder, opened.logger), config)
+    if context.is_main:
+        status.update(state="finished")
+    return 0

@@ -1,0 +1,45 @@
+"""The training command."""
+
+import shlex
+from contextlib import ExitStack
+from typing import Any
+
+from configs.schema import Config
+from engine.commands.open_run import open_training
+from engine.training.build import build_run
+from engine.training.trainer import Trainer
+from utils.distributed import ProcessContext
+
+
+def train(config: Config, context: ProcessContext, script: str) -> int:
+    """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
+    with ExitStack() as locks:
+        opened, status, checkpoint = open_training(config, context, locks)
+        run = build_run(opened.config, context, opened.folder, opened.logger)
+        trainer = Trainer(run, status, checkpoint)
+        del checkpoint  # as large as the model and its moments
+        result = trainer.train()
+        return _conclude(trainer, result, script)
+
+
+def _conclude(trainer: Trainer, result: dict[str, Any], script: str) -> int:
+    """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
+    signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
+    resume = f"-resume={shlex.quote(str(folder))}"
+    if signal:
+        logger.info(f"----- Interrupted by {signal}; saved; resume with {resume}")
+        outcome = {"state": "interrupted", "signal": str(signal), "resume": resume}
+    elif not result["finished"]:
+        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with {resume}")
+        outcome = {"state": "stopped", "resume": resume}
+    else:
+        outcome = {"state": "finished"}
+    if result["top1"] is not None:
+        command = f"-cfg={folder}/config.yaml", "-eval", f"-pretrained={result['checkpoint']}"
+        logger.info(
+            f"----- Best top-1: {result['top1']:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
+            f"      Evaluate it: python {script} {shlex.join(command)}"
+        )
+    if trainer.context.is_main:
+        trainer.status.update(**outcome)
+    return signal.status if signal else 0

@@ -1,0 +1,164 @@
+"""The builder of a run: the only code besides the commands that reads the whole `Config`.
+
+Every part is made once, in the order of its use: data, model, precision, optimizer, strategy, telemetry.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from configs.command_line import to_yaml
+from configs.schema import Config
+from datasets.decoding.bad_images import BadImageList
+from datasets.loading.build import build_eval_loader, build_train_batches
+from datasets.registry import read_samples
+from datasets.sources.checks import notes_on
+from datasets.sources.samples import Samples
+from datasets.transforms.build import build_eval_transform, build_train_transform
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.parallel.compile import compile_model, run_eagerly
+from engine.parallel.strategy import build_strategy
+from engine.precision.policy import Precision
+from engine.telemetry.mfu import build_mfu_meter
+from engine.telemetry.reporter import Reporter
+from engine.training.loss import build_loss
+from engine.training.optimizer import build_optimizer
+from engine.training.schedule import build_schedule, lr_warning
+from engine.training.state import Plan, Run, TrainState
+from engine.training.weight_average import WeightAverage
+from models.attention import EXPLICIT, use_attention
+from models.build import build_model
+from utils.distributed import ProcessContext
+from utils.logger import RunLogger
+from utils.seeding import derive_seed
+
+
+def build_run(config: Config, context: ProcessContext, folder: Path, logger: RunLogger) -> Run:
+    """Builds all parts of a training run, alike on every rank; `folder` receives its files.
+
+    Raises:
+        UserError: an option, the data or the weights are wrong.
+    """
+    data, train = config.data, config.train
+    train_samples, val_samples = read_samples(data, config.model.num_classes, context, "train", "val")
+    bad_images = BadImageList(folder, context.rank)
+    seed, timeout = config.seed, config.timeout_seconds
+    layout = EpochLayout(len(train_samples), data.batch_size * context.world_size, train.accum_iter, seed)
+    state, notes = build_train_state(config, context, layout)
+    _log_parts(config, context, logger, state, notes, train_samples, val_samples)
+    weights, precision = state.precision.weights, state.precision
+    meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
+    logger.info(f"----- {meter}")
+    if warning := lr_warning(train, layout.global_batch_size):
+        logger.info(f"----- Warning: {warning}")
+    return Run(
+        context=context,
+        folder=folder,
+        logger=logger,
+        batches=build_train_batches(data, train, train_samples, seed, context, timeout, bad_images),
+        val_batches=build_eval_loader(data, val_samples, context, timeout, bad_images),
+        num_val_samples=len(val_samples),
+        layout=layout,
+        state=state,
+        compiles=train.compile != "none",
+        reporter=Reporter(
+            context,
+            folder,
+            logger,
+            precision.scaler,
+            meter,
+            num_epochs=train.num_epochs,
+            report_freq=config.report_freq,
+            images_per_epoch=layout.batches_per_epoch * layout.batch_size,
+        ),
+        plan=_build_plan(config),
+        timeout_seconds=timeout,
+        optimizer_name=train.optimizer.name,
+        last_epoch=train.last_epoch,
+        options=to_yaml(config),
+    )
+
+
+def build_train_state(config: Config, context: ProcessContext, layout: EpochLayout) -> tuple[TrainState, list[str]]:
+    """Everything that a training step uses, and lines for the log. One process needs no process group."""
+    data, train = config.data, config.train
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    model, notes = build_model(config.model, data, context.device)
+    notes = [f"Pretrained: {note}" for note in notes]
+    strategy = build_strategy(context)
+    precision = Precision(config.amp, context.device, strategy.total_norm)
+    _apply_op_lists(model, precision)
+    average = WeightAverage(model, decay=train.model_ema_decay) if train.model_ema else None
+    compute_model = precision.attach(model)
+    if compiled := compile_model(compute_model, train, context):
+        notes.append(f"Compile: {compiled}, in the first step")
+    optimizer = build_optimizer(model, train)
+    with precision.autocast(), run_eagerly():
+        images = torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
+        wrapped = strategy.wrap(compute_model, images)
+    state = TrainState(
+        precision=precision,
+        strategy=strategy,
+        model=wrapped,
+        average=average,
+        optimizer=optimizer,
+        schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
+        loss=build_loss(train),
+        transform=build_train_transform(data, train, config.model.num_classes).to(context.device),
+        eval_transform=build_eval_transform(data).to(context.device),
+        batch_size=data.batch_size,
+        accum_iter=train.accum_iter,
+        max_norm=train.grad_clip,
+        freeze_backbone=config.model.freeze_backbone,
+        seed=config.seed,
+        rank=context.rank,
+    )
+    return state, notes
+
+
+def build_eval_model(config: Config, context: ProcessContext) -> tuple[nn.Module, Precision, list[str]]:
+    """The model of `MODEL.PRETRAINED` as evaluation computes it, its precision, and lines for the log."""
+    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
+    precision = Precision(config.amp, context.device)
+    _apply_op_lists(model, precision)
+    return precision.compute_copy(model), precision, [f"Pretrained: {note}" for note in notes]
+
+
+def _apply_op_lists(model: nn.Module, precision: Precision) -> None:
+    if precision.lists_softmax:
+        use_attention(model, EXPLICIT)
+    precision.apply_op_lists(model)
+
+
+def _build_plan(config: Config) -> Plan:
+    return Plan(
+        num_epochs=config.train.num_epochs,
+        max_steps=config.train.max_steps,
+        validate_freq=config.validate_freq,
+        save_freq=config.save_freq,
+        save_freq_steps=config.save_freq_steps,
+        save_freq_minutes=config.save_freq_minutes,
+        keep_checkpoints=config.keep_checkpoints,
+    )
+
+
+def _log_parts(
+    config: Config,
+    context: ProcessContext,
+    logger: RunLogger,
+    state: TrainState,
+    notes: list[str],
+    train_samples: Samples,
+    val_samples: Samples,
+) -> None:
+    for note in notes:
+        logger.info(f"----- {note}")
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
+    logger.info(
+        f"----- Data: {len(train_samples)} training images of {len(train_samples.class_names)} classes, "
+        f"{len(val_samples)} for validation; the model has {config.model.num_classes} classes"
+    )
+    if context.is_main:
+        for note in notes_on(train_samples, val_samples):
+            logger.info(f"----- Data: {note}")

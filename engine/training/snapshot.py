@@ -1,0 +1,119 @@
+"""The state of a run <-> the content of a checkpoint."""
+
+from dataclasses import asdict, dataclass
+from textwrap import shorten
+from typing import Any
+
+from configs.command_line import differences
+from engine.checkpoint.reader import read_best
+from engine.progress import EpochProgress, TrainClock
+from engine.training.optimizer import set_lr
+from engine.training.state import Run
+from utils.distributed import broadcast_object
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far; epochs count from 1, top-1 and top-5 in percent."""
+
+    top1: float
+    top5: float
+    epoch: int
+
+
+@dataclass
+class Position:
+    """The position of a run, and its results so far.
+
+    Attributes:
+        best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
+    """
+
+    progress: EpochProgress
+    clock: TrainClock
+    best: Best | None = None
+    best_is_unsaved: bool = False
+
+
+def take_snapshot(run: Run, position: Position) -> dict[str, Any]:
+    """The content of a checkpoint; a collective call. The tensors are those of the run, not copies."""
+    state, strategy, progress = run.state, run.state.strategy, position.progress
+    average = state.average
+    return {
+        "model": strategy.model_state(state.precision.weights.stored),
+        "ema": strategy.model_state(average.module) if average else None,
+        "optimizer": strategy.optimizer_state(state.optimizer),
+        "optimizer_name": run.optimizer_name,
+        "precision": state.precision.state_dict(),
+        "epoch": progress.epoch,
+        "done_steps": progress.done_steps,
+        "sums": progress.sums.reduced(run.context),
+        "geometry": asdict(run.layout),
+        "best": asdict(position.best) if position.best else None,
+        "train_seconds": position.clock.seconds,
+        "images": position.clock.images,
+        "options": run.options,
+    }
+
+
+def restore(run: Run, checkpoint: dict[str, Any] | None) -> Position:
+    """Loads a checkpoint into the run and returns its position; without one, the start of the run.
+
+    Raises:
+        UserError: the options of the run do not fit the checkpoint.
+    """
+    if checkpoint is None:
+        return Position(run.new_progress(run.last_epoch), TrainClock())
+    _check_options(run, checkpoint)
+    done_steps = run.layout.steps_done(checkpoint)
+    _load_state(run, checkpoint)
+    progress = run.new_progress(checkpoint["epoch"])
+    progress.done_steps = done_steps
+    progress.lr = run.state.schedule.lr_at(max(progress.step - 1, 0))
+    set_lr(run.state.optimizer, progress.lr)
+    if run.context.is_main:
+        progress.sums.sums.copy_(checkpoint["sums"])
+    clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
+    run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
+    if changed := differences(checkpoint["options"], run.options):
+        run.logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(changed)}")
+    return Position(progress, clock, *_restore_best(run, checkpoint))
+
+
+def _check_options(run: Run, checkpoint: dict[str, Any]) -> None:
+    epoch = checkpoint["epoch"]
+    if (checkpoint["ema"] is None) != (run.state.average is None):
+        raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
+    if checkpoint["optimizer_name"] != run.optimizer_name:
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: the checkpoint used {checkpoint['optimizer_name']}; use it to resume")
+    if run.last_epoch not in (0, epoch):
+        raise UserError(f"-last_epoch {run.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
+    if epoch > run.plan.num_epochs:
+        raise UserError(f"TRAIN.NUM_EPOCHS {run.plan.num_epochs}: the checkpoint is at epoch {epoch} already")
+
+
+def _load_state(run: Run, checkpoint: dict[str, Any]) -> None:
+    state, strategy = run.state, run.state.strategy
+    try:
+        strategy.load_model_state(state.precision.weights.stored, checkpoint["model"])
+        state.precision.weights.sync_after_load()
+        if state.average:
+            strategy.load_model_state(state.average.module, checkpoint["ema"])
+        strategy.load_optimizer_state(state.optimizer, checkpoint["optimizer"])
+        state.precision.load_state_dict(checkpoint["precision"])
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
+        raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None
+
+
+def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bool]:
+    """The best result, unless its file is missing or belongs to a later epoch; and whether it must be saved again."""
+    best = checkpoint["best"]
+    if best is None:
+        return None, False
+    is_saved = broadcast_object(run.context.is_main and best == read_best(run.folder), run.context)
+    is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
+    if not (is_saved or is_this_position):
+        return None, False
+    return Best(**best), not is_saved

@@ -1,0 +1,107 @@
+"""The parts of a training run, as `engine.training.build` makes them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from datasets.loading.loader import Loader
+from datasets.loading.source import BatchSource
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+from engine.progress import EpochProgress
+from engine.telemetry.reporter import Reporter
+from engine.training.loss import Loss
+from engine.training.schedule import Schedule
+from engine.training.weight_average import WeightAverage
+from utils.distributed import ProcessContext
+from utils.logger import RunLogger
+from utils.metrics import MetricSums
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that a training step reads or changes.
+
+    Attributes:
+        model: the module whose forward pass training calls: `precision.weights.compute`, wrapped by the strategy.
+        average: of the weights; None without MODEL_EMA.
+        transform: batch -> images (B, C, S, S), targets; on the device.
+        eval_transform: uint8 images -> normalized images.
+        batch_size: per device, of one micro-step.
+        max_norm: of the gradients, global; None or 0: no clipping.
+        rank: of this process; it seeds dropout and mixup.
+    """
+
+    precision: Precision
+    strategy: Single
+    model: nn.Module
+    average: WeightAverage | None
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    loss: Loss
+    transform: nn.Module
+    eval_transform: nn.Module
+    batch_size: int
+    accum_iter: int
+    max_norm: float | None
+    freeze_backbone: bool
+    seed: int
+    rank: int
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate: the average if there is one. It computes in the same precision as training."""
+        if self.average is None:
+            return self.precision.weights.compute
+        return self.precision.compute_copy(self.average.module)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a run evaluates, saves and ends: epochs, unless a name says otherwise."""
+
+    num_epochs: int
+    max_steps: int | None
+    validate_freq: int
+    save_freq: int
+    save_freq_steps: int | None
+    save_freq_minutes: float | None
+    keep_checkpoints: int
+
+    def is_due(self, epochs_done: int, every: int) -> bool:
+        """Whether an action that happens `every` so many epochs happens now; it always does after the last epoch."""
+        return epochs_done % every == 0 or epochs_done == self.num_epochs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: its data, its state, its output, and its plan.
+
+    Attributes:
+        last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
+        options: the resolved options as YAML, for the checkpoint.
+    """
+
+    context: ProcessContext
+    folder: Path
+    logger: RunLogger
+    batches: BatchSource
+    val_batches: Loader
+    num_val_samples: int
+    layout: EpochLayout
+    state: TrainState
+    compiles: bool
+    reporter: Reporter
+    plan: Plan
+    timeout_seconds: float
+    optimizer_name: str
+    last_epoch: int
+    options: str
+
+    def new_progress(self, epoch: int) -> EpochProgress:
+        """The start of an epoch."""
+        sums = MetricSums(self.context.device)
+        return EpochProgress(epoch, self.layout.steps_per_epoch, self.layout.batches_per_epoch, sums)

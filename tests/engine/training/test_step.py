@@ -1,0 +1,125 @@
+"""Training equals a plain loop: accumulation, short window, clipping, smoothing, weight decay, warm-up, average."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, only_run, run_script, train
+from torch import nn
+
+from configs.command_line import parse_command_line
+from configs.schema import Config
+from datasets.loading.sampler import epoch_order
+from datasets.registry import read_samples
+from engine.checkpoint.reader import load_checkpoint
+from models.build import build_model
+from utils.distributed import ProcessContext
+from utils.seeding import derive_seed
+
+STEPS = 20  # 44 batches an epoch, 3 to a step: step 15 has a window of two, and five steps are in the second epoch
+OPTIONS = [
+    *TINY_VIT, *GREY, "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0",
+    "TRAIN.ACCUM_ITER=3", "TRAIN.GRAD_CLIP=0.764", "TRAIN.SMOOTHING=0.1", "TRAIN.WEIGHT_DECAY=0.3", "TRAIN.BASE_LR=1e-3",
+    "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", f"TRAIN.MAX_STEPS={STEPS}",
+    "MODEL.ATTENTION=explicit",
+]  # fmt: skip
+PRECISIONS = {"fp32": "AMP=false", "O1": "AMP={ENABLED: true, LEVEL: O1}", "O2": "AMP={ENABLED: true, LEVEL: O2}"}
+# With two ranks, bfloat16 sums other parts of a batch.
+TOLERANCE = {1: {"fp32": 1e-4, "O1": 5e-3, "O2": 5e-3}, 2: {"fp32": 1e-4, "O1": 0.06, "O2": 0.06}}
+ONE_RANK = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
+    """The initial weights, and the weights and their average after 20 steps, with torch alone."""
+    train, batch_size = config.train, 32
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    average, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    decayed = {n: p for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
+    others = [p for n, p in model.named_parameters() if n not in decayed]
+    groups = [{"params": list(decayed.values())}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=train.weight_decay, betas=train.optimizer.betas)
+    images, targets = digits(config)
+    step, steps_per_epoch = 0, 15
+    for epoch in range(2):
+        batches = epoch_order(len(images), config.seed, epoch).split(batch_size)[: len(images) // batch_size]
+        for start in range(0, len(batches), 3):
+            if step == STEPS:
+                return initial, model.state_dict(), average.state_dict()
+            window = batches[start : start + 3]
+            weights = half_leaves(model) if level == "O2" else dict(model.named_parameters())
+            for batch in window:
+                with torch.autocast("cpu", torch.bfloat16, enabled=level != "fp32"):
+                    logits = torch.func.functional_call(model, weights, images[batch])
+                loss = nn.functional.cross_entropy(logits.float(), targets[batch], label_smoothing=train.smoothing)
+                (loss / len(window)).backward()
+            for name, parameter in model.named_parameters():
+                parameter.grad = weights[name].grad.float()
+            nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, step, 0.5 * steps_per_epoch, 2 * steps_per_epoch)
+            optimizer.step()
+            model.zero_grad()
+            with torch.no_grad():
+                for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.copy_(0.9 * mean + 0.1 * value)
+            step += 1
+    raise AssertionError("too few steps")
+
+
+def half_leaves(model: nn.Module) -> dict[str, torch.Tensor]:
+    """O2's weights: bfloat16, except those of the norms."""
+    return {
+        name: value.detach().to(torch.float32 if "norm" in name else torch.bfloat16).requires_grad_()
+        for name, value in model.named_parameters()
+    }
+
+
+def learning_rate(config: Config, step: int, warmup: float, total: int) -> float:
+    train = config.train
+    if step < warmup:
+        return train.warmup_start_lr + (train.base_lr - train.warmup_start_lr) * step / warmup
+    return train.base_lr * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+
+
+def digits(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    (samples,) = read_samples(config.data, 10, ONE_RANK, "train")
+    images = torch.stack([samples.image(index, 1) for index in range(len(samples))])
+    return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def trained(request, tmp_path_factory) -> dict[str, dict]:
+    """The last checkpoint of each precision."""
+    ranks = request.param
+    outputs = {name: tmp_path_factory.mktemp(name) for name in PRECISIONS}
+    flags = [
+        ["-dataset=digits", f"-batch_size={32 // ranks}", f"-output={output}", "-opts", *OPTIONS, PRECISIONS[name]]
+        for name, output in outputs.items()
+    ]
+    if ranks == 1:
+        for each in flags:
+            train(each, ONE_RANK)
+    else:
+        run_script("tests/engine/training/step_worker.py", str(ranks), json.dumps(flags))
+    checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
+    return {"ranks": ranks, **checkpoints}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_twenty_steps_equal_a_plain_loop(trained, precision):
+    """The distance of the two results, as a share of the distance that training has moved the weights."""
+    config = parse_command_line(["-dataset=digits", "-opts", *OPTIONS]).config
+    initial, model, average = plain_loop(config, precision)
+    checkpoint, tolerance = trained[precision], TOLERANCE[trained["ranks"]][precision]
+    assert checkpoint["epoch"] * 15 + checkpoint["done_steps"] == STEPS
+    for part, expected in (("model", model), ("ema", average)):
+        assert list(checkpoint[part]) == list(expected)
+        found, wanted, start = (flatten(state) for state in (checkpoint[part], expected, initial))
+        assert (found - wanted).norm() < tolerance * (wanted - start).norm(), part
+
+
+def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in state.values()])
