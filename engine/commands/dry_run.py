@@ -43,7 +43,7 @@ def dry_run(config: Config, context: ProcessContext) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, of them trained: {trained / 1e6:.3f} M")
-    flops = forward_flops(model, config)
+    flops = forward_flops(model, config.data)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
     logger.info("dry run: all that the run needs is there")
 

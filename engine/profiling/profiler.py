@@ -11,8 +11,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from datasets.loading.loader import Batch, num_workers
-from engine.profiling.advice import Op, Profile
-from engine.profiling.page import page_of
+from engine.profiling.advice import Op, Profile, has_fast_half_precision
+from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.telemetry.reporter import peak_memory_bytes
 from engine.training.trainer import Trainer
@@ -74,17 +74,20 @@ def _write(trainer: Trainer, profiler: profile, images_per_second: float, peak_m
         events = json.load(file)["traceEvents"]
     learner, context = trainer.learner, trainer.context
     on_gpu = context.device.type == "cuda"
-    page = page_of(
+    page = profile_page(
         Profile(
-            config=trainer.config,
             title=f"{context.world_size} process(es), {device_name(context.device)}, {learner.precision.describe()}",
+            model_name=trainer.config.model.name,
+            batch_size=trainer.config.data.batch_size,
             device_type=context.device.type,
+            is_half_precision=learner.precision.dtype != torch.float32,
+            has_fast_half=has_fast_half_precision(context.device),
             is_compiled=any(module._compiled_call_impl for module in learner.weights.computing.modules()),
             has_fused_optimizer=bool(learner.optimizer.defaults.get("fused")),
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            gauge=trainer.reporter.gauge,
+            meter=trainer.reporter.meter,
             peak_memory_bytes=peak_memory_bytes,
         )
     )

@@ -80,7 +80,7 @@ def train_one_epoch(
         set_lr(learner.optimizer, progress.lr)
         window = progress.window(options.accum_iter)
         weights.save_batch_stats()
-        sums_before = progress.sums.sums.clone()
+        step_sums = MetricSums(learner.context.device)
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
@@ -90,13 +90,13 @@ def train_one_epoch(
             with gradient_sync(learner.parallel, micro_step == window - 1):
                 loss, logits = micro_step_pass(learner, batch, step, micro_step, window)
             with record_function(LOGGING):
-                progress.sums.add(loss.detach(), logits.detach(), batch.targets)
+                step_sums.add(loss.detach(), logits.detach(), batch.targets)
 
         with record_function(OPTIMIZER):
-            update_weights(learner, step)
+            grad_norm = update_weights(learner, step)
         if scaler.skipped_too_often():
-            progress.sums.sums.copy_(sums_before)
             raise TooManySkippedSteps(_why_skipped(learner, batch, step, window))
+        progress.sums.add_step(step_sums, grad_norm, scaler.last_skipped)
         progress.done_steps += 1
         with record_function(LOGGING):
             after_step(progress)
@@ -127,10 +127,17 @@ def micro_step_pass(
     return loss, logits
 
 
-def update_weights(learner: TrainState, step: int) -> None:
-    """From the gradients of a step to the weights of the next; a step with a non-finite gradient changes none."""
+def update_weights(learner: TrainState, step: int) -> torch.Tensor:
+    """From the gradients of a step to the weights of the next; a step with a non-finite gradient changes none.
+
+    Returns:
+        () the norm of the gradients before clipping.
+    """
     weights, scaler = learner.weights, learner.precision.scaler
     weights.copy_grads_to_master()
+    parameters = [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grad_norm = nn.utils.get_total_norm(grads) / scaler.get_scale()
     scaler.step(learner.optimizer, learner.config.train.grad_clip)
     scaler.update()
     weights.restore_batch_stats(scaler.last_skipped)
@@ -138,6 +145,7 @@ def update_weights(learner: TrainState, step: int) -> None:
     if learner.ema:
         learner.ema.update(weights.full)
     weights.copy_master_to_model(derive_seed(learner.config.seed, "rounding", step))
+    return grad_norm
 
 
 class TooManySkippedSteps(UserError):

@@ -25,7 +25,7 @@ from engine.parallel.compile import compile_passes, eagerly
 from engine.parallel.strategy import parallelize
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.telemetry.flops import build_mfu_meter
+from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter, peak_memory_bytes, validation_line
 from engine.training.choices import Choices, choose_attention, choose_decode
 from engine.training.optimizer import build_optimizer, load_optimizer, set_lr
@@ -88,9 +88,19 @@ class Trainer:
         with self.learner.precision.autocast(), eagerly():
             images = torch.zeros(shape, device=context.device)
             self.learner.parallel = parallelize(self.learner.weights.computing, context, images)
-        gauge = build_mfu_meter(self.learner.weights.full, config, self.learner.precision, context)
-        logger.info(f"----- {gauge}")
-        self.reporter = Reporter(config, context, folder, logger, self.learner.precision.scaler, gauge)
+        precision = self.learner.precision
+        meter = build_mfu_meter(self.learner.weights.full, config.data, precision.dtype, precision.tf32, context)
+        logger.info(f"----- Model: {meter}")
+        self.reporter = Reporter(
+            context,
+            folder,
+            logger,
+            precision.scaler,
+            meter,
+            num_epochs=config.train.num_epochs,
+            report_freq=config.report_freq,
+            images_per_epoch=self.geometry.batches_per_epoch * self.geometry.batch_size,
+        )
         self.guard = SaveTrigger(config, context)
         self.interrupted: Interrupted | None = None
         self._compiles = config.train.compile != "none"
