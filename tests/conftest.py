@@ -113,3 +113,9 @@ def rows(folder: Path) -> list[dict]:
     }  # fmt: skip
     with open(folder / "metrics.csv", newline="") as file:
         return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]
+
+
+def step_rows(folder: Path) -> list[dict]:
+    """steps.csv without the gradient norm: its mean since the last report covers fewer steps after resuming."""
+    with open(folder / "steps.csv", newline="") as file:
+        return [{key: row[key] for key in row.keys() - {"grad_norm"}} for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""Console, log files, CSV, TensorBoard, progress bar: what a run leaves besides its weights."""
+"""Console, log files and progress bar of a run."""
 
 import logging
 import sys
@@ -11,15 +11,15 @@ from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
 
 
-class _Printable(logging.Formatter):
-    """On a terminal as in a file, which may be shown on one."""
+class _EscapingFormatter(logging.Formatter):
+    """Escapes control characters, for the console and for files, which users print on a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_control_characters(super().format(record))
 
 
-class _Console(logging.Handler):
-    """Writes above the progress bar, not through it."""
+class _ConsoleHandler(logging.Handler):
+    """Writes lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stdout)
@@ -27,20 +27,20 @@ class _Console(logging.Handler):
 
 
 class RunLogger:
-    """`info` speaks for the run (main process: console and log.txt), `rank` for one rank (log_{rank}.txt).
+    """`info` logs for the run: main process only, to the console and log.txt. `rank` logs to log_{rank}.txt.
 
-    Each line in a file starts with the time.
+    Lines in files start with the time. Without a folder there are no files.
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self._run = _logger("run")
-        self._rank = _logger("rank")
+        self._run = _new_logger("run")
+        self._rank = _new_logger("rank")
         if context.is_main:
-            console = _Console()
-            console.setFormatter(_Printable())
+            console = _ConsoleHandler()
+            console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
         if folder:
-            formatter = _Printable("%(asctime)s %(message)s")
+            formatter = _EscapingFormatter("%(asctime)s %(message)s")
             names = {self._rank: f"log_{context.rank}.txt"} | ({self._run: "log.txt"} if context.is_main else {})
             for logger, name in names.items():
                 handler = logging.FileHandler(folder / name, encoding="utf-8")
@@ -54,7 +54,8 @@ class RunLogger:
         self._rank.info(message)
 
 
-def _logger(name: str) -> logging.Logger:
+def _new_logger(name: str) -> logging.Logger:
+    """The logger of that name, without the handlers of an earlier run in this process."""
     logger = logging.getLogger(f"ampvit.{name}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -67,6 +68,6 @@ def _logger(name: str) -> logging.Logger:
 def progress_bar(
     title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
 ) -> tqdm:
-    """A bar on the terminal of the main process, `over` something or moved by hand; nothing where none looks on."""
-    shown = context.is_main and sys.stderr.isatty()
-    return tqdm(over, title, total, initial=done, unit=unit, leave=False, disable=not shown)
+    """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only."""
+    visible = context.is_main and sys.stderr.isatty()
+    return tqdm(over, title, total, initial=done, unit=unit, leave=False, disable=not visible)

@@ -25,6 +25,11 @@ class Metrics:
     skipped_samples: int = 0
     grad_norm: float | None = None
 
+    @property
+    def total_samples(self) -> int:
+        """Samples of all steps, skipped ones included."""
+        return self.samples + self.skipped_samples
+
 
 class MetricSums:
     """Running sums, kept on the device in float64; only reading them waits for the device."""

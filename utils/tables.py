@@ -1,4 +1,4 @@
-"""Tables: CSV files that grow by rows, and Markdown."""
+"""Tables: CSV files that grow row by row, and Markdown."""
 
 import csv
 import os
@@ -8,7 +8,10 @@ from typing import Any
 
 
 class CsvFile:
-    """A table that grows by rows. On resuming, rows whose `columns[0]` lies after the checkpoint's are dropped."""
+    """A CSV file to which rows are appended. Its first column is a position in the run: an epoch or a step.
+
+    An existing file is continued: rows up to position `last` are kept, and cells of columns that it lacks are empty.
+    """
 
     def __init__(self, path: Path, columns: list[str], last: int) -> None:
         self.path = path
@@ -26,16 +29,16 @@ class CsvFile:
             csv.DictWriter(file, self.columns).writerow(row)
 
     def sync(self) -> None:
-        """Returns when the rows have reached the disk."""
+        """Returns when the rows are on the disk."""
         with open(self.path) as file:
             os.fsync(file.fileno())
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The whole rows of the file; the torso of a last one, left by a crash, is passed over."""
+    """The rows of a CSV file, without a last row that a crash left incomplete."""
     with open(path, newline="") as file:
-        whole_lines = (line for line in file if line.endswith("\n"))
-        return [row for row in csv.DictReader(whole_lines) if None not in row.values()]
+        complete_lines = (line for line in file if line.endswith("\n"))
+        return [row for row in csv.DictReader(complete_lines) if None not in row.values()]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

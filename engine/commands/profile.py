@@ -11,7 +11,7 @@ def profile(config: Config, context: ProcessContext, script: str) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
     opened = open_new_run(config, context, "profile")
     status = begin_status(opened.folder, context)
-    profile_run(build_run(config, context, opened.folder, opened.logger), config)
+    profile_run(build_run(config, context, opened.folder, opened.logger), config.model.name)
     if context.is_main:
         status.update(state="finished")
     return 0

@@ -1,26 +1,29 @@
-"""The page that a profile is read from."""
+"""The page of a profile: speed, advice, time by phase, slowest ops."""
 
 from engine.profiling.advice import Profile, bottlenecks
-from engine.telemetry.flops import three_digits
-from engine.telemetry.phases import BACKWARD, EXCHANGE, FORWARD, PHASES
+from engine.telemetry.mfu import format_rates, three_digits
+from engine.telemetry.phases import BACKWARD, COMMUNICATION, FORWARD, PHASES
 from utils.tables import markdown_table
 
 _TOP_OPS = 10
 
 
-def page_of(profile: Profile) -> str:
-    """In Markdown."""
-    data, gauge = profile.config.data, profile.gauge
-    speed = [f"images/s: {three_digits(profile.images_per_second)}", gauge.describe(profile.images_per_second)]
-    memory = f"memory: {profile.peak_memory_bytes / 1e9:.2f} GB"
+def profile_page(profile: Profile) -> str:
+    """The page in Markdown."""
+    speed, meter = profile.images_per_second, profile.meter
+    figures = [
+        f"images/s: {three_digits(speed)}",
+        *format_rates(meter.tflops_per_second(speed), meter.utilization(speed)),
+        f"memory: {profile.peak_memory_bytes / 1e9:.2f} GB",
+    ]
     return "\n\n".join(
         (
-            f"# Profile of {profile.config.model.name}, batch size {data.batch_size}",
-            f"{profile.title}; {gauge}.",
-            f"**{', '.join((*filter(None, speed), memory))}**",
+            f"# Profile of {profile.model_name}, batch size {profile.batch_size}",
+            f"{profile.title}; {meter}.",
+            f"**{', '.join(figures)}**",
             "\n".join(_advice(profile)),
-            f"## Where the time of a step goes\n\n{_phases(profile)}",
-            f"## The slowest ops, by their own time\n\n{_ops(profile)}",
+            f"## Time of a step by phase\n\n{_phase_table(profile)}",
+            f"## Slowest ops, without the ops that they call\n\n{_op_table(profile)}",
         )
     )
 
@@ -29,31 +32,29 @@ def _advice(profile: Profile) -> list[str]:
     found = bottlenecks(profile)
     if not found:
         share = profile.times.share(FORWARD, BACKWARD)
-        return [f"Nothing stands out: {share:.0%} of a step is the model's forward and backward pass."]
-    return [f"**Bottleneck: {found[0]}**", *(f"Then: {sentence}" for sentence in found[1:])]
+        return [f"No bottleneck found: {share:.0%} of a step is the forward and backward pass."]
+    return [f"**Bottleneck: {found[0]}**", *(f"Next: {sentence}" for sentence in found[1:])]
 
 
-def _phases(profile: Profile) -> str:
-    """Each with its time; of a GPU also for how long it had nothing to do meanwhile."""
+def _phase_table(profile: Profile) -> str:
+    """The time of each phase; on a GPU, busy and idle time apart."""
     times = profile.times
     rows = []
     for phase in PHASES:
         busy, idle = times.busy.get(phase, 0.0), times.idle.get(phase, 0.0)
-        if busy or idle or phase != EXCHANGE:
+        if busy or idle or phase != COMMUNICATION:
             rows.append([phase, busy, idle, times.share(phase)])
     rows.append(["step, with the profiler", sum(times.busy.values()), sum(times.idle.values()), 1.0])
-    if profile.device_type == "cuda":
-        header = ["phase", "GPU busy (ms)", "GPU idle (ms)", "share"]
-        cells = ([phase, _ms(busy), _ms(idle), f"{share:.1%}"] for phase, busy, idle, share in rows)
-        busy_share = f"The GPU is busy for {1 - times.idle_share():.1%} of the time."
-        return f"{markdown_table(header, cells)}\n\n{busy_share}"
-    return markdown_table(["phase", "ms", "share"], ([row[0], _ms(row[1]), f"{row[3]:.1%}"] for row in rows))
+    if profile.device_type != "cuda":
+        return markdown_table(["phase", "ms", "share"], ([row[0], _ms(row[1]), f"{row[3]:.1%}"] for row in rows))
+    header = ["phase", "GPU busy (ms)", "GPU idle (ms)", "share"]
+    cells = ([phase, _ms(busy), _ms(idle), f"{share:.1%}"] for phase, busy, idle, share in rows)
+    return f"{markdown_table(header, cells)}\n\nThe GPU is busy for {1 - times.idle_share():.1%} of the time."
 
 
-def _ops(profile: Profile) -> str:
-    seconds = profile.times.seconds
+def _op_table(profile: Profile) -> str:
     rows = (
-        [f"`{op.name}`", _ms(op.seconds), f"{op.seconds / seconds:.1%}", f"{op.calls:g}"]
+        [f"`{op.name}`", _ms(op.seconds), f"{op.seconds / profile.times.seconds:.1%}", f"{op.calls:g}"]
         for op in profile.ops[:_TOP_OPS]
     )
     return markdown_table(["op", "ms", "share", "calls"], rows)

@@ -9,10 +9,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from configs.schema import Config
 from datasets.loading.loader import Batch
-from engine.profiling.advice import Op, Profile
-from engine.profiling.page import page_of
+from engine.profiling.advice import Op, Profile, has_fast_half_precision
+from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes
@@ -27,7 +26,7 @@ _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 
 
-def profile_run(run: Run, config: Config) -> None:
+def profile_run(run: Run, model_name: str) -> None:
     """Trains some steps on every rank; the main process, which alone is profiled, writes the page and prints it.
 
     A small data set is repeated. The speed is measured first, without the profiler, which slows the steps down.
@@ -48,7 +47,7 @@ def profile_run(run: Run, config: Config) -> None:
         with _profiler(context.device) as profiler, record_function(WINDOW):
             session.train(_PROFILED_STEPS)
             synchronize(context.device)
-        _write(run, config, profiler, images_per_second, memory)
+        _write(run, model_name, profiler, images_per_second, memory)
     else:
         session.train(_PROFILED_STEPS)
     run.reporter.close()
@@ -97,24 +96,29 @@ def _profiler(device: torch.device) -> profile:
     return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
 
-def _write(run: Run, config: Config, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
+def _write(
+    run: Run, model_name: str, profiler: profile, images_per_second: float, peak_memory_bytes: int
+) -> None:
     trace = run.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     state, context = run.state, run.context
     on_gpu = context.device.type == "cuda"
-    page = page_of(
+    page = profile_page(
         Profile(
-            config=config,
             title=f"{context.world_size} process(es), {device_name(context.device)}, {state.precision.describe()}",
+            model_name=model_name,
+            batch_size=state.batch_size,
             device_type=context.device.type,
+            is_half_precision=state.precision.dtype != torch.float32,
+            has_fast_half=has_fast_half_precision(context.device),
             is_compiled=is_compiled(state.precision.weights.compute),
             has_fused_optimizer=bool(state.optimizer.defaults.get("fused")),
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            gauge=run.reporter.gauge,
+            meter=run.reporter.meter,
             peak_memory_bytes=peak_memory_bytes,
         )
     )

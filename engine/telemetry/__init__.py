@@ -1,1 +1,1 @@
-"""Log lines, tables, TensorBoard, plots, throughput and utilization."""
+"""Log lines, tables, TensorBoard, plots, throughput and MFU."""

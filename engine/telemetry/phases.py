@@ -1,5 +1,6 @@
-"""The phases of a step, as its code labels them (`torch.profiler.record_function`) and a profile names them."""
+"""The phases of a training step: labels of `torch.profiler.record_function`, and rows of a profile."""
 
+# Labelled by the code of the step.
 DATA_WAIT = "data wait"
 TRANSFORM = "transform and mixup"
 FORWARD = "forward"
@@ -8,8 +9,8 @@ OPTIMIZER = "optimizer"
 LOGGING = "logging"
 LABELLED = (DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING)
 
-# What a profile finds besides: on GPUs by the kind of their work, and time without a label.
+# Found by the profile: GPU work of these kinds, and time outside of all labels.
 COPY = "copy to the device"
-EXCHANGE = "exchange of gradients"
-REST = "rest"
-PHASES = (DATA_WAIT, COPY, TRANSFORM, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, LOGGING, REST)
+COMMUNICATION = "communication"
+OTHER = "other"
+PHASES = (DATA_WAIT, COPY, TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, LOGGING, OTHER)

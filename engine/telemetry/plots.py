@@ -1,4 +1,4 @@
-"""Pictures from the CSV files."""
+"""Plots of a run, drawn from its CSV files."""
 
 import time
 from pathlib import Path
@@ -10,14 +10,15 @@ _CURVES = {
     "loss.png": ("loss", {"train_loss": "training", "val_loss": "validation"}),
     "accuracy.png": ("accuracy (%)", {"train_top1": "training top-1", "val_top1": "top-1", "val_top5": "top-5"}),
 }
-_LARGEST_SHARE = 0.02
+_MAX_TIME_SHARE = 0.02
+_MAX_MARKED_POINTS = 30  # of a curve; markers of more points overlap
 
 
 class CurvePlots:
-    """`loss.png`, `accuracy.png` and `loss_scale.png` of a run's folder, from its `metrics.csv` and `steps.csv`.
+    """Draws `loss.png`, `accuracy.png` and `loss_scale.png` in the folder of a run, from `metrics.csv` and `steps.csv`.
 
-    They are redrawn as often as costs at most 2% of the run's time. A loss scale that stood at 1 and skipped nothing
-    (fp32, bfloat16) has no picture.
+    Drawing takes at most 2% of the time of the run. A run whose loss scale was always 1, and that skipped no step,
+    has no `loss_scale.png`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,24 +26,26 @@ class CurvePlots:
         self._next_time = 0.0
 
     def update(self, now: bool = False) -> None:
-        """Redraws if it is time, or at once."""
+        """Draws the plots, unless they were drawn a short while ago. now: draws them in any case."""
         started = time.monotonic()
         if not now and started < self._next_time:
             return
         rows = read_rows(self.folder / "metrics.csv")
         for name, (label, curves) in _CURVES.items():
-            _plot(rows, curves, label, self.folder / name)
+            _plot_curves(rows, curves, label, self.folder / name)
         _plot_loss_scale(read_rows(self.folder / "steps.csv"), self.folder / "loss_scale.png")
         finished = time.monotonic()
-        self._next_time = finished + (finished - started) / _LARGEST_SHARE
+        self._next_time = finished + (finished - started) / _MAX_TIME_SHARE
 
 
-def _plot(rows: list[dict[str, str]], curves: dict[str, str], label: str, path: Path) -> None:
+def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str, path: Path) -> None:
+    """curves: legend by column."""
     figure, axes = _figure("epoch", label)
     for column, legend in curves.items():
         points = [(int(row["epoch"]), float(row[column])) for row in rows if row[column]]
         if points:
-            axes.plot(*zip(*points, strict=True), label=legend, marker="." if len(points) < 30 else None)
+            marker = "." if len(points) < _MAX_MARKED_POINTS else None
+            axes.plot(*zip(*points, strict=True), label=legend, marker=marker)
     if axes.lines:
         axes.legend()
     _write(figure, path)
@@ -57,13 +60,13 @@ def _plot_loss_scale(rows: list[dict[str, str]], path: Path) -> None:
     axes.step(steps, scales, where="post", color="tab:blue")
     skipped_axes = axes.twinx()
     skipped_axes.step(steps, skipped, where="post", color="tab:red")
-    skipped_axes.set_ylabel("skipped steps, in all", color="tab:red")
+    skipped_axes.set_ylabel("skipped steps, total", color="tab:red")
     skipped_axes.yaxis.get_major_locator().set_params(integer=True)
     _write(figure, path)
 
 
 def _figure(x_label: str, y_label: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # loaded here: a second that a run's start need not wait for
+    from matplotlib.figure import Figure  # imported late: it takes about a second
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

@@ -49,7 +49,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
     _log_parts(config, context, logger, state, notes, train_samples, val_samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
-    logger.info(f"----- {meter}")
+    logger.info(f"----- Model: {meter}")
     if warning := lr_warning(train, layout.global_batch_size):
         logger.info(f"----- Warning: {warning}")
     return Run(

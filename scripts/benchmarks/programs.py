@@ -31,26 +31,27 @@ class Log(Protocol):
 
 
 class OurLog:
-    """Of main_single_gpu.py, whose lines tell the images/s since the line before."""
+    """Reads main_single_gpu.py. A report has two lines: the step, then the images/s since the report before."""
 
-    LINE = re.compile(
-        r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],.* images/s: ([\d.]+), data wait: (\d+)%.* memory: ([\d.]+) GB"
-    )
+    STEP = re.compile(r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],")
+    SPEED = re.compile(r" img/s: ([\d.]+)(?:, wait: (\d+)%)?.* mem: ([\d.]+)G")
 
     def __init__(self, images_per_step: int) -> None:
         self.images_per_step = images_per_step
+        self.done_steps = 0
         self.last = Reading(0, 0.0)
 
     def read(self, line: str) -> Reading | None:
-        found = self.LINE.search(line)
+        if found := self.STEP.search(line):
+            epoch, step, steps = map(int, found.groups())
+            self.done_steps = (epoch - 1) * steps + step + 1
+        found = self.SPEED.search(line)
         if not found:
             return None
-        epoch, step, steps = map(int, found.group(1, 2, 3))
-        rate, wait_percent, gigabytes = map(float, found.group(4, 5, 6))
-        done = (epoch - 1) * steps + step + 1
-        seconds = (done - self.last.steps) * self.images_per_step / rate
+        rate, wait_percent, gigabytes = (float(figure or 0) for figure in found.groups())
+        seconds = (self.done_steps - self.last.steps) * self.images_per_step / rate
         self.last = Reading(
-            done,
+            self.done_steps,
             self.last.seconds + seconds,
             self.last.waiting_seconds + seconds * wait_percent / 100,
             gigabytes * 1e9,

@@ -7,30 +7,43 @@ from pathlib import Path
 
 import pytest
 
+from engine.telemetry.step_report import StepReport, log_lines
 from scripts.benchmarks.programs import Failed, OurLog, PlainLog, Program, Reading, TimmLog, Window
+from utils.metrics import Metrics
 
-OURS = (
-    "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%, "
-    "images/s: {rate}, data wait: {wait}%, loss scale: 1, skipped: 0, memory: 2.27 GB"
-)
+STEP = "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%"
+SPEED = "  grad norm: 1.23, img/s: {rate}, {rest}mem: 2.27G"
 TIMM = (
     "Train: 0 [{step:>4d}/1252 (  1%)]  Loss: {loss} (6.96)  Time: 0.480s,   66.67/s  (0.600s,   {rate}/s)  "
     "LR: 1.000e-05  Data: 0.010 ({data})"
 )
 
 
-def test_our_lines_tell_of_the_steps_since_the_line_before():
+def test_our_lines_have_the_speed_since_the_report_before():
     log = OurLog(images_per_step=32)
     assert log.read("----- Data: 1280 training images") is None
-    assert log.read(OURS.format(epoch=1, step=0, rate="16.0", wait=50)) == Reading(1, 2.0, 1.0, 2.27e9)
-    reading = log.read(OURS.format(epoch=2, step=0, rate="32.0", wait=10))
+    assert log.read(STEP.format(epoch=1, step=0)) is None
+    assert log.read(SPEED.format(rate="16.0", rest="wait: 50%, ")) == Reading(1, 2.0, 1.0, 2.27e9)
+    assert log.read(STEP.format(epoch=2, step=0)) is None
+    reading = log.read(SPEED.format(rate="32.0", rest="wait: 10%, TFLOP/s: 0.24, MFU: 31.0%, skipped: 2, "))
     assert reading == Reading(41, 42.0, 5.0, 2.27e9)
 
 
-def test_our_lines_may_say_more():
-    line = OURS.format(epoch=1, step=0, rate="16.0", wait=50)
-    line = line.replace("loss scale", "TFLOP/s: 0.24 (31% of peak), loss scale")
-    assert OurLog(images_per_step=32).read(line) == Reading(1, 2.0, 1.0, 2.27e9)
+def test_our_lines_without_a_wait_waited_for_nothing():
+    log = OurLog(images_per_step=32)
+    log.read(STEP.format(epoch=1, step=0))
+    assert log.read(SPEED.format(rate="16.0", rest="")) == Reading(1, 2.0, 0.0, 2.27e9)
+
+
+def test_our_log_is_read_as_the_reporter_writes_it():
+    metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
+    report = StepReport(
+        epoch=1, num_epochs=300, epoch_step=1, steps_per_epoch=40, step=1, lr=1e-6, latest=metrics, average=metrics,
+        images_per_second=16.0, data_wait_share=0.5, tflops_per_second=0.24, model_flops_utilization=None,
+        is_scaled=True, loss_scale=65536.0, skipped_steps=1, peak_memory_bytes=2_270_000_000,
+    )  # fmt: skip
+    log = OurLog(images_per_step=32)
+    assert [log.read(line) for line in log_lines(report)] == [None, Reading(1, 2.0, 1.0, 2.27e9)]
 
 
 def test_timms_lines_have_averages_over_the_epoch():

@@ -131,7 +131,7 @@ def test_it_can_be_resumed_with_a_scale_that_searches_anew(digits_argv, cpu, mon
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
     assert (folder / "loss_scale.png").exists()
-    step, _, *scale = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
+    step, _, *scale, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
     assert (step, scale) == ("20", ["1.0", "18"])
     monkeypatch.undo()
     train([f"-resume={folder}", *argv], cpu)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: from made-up traces whose answer is known, and of a tiny run."""
+"""Profiles: step times of synthetic traces, advice for synthetic profiles, and the profile of a tiny run."""
 
 import gzip
 import json
@@ -12,21 +12,21 @@ from conftest import TINY_VIT, only_run, run_script
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.profiling.advice import Op, Profile, bottlenecks
-from engine.profiling.page import page_of
+from engine.profiling.advice import Op, Profile, bottlenecks, has_fast_half_precision
+from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, StepTimes, step_times
-from engine.telemetry.flops import MFUMeter
+from engine.telemetry.mfu import MFUMeter
 from engine.telemetry.phases import (  # fmt: skip
     BACKWARD,
+    COMMUNICATION,
     COPY,
     DATA_WAIT,
-    EXCHANGE,
     FORWARD,
     LABELLED,
     LOGGING,
     OPTIMIZER,
+    OTHER,
     PHASES,
-    REST,
     TRANSFORM,
 )
 from utils.distributed import single_process
@@ -43,7 +43,7 @@ def host(*spans: tuple[str, float, float]) -> list[dict]:
 
 
 def gpu(start: float, stop: float, launched: float | None, name: str = "gemm", category: str = "kernel") -> list[dict]:
-    """Device work, and the call that launched it unless that lies before the trace."""
+    """GPU work, and its launch unless that precedes the trace."""
     number = random.getrandbits(60)
     work = [event(category, name, start, stop, correlation=number)]
     if launched is not None:
@@ -51,7 +51,7 @@ def gpu(start: float, stop: float, launched: float | None, name: str = "gemm", c
     return work
 
 
-def test_on_a_cpu_the_labels_are_the_time():
+def test_on_a_cpu_phases_have_the_time_of_their_labels():
     events = [
         *host((WINDOW, 1000, 2000), (DATA_WAIT, 900, 1100), (FORWARD, 1100, 1400), (BACKWARD, 1400, 1900)),
         *host(("Optimizer.step#AdamW.step", 1900, 1990), (OPTIMIZER, 1900, 2100)),
@@ -65,103 +65,168 @@ def test_on_a_cpu_the_labels_are_the_time():
     assert times.share(FORWARD, BACKWARD) == pytest.approx(0.8)
 
 
-def test_a_gpus_work_belongs_to_the_phase_that_launched_it():
-    """The host runs ahead: what it launches is computed while it is in other phases, or has left them all."""
+def test_gpu_work_belongs_to_the_phase_that_launched_it():
+    """The host runs ahead of the GPU: work runs while the host is in a later phase, or in none."""
     labels = ((WINDOW, 0, 1000), (DATA_WAIT, 0, 100), (FORWARD, 100, 200), (BACKWARD, 200, 400), (LOGGING, 400, 410))
     events = [
         *host(*labels),
         *gpu(20, 60, launched=5, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
         *gpu(150, 450, launched=110),  # forward, computed during backward
         *gpu(450, 700, launched=390),  # backward; from the thread of autograd
-        *gpu(600, 800, launched=395, name="ncclDevKernel_AllReduce_Sum_f32"),  # half of it beside a computation
+        *gpu(600, 800, launched=395, name="ncclDevKernel_AllReduce_Sum_f32"),  # half of it overlaps computation
         *gpu(650, 850, launched=50, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
         *gpu(900, 950, launched=450, name="Memcpy DtoH", category="gpu_memcpy"),
         *gpu(950, 960, launched=None),
     ]
     times = step_times(events, steps=1, on_gpu=True)
     microseconds = {phase: round(1e6 * seconds) for phase, seconds in times.busy.items()}
-    assert microseconds == {COPY: 40 + 50, FORWARD: 300, BACKWARD: 250, EXCHANGE: 100, REST: 50 + 10}
+    assert microseconds == {COPY: 40 + 50, FORWARD: 300, BACKWARD: 250, COMMUNICATION: 100, OTHER: 50 + 10}
     idle = {phase: round(1e6 * seconds) for phase, seconds in times.idle.items()}
-    assert idle == {DATA_WAIT: 20 + 40, FORWARD: 50, REST: 50 + 40}
+    assert idle == {DATA_WAIT: 20 + 40, FORWARD: 50, OTHER: 50 + 40}
     assert times.seconds == pytest.approx(1e-3)
     assert times.idle_share() == pytest.approx(0.2) and times.idle_share(FORWARD) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_moment_has_one_phase(seed):
-    """Against painting microsecond by microsecond: computing over exchanging over copying over the host's phases."""
+def test_each_microsecond_belongs_to_one_phase(seed):
+    """Equal to a count by microsecond: computation before communication before copies before phases of the host."""
     rng = random.Random(seed)
     cuts = sorted(rng.sample(range(1, 300), 12))
     labels = [(rng.choice(LABELLED), start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
     events = host((WINDOW, 10, 290), *labels)
-    painted: dict[int, str] = {}
+    expected_phase: dict[int, str] = {}
     for kind, name, category in (
-        ("compute", "gemm", "kernel"), (EXCHANGE, "ncclDevKernel", "kernel"), (COPY, "Memcpy HtoD", "gpu_memcpy"),
+        ("compute", "gemm", "kernel"), (COMMUNICATION, "ncclDevKernel", "kernel"), (COPY, "Memcpy HtoD", "gpu_memcpy"),
     ):  # fmt: skip
         for start in sorted(rng.sample(range(300), 8)):
             stop, launched = start + rng.randint(1, 30), rng.randrange(300)
             events += gpu(start, stop, launched, name, category)
-            launching = next((phase for phase, begin, end in labels if begin <= launched < end), REST)
+            launching = next((phase for phase, begin, end in labels if begin <= launched < end), OTHER)
             if any(launched == end for _, _, end in labels):
                 launching = next(phase for phase, _, end in labels if launched == end)
             for moment in range(start, stop):
-                painted.setdefault(moment, launching if kind == "compute" else kind)
+                expected_phase.setdefault(moment, launching if kind == "compute" else kind)
     times = step_times(events, steps=1, on_gpu=True)
-    expected = [painted.get(moment) for moment in range(10, 290)]
+    expected = [expected_phase.get(moment) for moment in range(10, 290)]
     for phase in PHASES:
         assert 1e6 * times.busy.get(phase, 0) == pytest.approx(expected.count(phase), abs=1e-6)
     assert 1e6 * sum(times.idle.values()) == pytest.approx(expected.count(None), abs=1e-6)
 
 
-WELL = {DATA_WAIT: 0.01, TRANSFORM: 0.01, FORWARD: 0.28, BACKWARD: 0.62, OPTIMIZER: 0.06, LOGGING: 0.01, REST: 0.01}
+GOOD = {DATA_WAIT: 0.01, TRANSFORM: 0.01, FORWARD: 0.28, BACKWARD: 0.62, OPTIMIZER: 0.06, LOGGING: 0.01, OTHER: 0.01}
 
 
-def profile(*argv: str, busy: dict | None = None, idle: dict | None = None, **changes) -> Profile:
-    """Of steps of a second in which all is well, but for what is given."""
+def profile(busy: dict | None = None, idle: dict | None = None, **changes) -> Profile:
+    """A profile without bottlenecks, with these changes; a step takes 1 second."""
     idle = idle or {}
-    busy = WELL | (busy or {})
+    busy = GOOD | (busy or {})
     busy[BACKWARD] -= sum(busy.values()) + sum(idle.values()) - 1
-    times = StepTimes(busy, idle)
-    config = parse_command_line(["-amp", *argv]).config
-    made_up = Profile(config, "1 process(es)", "cuda", True, True, times, [], 3000.0, MFUMeter(10**11, 8e14), 10**9)
-    return replace(made_up, **changes)
+    good = Profile(
+        title="1 process(es), NVIDIA H200",
+        model_name="vit",
+        batch_size=256,
+        device_type="cuda",
+        is_half_precision=True,
+        has_fast_half=True,
+        is_compiled=True,
+        has_fused_optimizer=True,
+        times=StepTimes(busy, idle),
+        ops=[],
+        images_per_second=3000.0,
+        meter=MFUMeter(10**11, 989.4e12),
+        peak_memory_bytes=10**9,
+    )
+    return replace(good, **changes)
 
 
-def test_where_all_is_well_nothing_is_advised():
+CPU = {"device_type": "cpu", "is_compiled": False}
+MASKS = [Op("ampvit::random_mask", 0.3, 49)]
+ELEMENTWISE = [Op("aten::mm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::add_", 0.1, 24), Op("aten::copy_", 0.1, 9)]
+WAITS = {"idle": {FORWARD: 0.2, BACKWARD: 0.2}}
+
+
+def test_without_a_bottleneck_there_is_no_advice():
     assert bottlenecks(profile()) == []
-    assert "Nothing stands out: 90% of a step is the model's forward and backward pass." in page_of(profile())
+    page = profile_page(profile())
+    assert "No bottleneck found: 90% of a step is the forward and backward pass." in page
+    assert "**images/s: 3000, TFLOP/s: 300, MFU: 30.3%, memory: 1.00 GB**" in page
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (profile(busy={DATA_WAIT: 0.0}, idle={DATA_WAIT: 0.3}), r"30% .* waiting for data: raise -num_workers; .*pack"),
-        (profile(busy={COPY: 0.2}), r"20% .* copying to the GPU.*: raise -num_workers"),
-        (profile(idle={FORWARD: 0.2, BACKWARD: 0.2}), r"40% .* host to launch its work: .*-compile.*-batch_size"),
-        (profile("-opts", "AMP.ENABLED=false"), r"90% .* in float32: .*-amp"),
-        (profile(is_compiled=False), r"90% .* not compiled: .*-compile"),
+        (profile(busy={DATA_WAIT: 0.0}, idle={DATA_WAIT: 0.3}), r"30% .* waiting for data: raise -num_workers.*packed"),
+        (profile(busy={COPY: 0.2}), r"20% .* copying batches to the GPU .*: raise -num_workers"),
+        (profile(**WAITS, is_compiled=False), r"40% .* host to launch kernels: compile .*-compile.*-batch_size"),
+        (profile(**WAITS), r"40% .* host to launch kernels: raise -batch_size.*COMPILE=max"),
+        (profile(is_half_precision=False), r"90% .* in float32, on a device with fast 16-bit .*: .*-amp"),
+        (profile(is_half_precision=False, **CPU), r"90% .* in float32, on a device with fast 16-bit .*: .*-amp"),
+        (profile(is_compiled=False, ops=ELEMENTWISE), r"30% .* elementwise ops, .* torch.compile fuses: .*-compile"),
         (profile(busy={OPTIMIZER: 0.25}), r"25% .* the optimizer: .*-batch_size or -accum_iter"),
         (profile(busy={OPTIMIZER: 0.25}, has_fused_optimizer=False), r"25% .* not fused: .*TRAIN.OPTIMIZER.NAME AdamW"),
-        (profile(ops=[Op("ampvit::random_mask", 0.3, 49)], device_type="cpu"), r"30% .* dropout .*: set MODEL.DROPOUT"),
-        (profile(busy={EXCHANGE: 0.3}), r"30% .* exchanging gradients.*: .*-accum_iter"),
+        (profile(ops=MASKS, **CPU), r"30% .* dropout masks, .*: set MODEL.DROPOUT"),
+        (profile(busy={COMMUNICATION: 0.3}), r"30% .* communication between GPUs .*: .*-accum_iter"),
         (profile(busy={TRANSFORM: 0.15}), r"15% .* augmentation .*DATA.AFFINE_"),
         (profile(idle={LOGGING: 0.12}), r"13% .* logging: .*REPORT_FREQ"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_bottleneck_has_its_cure(found, expected):
+def test_each_bottleneck_has_its_advice(found, expected):
     (sentence,) = bottlenecks(found)
     assert re.match(expected, sentence), sentence
-    assert f"**Bottleneck: {sentence}**" in page_of(found)
+    assert f"**Bottleneck: {sentence}**" in profile_page(found)
 
 
-def test_the_bottleneck_with_most_to_win_comes_first():
-    found = bottlenecks(profile(busy={OPTIMIZER: 0.2}, idle={DATA_WAIT: 0.5}, is_compiled=False))
-    assert [sentence.partition(":")[0] for sentence in found] == [
+@pytest.mark.parametrize(
+    "good",
+    [
+        profile(**CPU),
+        profile(ops=ELEMENTWISE, **CPU),
+        profile(is_half_precision=False, has_fast_half=False, **CPU),
+        profile(is_compiled=False),
+        profile(is_compiled=False, ops=[Op("aten::gelu", 0.1, 12)]),
+        profile(ops=ELEMENTWISE),
+        profile(is_compiled=False, idle={FORWARD: 0.05}),
+        profile(ops=MASKS),
+    ],
+    ids=[
+        "no compiling on a CPU", "not for elementwise ops either", "no -amp on a CPU without fast 16-bit products",
+        "no compiling without a measured share", "nor for a small share", "already compiled", "a short wait",
+        "masks drawn on a GPU",
+    ],
+)  # fmt: skip
+def test_advice_that_does_not_pay_is_not_given(good):
+    assert bottlenecks(good) == []
+
+
+def test_the_largest_expected_saving_comes_first():
+    found = profile(busy={OPTIMIZER: 0.2}, idle={DATA_WAIT: 0.5})
+    assert [sentence.partition(":")[0] for sentence in bottlenecks(found)] == [
         "51% of a step is waiting for data", "20% of a step is the optimizer",
     ]  # fmt: skip
-    page = page_of(profile(busy={OPTIMIZER: 0.2}, idle={DATA_WAIT: 0.5}))
-    assert "The GPU is busy for 50.0% of the time." in page and "Then: 20% of a step is the optimizer" in page
+    page = profile_page(found)
+    assert "The GPU is busy for 50.0% of the time." in page and "Next: 20% of a step is the optimizer" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu avx2 avx512f avx512_vnni", False),
+        ("fpu avx2 avx512f avx512_bf16", True),
+        ("fpu amx_tile amx_bf16", True),
+        ("fp asimd bf16 i8mm", True),  # Arm
+    ],
+)
+def test_cpus_with_fast_half_precision(monkeypatch, flags, expected):
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert has_fast_half_precision(torch.device("cpu")) is expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((6, 1), False), ((7, 0), True), ((9, 0), True)])
+def test_gpus_with_fast_half_precision(monkeypatch, capability, expected):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    assert has_fast_half_precision(torch.device("cuda", 0)) is expected
 
 
 def shares(page: str) -> dict[str, float]:
@@ -170,7 +235,7 @@ def shares(page: str) -> dict[str, float]:
 
 
 def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
-    """Over the ends of its short epochs, and without a checkpoint."""
+    """Across the ends of short epochs, and without checkpoints."""
     argv = ["-amp", "-profile", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=3"]
     assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1"]), cpu, "main_single_gpu.py") == 0
     folder = only_run(tmp_path / "out", "profile")
@@ -178,11 +243,11 @@ def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
     assert page in capsys.readouterr().out
     parts = shares(page)
     assert parts.pop("step, with the profiler") == 100.0
-    assert parts.keys() == set(PHASES) - {EXCHANGE}
+    assert parts.keys() == set(PHASES) - {COMMUNICATION}
     assert sum(parts.values()) == pytest.approx(100, abs=0.5)
-    assert parts[COPY] == 0 and parts[REST] < 20
+    assert parts[COPY] == 0 and parts[OTHER] < 20
     assert all(parts[phase] > 0 for phase in (DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING))
-    assert re.search(r"\*\*images/s: [\d.]+, TFLOP/s: [\d.e-]+ \([\d.e-]+% of peak\), memory: [\d.]+ GB\*\*", page)
+    assert re.search(r"\*\*images/s: [\d.]+, TFLOP/s: [\d.e-]+, memory: [\d.]+ GB\*\*", page)
     ops = [float(share) for share in re.findall(r"^\| `aten::.*\| ([\d.]+)% \| [\d.]+ \|$", page, re.MULTILINE)]
     assert len(ops) > 5 and ops == sorted(ops, reverse=True) and sum(ops) < 100
     with gzip.open(folder / "trace.json.gz") as file:
@@ -193,7 +258,7 @@ def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpus_work_is_found_in_its_phases(digits_argv, tmp_path):
+def test_gpu_work_is_found_in_its_phases(digits_argv, tmp_path):
     assert (
         run(
             parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"]),
@@ -209,7 +274,7 @@ def test_a_gpus_work_is_found_in_its_phases(digits_argv, tmp_path):
     for phase in (COPY, FORWARD, BACKWARD, OPTIMIZER):
         (busy,) = re.findall(rf"^\| {phase} \| ([\d.e-]+) \|", page, re.MULTILINE)
         assert float(busy) > 0, phase
-    assert parts[REST] < 20
+    assert parts[OTHER] < 20
 
 
 def test_two_ranks_are_profiled_together(tmp_path):
@@ -220,7 +285,7 @@ def test_two_ranks_are_profiled_together(tmp_path):
 
 
 @pytest.mark.parametrize(("flag", "named"), [("-dry_run", "-dry_run"), ("-eval", "-eval"), ("-resume=auto", "-resume")])
-def test_what_a_profile_is_not(flag, named):
+def test_flags_that_do_not_go_with_a_profile(flag, named):
     weights = ["-pretrained=x.pth"] if flag == "-eval" else []
     with pytest.raises(UserError, match=f"^-profile trains a few steps of a run of its own; leave {named} out"):
         parse_command_line(["-profile", flag, *weights])

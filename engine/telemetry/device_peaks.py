@@ -1,0 +1,104 @@
+"""Peak FLOP/s of GPUs from NVIDIA's datasheets, by the dtype of the matrix products.
+
+All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 are those with float32
+accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: no figure is better than a wrong one.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+
+
+class Peaks(NamedTuple):
+    """TFLOP/s of one GPU. None: the GPU has no tensor cores for this dtype, or the datasheets disagree."""
+
+    fp32: float | None  # without tensor cores
+    tf32: float | None
+    fp16: float | None
+    bf16: float | None
+
+
+def _geforce(fp32: float) -> Peaks:
+    """Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types with float32 accumulation twice so."""
+    return Peaks(fp32, fp32, 2 * fp32, 2 * fp32)
+
+
+_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)  # "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
+_A100 = Peaks(19.5, 156.0, 312.0, 312.0)  # "NVIDIA A100 Tensor Core GPU" datasheet; all form factors
+
+PEAKS = {
+    # Data center
+    "T4": Peaks(8.1, None, 65.0, None),  # "NVIDIA T4" datasheet
+    "V100 PCIE": Peaks(14.0, None, 112.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
+    "V100 SXM2": Peaks(15.7, None, 125.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
+    "A10": Peaks(31.2, 62.5, 125.0, 125.0),  # "NVIDIA A10 Tensor Core GPU" datasheet
+    "A30": Peaks(10.3, 82.0, 165.0, 165.0),  # "NVIDIA A30 Tensor Core GPU" datasheet
+    "A40": Peaks(37.4, 74.8, 149.7, 149.7),  # "NVIDIA A40" datasheet
+    "A100 PCIE": _A100,
+    "A100 SXM4": _A100,
+    "L4": Peaks(30.3, 60.0, 121.0, 121.0),  # "NVIDIA L4 Tensor Core GPU" datasheet, sparse figures halved
+    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),  # "NVIDIA L40S" datasheet
+    "H100": _H100_SXM,
+    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),  # "NVIDIA H100 Tensor Core GPU Architecture", table 2
+    "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0),  # "NVIDIA H100 Tensor Core GPU" datasheet, sparse figures halved
+    "H200": _H100_SXM,  # "NVIDIA H200 Tensor Core GPU" datasheet: the H100 SXM with more memory
+    "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5),  # "NVIDIA H200 Tensor Core GPU" datasheet, sparse figures halved
+    "GH200": _H100_SXM,  # "NVIDIA GH200 Grace Hopper Superchip" datasheet: the same GPU
+    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),  # "NVIDIA HGX B200" datasheet, halved; its fp32 varies by edition
+    # Workstation
+    "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),  # "NVIDIA Ampere GA102 GPU Architecture" (whitepaper), appendix
+    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),  # "NVIDIA Ada GPU Architecture" (whitepaper)
+    # GeForce 30: "NVIDIA Ampere GA102 GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
+    "RTX 3060": _geforce(12.7),
+    "RTX 3060 TI": _geforce(16.2),
+    "RTX 3070": _geforce(20.3),
+    "RTX 3070 TI": _geforce(21.7),
+    "RTX 3080": _geforce(29.8),  # with 10 GB; that with 12 GB has the same name, and 30.6
+    "RTX 3080 TI": _geforce(34.1),
+    "RTX 3090": _geforce(35.6),
+    "RTX 3090 TI": _geforce(40.0),
+    # GeForce 40: "NVIDIA Ada GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
+    "RTX 4060": _geforce(15.1),
+    "RTX 4060 TI": _geforce(22.1),
+    "RTX 4070": _geforce(29.1),
+    "RTX 4070 SUPER": _geforce(35.5),
+    "RTX 4070 TI": _geforce(40.1),
+    "RTX 4070 TI SUPER": _geforce(44.1),
+    "RTX 4080": _geforce(48.7),
+    "RTX 4080 SUPER": _geforce(52.2),
+    "RTX 4090": _geforce(82.6),
+    # GeForce 50: "NVIDIA RTX Blackwell GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
+    "RTX 5060": _geforce(19.2),
+    "RTX 5060 TI": _geforce(23.7),
+    "RTX 5070": _geforce(30.9),
+    "RTX 5070 TI": _geforce(43.9),
+    "RTX 5080": _geforce(56.3),
+    "RTX 5090": _geforce(104.8),
+}
+_BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\b")
+
+
+def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> float | None:
+    """Datasheet peak of one GPU for matrix products of this dtype; None where the table has no figure.
+
+    Args:
+        device_name: as `torch.cuda.get_device_name` gives it. The whole name must match an entry, apart from brand
+            and memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
+        tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
+    """
+    peaks = PEAKS.get(_model_name(device_name))
+    if peaks is None:
+        return None
+    by_dtype = {
+        torch.float32: (tf32 and peaks.tf32) or peaks.fp32,
+        torch.float16: peaks.fp16,
+        torch.bfloat16: peaks.bf16,
+    }
+    tflops = by_dtype[dtype]
+    return None if tflops is None else 1e12 * tflops
+
+
+def _model_name(device_name: str) -> str:
+    """'A100 SXM4' for 'NVIDIA A100-SXM4-80GB'; the H100 with HBM3 is the SXM one, whose name does not say so."""
+    return " ".join(_BRANDS_AND_MEMORY.sub(" ", device_name.upper().replace("-", " ")).split())

@@ -1,0 +1,136 @@
+"""A run's reports in log, CSV and TensorBoard; skipped steps; tables of the previous version."""
+
+import math
+
+import pytest
+import torch
+from conftest import train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.precision.loss_scaler import LossScaler
+from engine.progress import EpochProgress
+from engine.telemetry.mfu import MFUMeter
+from engine.telemetry.reporter import Reporter
+from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
+from utils.errors import UserError
+from utils.logger import RunLogger
+from utils.metrics import MetricSums
+from utils.tables import read_rows
+
+BATCH_SIZE, STEPS = 4, 3
+
+
+class Run:
+    """Steps of a run of one process, without a model: each has a loss, a gradient norm, and may be skipped."""
+
+    def __init__(self, folder, context, report_freq=1) -> None:
+        self.folder, self.context = folder, context
+        self.reporter = Reporter(
+            context, folder, RunLogger(folder, context), LossScaler(context.device), MFUMeter(10**9, None),
+            num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
+        )  # fmt: skip
+        self.reporter.start(0, 0)
+
+    def epoch(self, *steps: tuple[float, float, bool]) -> None:
+        """steps: loss of each sample, gradient norm, whether the step is skipped."""
+        progress = EpochProgress(0, STEPS, STEPS, MetricSums(self.context.device))
+        self.reporter.start_epoch(progress)
+        for loss, grad_norm, skipped in steps:
+            sums = MetricSums(self.context.device)
+            targets = torch.zeros(BATCH_SIZE, dtype=torch.int64)
+            sums.add(torch.tensor(BATCH_SIZE * loss), torch.eye(10)[targets], targets)
+            progress.sums.add_step(sums, torch.tensor(grad_norm), torch.tensor(float(skipped)))
+            progress.done_steps += 1
+            self.reporter.after_step(progress)
+        self.reporter.end_epoch(progress, None, 1.0)
+        self.reporter.close()
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        return read_rows(self.folder / name)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+
+def scalars(folder, name: str) -> dict[int, float]:
+    board = EventAccumulator(str(folder)).Reload()
+    return {event.step: event.value for event in board.Scalars(name)}
+
+
+def test_gradient_norms_are_means_over_the_applied_steps(tmp_path, cpu):
+    run = Run(tmp_path, cpu, report_freq=2)
+    run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
+    assert [row["grad_norm"] for row in run.rows("steps.csv")] == ["", "2.5"]  # the first report was after step 1
+    (epoch,) = run.rows("metrics.csv")
+    assert epoch["grad_norm"] == "1.75"
+    assert "grad norm: 1," in run.log and "grad norm: -," in run.log and "grad norm: 2.5," in run.log
+    assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
+
+
+def test_a_skipped_step_does_not_reach_the_loss(tmp_path, cpu):
+    run = Run(tmp_path, cpu)
+    run.epoch((2.0, 1.0, False), (math.nan, math.nan, True), (3.0, 1.0, False))
+    (epoch,) = run.rows("metrics.csv")
+    assert epoch["train_loss"] == "2.5" and epoch["train_top1"] == "100.0"
+    assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"
+    assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log and "nan" not in run.log
+    assert scalars(tmp_path, "train/loss") == {1: 2.0, 3: 3.0}
+
+
+def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
+    run = Run(tmp_path, cpu)
+    run.epoch(*[(math.nan, math.nan, True)] * STEPS)
+    (epoch,) = run.rows("metrics.csv")
+    assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
+    assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
+    assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
+    assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and "img/s: 0" not in run.log
+    run.reporter.draw()  # plots of nothing
+
+
+def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
+    run = Run(tmp_path, cpu)
+    run.reporter.images_per_epoch = BATCH_SIZE
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)  # more images than expected: resumed with another batch size
+    assert run.rows("metrics.csv")[0]["skipped_images"] == "0"
+    progress = EpochProgress(1, 1, 1, MetricSums(cpu.device), done_steps=0)
+    run.reporter.start_epoch(progress)
+    progress.done_steps = 1
+    with pytest.raises(UserError, match=r"no training image of epoch 2 can be read; bad_images_\*\.csv in"):
+        run.reporter.after_step(progress)
+
+
+def test_a_run_records_its_gradient_norms(digits_argv, cpu):
+    folder = train([*digits_argv, "REPORT_FREQ=2"], cpu)
+    steps, epochs = read_rows(folder / "steps.csv"), read_rows(folder / "metrics.csv")
+    norms = {int(row["step"]): float(row["grad_norm"]) for row in steps}
+    assert len(norms) == len(steps) and all(norm > 0 for norm in norms.values())
+    curve = scalars(folder, "train/grad_norm")
+    assert norms == {step: pytest.approx(curve[step], rel=1e-5) for step in norms}
+    assert all(min(norms.values()) < float(row["grad_norm"]) < 2 * max(norms.values()) for row in epochs)
+    assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
+
+
+NEW = {"metrics.csv": ["grad_norm", "images_in_skipped_steps"], "steps.csv": ["grad_norm"]}
+
+
+def test_new_columns_are_the_last():
+    assert {"metrics.csv": EPOCH_COLUMNS[-2:], "steps.csv": STEP_COLUMNS[-1:]} == NEW
+    assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
+    assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
+
+
+def test_tables_of_the_previous_version_are_continued(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22", "REPORT_FREQ=11"], cpu)
+    before = {}
+    for name, new in NEW.items():
+        lines = [line.split(",")[: -len(new)] for line in (folder / name).read_text().splitlines()]
+        before[name] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+        (folder / name).write_text("".join(",".join(line) + "\r\n" for line in lines), newline="")
+    train([f"-resume={folder}", *digits_argv, "REPORT_FREQ=11"], cpu)
+    for name, new in NEW.items():
+        rows = read_rows(folder / name)
+        kept, added = rows[: len(before[name])], rows[len(before[name]) :]
+        assert kept == [row | dict.fromkeys(new, "") for row in before[name]]
+        assert added and all(row[column] for row in added for column in new)
