@@ -11,7 +11,7 @@ import torch
 from configs.command_line import parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import is_run_folder
-from models.weights.load import checked_archive_bytes, has_backing_storage
+from models.weights.read import checked_archive_bytes, has_backing_storage
 from utils.atomic_file import atomic_save, iter_tensors, link_or_copy, tensor_bytes, verify_checksum
 from utils.errors import UserError
 from utils.metrics import NUM_SUMS

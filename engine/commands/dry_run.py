@@ -29,7 +29,8 @@ def dry_run(config: Config, context: ProcessContext) -> None:
         if not (found or config.model.pretrained):
             raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
         weights = str(found.path if found else config.model.pretrained)
-        model, _ = build_model(config.with_model(pretrained=weights), context.device)
+        options = config.with_model(pretrained=weights).model
+        model, _ = build_model(options, config.data, context.device, needs_head=True)
         Precision(config.amp, context.device).prepare(model)
         (samples,) = read_samples(config, context, "val")
         logger.info(f"validation: {len(samples)} images")

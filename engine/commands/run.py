@@ -21,7 +21,7 @@ from engine.commands.dry_run import dry_run
 from engine.precision.policy import Precision
 from engine.profiling.profiler import profile_run
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
-from engine.training.choices import Choices, choose_attention
+from engine.training.choices import choose_attention
 from engine.training.memory import out_of_memory
 from engine.training.step import evaluate
 from engine.training.trainer import IN_EVALUATION, Trainer
@@ -145,19 +145,17 @@ def _find_checkpoint(
 def _evaluate(config: Config, context: ProcessContext) -> None:
     folder = _new_folder(config, "eval", context)
     logger = _open_log(config, context, folder, "config.yaml")
-    choices = Choices(context, logger)
     if config.model.resume:
         found = _find_checkpoint(config, context)
         if found is None:
             raise UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
         _tell_found(found, logger)
-        choices = Choices(context, logger, found.state["choices"])
         config = config.with_model(pretrained=str(found.path))
-    model, notes = build_model(config, context.device)
+    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
     precision = Precision(config.amp, context.device)
-    choose_attention(model, config.model, config.data.eval_batch_size, precision, choices)
+    choose_attention(model, config.model, precision)
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")

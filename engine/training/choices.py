@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from datasets.loading.loader import num_workers
 from datasets.sources.samples import Samples
 from datasets.transforms.host import TrainTransform
 from engine.precision.policy import Precision
-from models.attention import EXPLICIT, FUSED, attention_seconds, attention_shape, use_attention
+from models.attention import AUTO, EXPLICIT, use_attention
 from utils.cache import found_once
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object
@@ -68,26 +67,10 @@ class Choices:
         return broadcast_object(seconds, self.context)
 
 
-def choose_attention(model: nn.Module, options: Model, batch_size: int, precision: Precision, choices: Choices) -> None:
-    """Sets how the model, at `batch_size` images per forward pass, computes its attention.
-
-    Only plain ViTs are measured: in other families the layers differ, and `models.place` has a rule for them.
-    """
-    if options.attention != "auto":
-        use_attention(model, options.attention)
-    elif precision.lists_softmax:  # a fused attention has none
+def choose_attention(model: nn.Module, options: Model, precision: Precision) -> None:
+    """An op list that names softmax needs explicit attention: fused kernels contain no softmax op."""
+    if options.attention == AUTO and precision.lists_softmax:
         use_attention(model, EXPLICIT)
-    elif shape := attention_shape(model):
-        device = choices.context.device
-        measured = shape.batch_size(batch_size, device)
-        computing = {"batch_size": measured, "precision": precision.name, "tf32": precision.tf32}
-        kind = choices.fastest(
-            "attention",
-            (EXPLICIT, FUSED) if device.type == "cpu" else (FUSED, EXPLICIT),
-            lambda: computing | asdict(shape),
-            lambda: attention_seconds(shape, measured, device, precision.dtype, precision.autocast),
-        )
-        use_attention(model, kind)
 
 
 def choose_decode(samples: Samples, config: Config, choices: Choices) -> str:

@@ -335,14 +335,14 @@ def build_train_state(
 ) -> TrainState:
     """The model and all around it, alike on every rank."""
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, notes = build_model(config, context.device)
+    model, notes = build_model(config.model, config.data, context.device)
     for note in notes:
         logger.info(f"----- Pretrained: {note}")
     options = config.train
     global_batch_size = geometry.batch_size * geometry.accum_iter
     precision = Precision(config.amp, context.device)
     choices = choices or Choices(context, logger)
-    choose_attention(model, config.model, config.data.batch_size, precision, choices)
+    choose_attention(model, config.model, precision)
     precision.prepare(model)
     ema = ModelEmaV3(model, decay=options.model_ema_decay) if options.model_ema else None
     weights = precision.weights(model)

@@ -42,7 +42,7 @@ def vit_forward_flops(width: int, depth: int, side: int, patch: int, channels: i
 )
 def test_a_vit_has_the_flops_of_its_closed_form(recipe, sizes):
     options = config(f"-cfg=configs/{recipe}.yaml")
-    model, _ = build_model(options, torch.device("meta"))
+    model, _ = build_model(options.model, options.data, torch.device("meta"))
     forward, embedding = vit_forward_flops(*sizes)
     assert forward_flops(model, options) == forward
     assert training_flops(model, options) == 3 * forward - embedding  # images have no gradient
@@ -54,7 +54,7 @@ def test_a_vit_has_the_flops_of_its_closed_form(recipe, sizes):
 
 def test_a_frozen_backbone_costs_its_forward_pass():
     options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.FREEZE_BACKBONE=true")
-    model, _ = build_model(options, CPU)
+    model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
     assert training_flops(model, options) == forward + 2 * 192 * 1000
 
@@ -62,10 +62,10 @@ def test_a_frozen_backbone_costs_its_forward_pass():
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_precision_and_dropout_do_not_change_the_count(level):
     argv = ["-opts", "MODEL.DEPTH=2", "MODEL.EMBED_DIM=48", "DATA.IMAGE_SIZE=32", "MODEL.NUM_CLASSES=10"]
-    plain = training_flops(build_model(config(*argv), CPU)[0], config(*argv))
+    plain = training_flops(build_model(config(*argv).model, config(*argv).data, CPU)[0], config(*argv))
     lists = ["AMP.CUSTOM_BLACK_LIST=[softmax,linear]", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5"]
     options = config("-amp", *argv, f"AMP.LEVEL={level}", *lists)
-    model, _ = build_model(options, CPU)
+    model, _ = build_model(options.model, options.data, CPU)
     precision = Precision(options.amp, CPU)
     precision.prepare(model)
     assert training_flops(precision.weights(model).full, options) == plain
@@ -124,7 +124,7 @@ def test_the_measured_peak_is_kept(cpu, monkeypatch, tmp_path):
     peaks = iter((1e12, 2e12))
     monkeypatch.setattr("engine.telemetry.flops.matmul_flops_per_second", lambda precision: next(peaks))
     options = config("-opts", "MODEL.DEPTH=1", "DATA.IMAGE_SIZE=32")
-    model, _ = build_model(options, CPU)
+    model, _ = build_model(options.model, options.data, CPU)
     gauges = [build_mfu_meter(model, options, Precision(options.amp, CPU), cpu) for _ in range(2)]
     assert [gauge.peak_flops_per_second for gauge in gauges] == [1e12, 1e12]
     (file,) = tmp_path.iterdir()

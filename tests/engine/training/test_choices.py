@@ -1,20 +1,13 @@
 """What is chosen by measuring is the same for all who ask, and for a run that is resumed."""
 
-import time
-
 import pytest
-import timm
 import torch
-from conftest import TINY_VIT, assert_same_state, states, train
+from conftest import TINY_VIT
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp
 from datasets.registry import read_samples
-from engine.checkpoint.checkpoint import load_checkpoint
 from engine.precision.policy import Precision
 from engine.training.choices import Choices, choose_attention, choose_decode
-from models import attention
-from models.attention import AttentionShape, attention_seconds, attention_shape
 from models.build import build_model
 from utils.errors import UserError
 
@@ -56,24 +49,6 @@ def test_it_is_measured_once_and_the_checkpoint_has_the_last_word(cpu):
     assert fastest(cpu, first, {"attention": "unheard of"})[0] == "fused"
 
 
-def test_both_kinds_are_measured_and_chance_is_left_alone():
-    state = torch.get_rng_state()
-    shape = AttentionShape(tokens=5, heads=2, head_size=4, dropout=0.1)
-    for dtype in (torch.float32, torch.bfloat16):
-        autocast = Precision(Amp.model_validate({"ENABLED": dtype == torch.bfloat16}), CPU).autocast
-        seconds = attention_seconds(shape, 2, CPU, dtype, autocast)
-        assert set(seconds) == {"fused", "explicit"} and all(0 < value < 10 for value in seconds.values())
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_the_shape_is_the_models_own():
-    vit = timm.create_model("deit_tiny_distilled_patch16_224", attn_drop_rate=0.5)
-    shape = attention_shape(vit)
-    assert shape == AttentionShape(tokens=198, heads=3, head_size=64, dropout=0.5)
-    assert shape.batch_size(256, CPU) == 35 and shape.batch_size(4, CPU) == 4
-    assert attention_shape(timm.create_model("resnet18")) is None
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -86,50 +61,13 @@ def test_the_shape_is_the_models_own():
     ],
     ids=["fused", "explicit", "a listed softmax", "windows", "windows, fused"],
 )  # fmt: skip
-def test_an_option_and_a_listed_softmax_settle_it(cpu, options, expected):
+def test_an_option_and_a_listed_softmax_settle_it(options, expected):
     tiny = [] if "MODEL.TYPE=timm" in options else TINY_VIT
     config = parse_command_line(["-opts", *tiny, *options]).config
-    model, _ = build_model(config, CPU)
-    choices = Choices(cpu, Log())
-    choose_attention(model, config.model, 4, Precision(config.amp, CPU), choices)
+    model, _ = build_model(config.model, config.data, CPU)
+    choose_attention(model, config.model, Precision(config.amp, CPU))
     kinds = {module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
-    assert kinds == {expected} and not choices.made
-
-
-@pytest.mark.parametrize("kind", ["fused", "explicit"])
-def test_a_resumed_run_computes_as_it_did(digits_argv, tmp_path, cpu, monkeypatch, kind):
-    """Whatever would be measured now."""
-    other = {"fused": "explicit", "explicit": "fused"}[kind]
-
-    def measured(fast):
-        monkeypatch.setattr(
-            "engine.training.choices.found_once", lambda *_: {"fused": 1 + (fast != "fused"), "explicit": 1.5}
-        )
-
-    measured(kind)
-    unbroken = train([*digits_argv, "TRAIN.MAX_STEPS=8"], cpu)
-    argv = [*digits_argv, f"SAVE={tmp_path / 'stopped'}"]
-    stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
-    assert load_checkpoint(stopped / "last.pth")["choices"] == {"attention": kind}
-    measured(other)
-    resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu)
-    assert_same_state(states(resumed), states(unbroken))
-    assert f"Attention: {kind}, as in the checkpoint" in (resumed / "log.txt").read_text()
-
-
-def test_waiting_is_no_work_of_an_attention(monkeypatch):
-    """On a busy machine the way that waits more often for its turn would lose."""
-    passes = attention.torch.autograd.grad
-
-    def waits_long(*arguments):
-        time.sleep(0.02)
-        return passes(*arguments)
-
-    monkeypatch.setattr(attention.torch.autograd, "grad", waits_long)
-    threads = torch.get_num_threads()
-    shape = AttentionShape(tokens=5, heads=2, head_size=4, dropout=0.0)
-    seconds = attention_seconds(shape, 2, CPU, torch.float32, Precision(Amp(), CPU).autocast)
-    assert all(value < 0.02 for value in seconds.values()) and torch.get_num_threads() == threads
+    assert kinds == {expected}
 
 
 @pytest.mark.parametrize(("decode", "chosen"), [("host", "host"), ("auto", "host"), ("device", None)])
