@@ -1,47 +1,46 @@
-"""What is trained: `MODEL.TYPE` -> constructor."""
+"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, freezing, kernels."""
 
 import torch
 from torch import nn
 
-from configs.schema import Config
-from models.attention import EXPLICIT, use_attention
+from configs.schema import Data, Model
+from models.attention import select_attention
 from models.dropout import use_fast_dropout
 from models.timm_model import build_timm
 from models.vit import build_vit
-from models.weights.load import load_pretrained
+from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
 MODELS = {"vit": build_vit, "timm": build_timm}
 
 
-def build_model(config: Config, device: torch.device) -> tuple[nn.Module, list[str]]:
-    """The model of `config.model` on its device, with its pretrained weights, and what to say of those in the log.
+def build_model(
+    options: Model, data: Data, device: torch.device, needs_head: bool = False
+) -> tuple[nn.Module, list[str]]:
+    """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
+
+    With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
 
     Raises:
-        UserError: the model cannot be built or the weights do not fit it.
+        UserError: the model cannot be built, or the weights do not fit it.
     """
-    model = MODELS[config.model.type](config)
+    model = MODELS[options.type](options, data)
     notes: list[str] = []
-    if config.model.pretrained and not (config.model.type == "timm" and config.model.pretrained == "timm"):
-        notes = load_pretrained(model, config.model.pretrained, needs_head=config.eval)
-    if config.model.freeze_backbone:
+    downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
+    if options.pretrained and not downloaded:
+        notes = load_pretrained(model, options.pretrained, needs_head)
+    if options.freeze_backbone:
         freeze_backbone(model)
-    return place(model, device), notes
-
-
-def place(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on its device, with the attention that mostly is faster there, and a dropout that is.
-
-    On a CPU that is the explicit one: torch's fused kernels took 1.0 (fp32) to 3 times (bf16) as long for ViT's shapes.
-    """
+    if options.grad_checkpointing:
+        enable_grad_checkpointing(model, options.name)
+    select_attention(model, options.attention, device)
     if device.type == "cpu":
-        use_attention(model, EXPLICIT)
         use_fast_dropout(model)
-    return model.to(device)
+    return model.to(device), notes
 
 
 def freeze_backbone(model: nn.Module) -> None:
-    """Leaves only the head trainable.
+    """Makes the head the only trainable module.
 
     Raises:
         UserError: the model has no head with parameters.
@@ -50,18 +49,35 @@ def freeze_backbone(model: nn.Module) -> None:
     for head in _heads(model):
         head.requires_grad_(True)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("MODEL.FREEZE_BACKBONE: this model has no head to train")
+        raise UserError("MODEL.FREEZE_BACKBONE: this model has no head with parameters; set it to false")
 
 
 def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
-    """Training mode; a frozen backbone stays in evaluation mode, so that its dropout and statistics rest too."""
+    """Sets training mode. A frozen backbone stays in evaluation mode: no dropout, no update of running statistics."""
     model.train(not backbone_is_frozen)
     if backbone_is_frozen:
         for head in _heads(model):
             head.train()
 
 
+def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
+    """Stores the inputs of the blocks only and recomputes their activations in the backward pass (Chen et al., 2016).
+
+    The recomputation uses the same random numbers and data types: gradients are equal bit by bit.
+
+    Raises:
+        UserError: timm does not support it for this model.
+    """
+    try:
+        model.set_grad_checkpointing(True)
+    except (AttributeError, AssertionError):
+        raise UserError(
+            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false and lower -batch_size, "
+            "with a higher -accum_iter"
+        ) from None
+
+
 def _heads(model: nn.Module) -> tuple[nn.Module, ...]:
-    """One, or the two of a distilled model."""
+    """The classifier, or the two classifiers of a distilled model."""
     classifier = model.get_classifier()
     return classifier if isinstance(classifier, tuple) else (classifier,)

@@ -1,4 +1,4 @@
-"""The other families -> timm's names and arguments."""
+"""Other model families: options -> timm's names and arguments."""
 
 import copy
 
@@ -6,58 +6,42 @@ import timm
 import torch
 from torch import nn
 
-from configs.schema import Config
+from configs.schema import Data, Model
 from utils.errors import UserError, did_you_mean
 
+_LARGE_MODEL_NUMEL = 200_000_000
 
-def build_timm(config: Config) -> nn.Module:
-    """Any model of timm's by `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
+
+def build_timm(options: Model, data: Data) -> nn.Module:
+    """The timm model `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
 
     Raises:
-        UserError: an unknown name, an argument that this family does not take, weights that cannot be had.
+        UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
     """
-    model, data = config.model, config.data
-    if not timm.is_model(model.name):
-        raise UserError(f"MODEL.NAME: timm has no model {model.name}{did_you_mean(model.name, timm.list_models())}")
-    arguments = {
-        "num_classes": model.num_classes,
-        "in_chans": data.image_channels,
-        "drop_rate": model.dropout,
-        "drop_path_rate": model.droppath,
-        "attn_drop_rate": model.attention_dropout,
-        "img_size": data.image_size,
+    name = options.name
+    if not timm.is_model(name):
+        raise UserError(f"MODEL.NAME: timm has no model {name}{did_you_mean(name, timm.list_models())}")
+    arguments = {"num_classes": options.num_classes, "in_chans": data.image_channels, "img_size": data.image_size}
+    rates = {
+        "drop_rate": options.dropout,
+        "drop_path_rate": options.droppath,
+        "attn_drop_rate": options.attention_dropout,
     }
-    rates = ("drop_rate", "drop_path_rate", "attn_drop_rate")
-    arguments = {key: value for key, value in arguments.items() if key not in rates or value}
+    arguments |= {key: rate for key, rate in rates.items() if rate}  # not all families accept all rates
     try:
-        built = _create(model.name, arguments, pretrained=model.pretrained == "timm")
+        model = _create(name, arguments, pretrained=options.pretrained == "timm")
     except TypeError as error:
-        raise UserError(f"MODEL.NAME {model.name} does not take an option that was set: {error}") from None
-    except (OSError, RuntimeError, AssertionError) as error:
-        raise UserError(f"MODEL.NAME {model.name} cannot be built: {_first_line(error)}") from None
-    _check_image_size(built, config)
-    return built
-
-
-def _check_image_size(model: nn.Module, config: Config) -> None:
-    """Some families find out in their forward pass only that a size is none for them.
-
-    It is tried without memory first; what fails there may be a model that cannot do without, and is tried for real.
-    """
-    data = config.data
-    for device in ("meta", "cpu"):
-        image = torch.empty((1, data.image_channels, data.image_size, data.image_size), device=device)
-        try:
-            with torch.no_grad():
-                copy.deepcopy(model).eval().to(device)(image)
-            return
-        except (RuntimeError, AssertionError) as error:
-            reason = _first_line(error)
-    raise UserError(f"DATA.IMAGE_SIZE {data.image_size}: MODEL.NAME {config.model.name} does not take it: {reason}")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"MODEL.NAME: {name} does not accept an option that is set: {error}; remove it") from None
+    except OSError as error:
+        raise UserError(
+            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded: {_first_line(error)}"
+        ) from error
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(
+            f"MODEL.NAME: {name} cannot be built with DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
+        ) from error
+    _check_image_size(model, name, data)
+    return model
 
 
 def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
@@ -66,5 +50,47 @@ def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-    # A convolutional family has no input size of its own.
+    # Convolutional families have no img_size argument.
     return timm.create_model(name, pretrained=pretrained, **{k: v for k, v in arguments.items() if k != "img_size"})
+
+
+def _check_image_size(model: nn.Module, name: str, data: Data) -> None:
+    """Runs one forward pass in evaluation mode: many families detect a wrong image size only there.
+
+    The weights and the running statistics stay unchanged. A large model runs on the meta device, without arithmetic
+    and without memory for a second model. The meta device misses indices that are out of range, and a model may not
+    support it: small models, and large ones that fail there, run the real pass.
+
+    Raises:
+        UserError: the forward pass fails.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    if sum(tensor.numel() for tensor in tensors) > _LARGE_MODEL_NUMEL:
+        on_meta = copy.deepcopy(model, {id(tensor): tensor.to("meta") for tensor in tensors})
+        if _forward_error(on_meta, data) is None:
+            return
+    error = _forward_error(model, data)
+    if error is not None:
+        default = model.default_cfg.get("input_size", (0, "unknown"))[-1]
+        raise UserError(
+            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}); "
+            f"its default is {default}"
+        ) from error
+
+
+def _forward_error(model: nn.Module, data: Data) -> Exception | None:
+    """The exception of a forward pass of one image, on the model's device; None if it succeeds."""
+    device = next(model.parameters()).device
+    image = torch.zeros((1, data.image_channels, data.image_size, data.image_size), device=device)
+    try:
+        with torch.no_grad():
+            model.eval()(image)
+    except Exception as error:  # of many types, by family
+        return error
+    finally:
+        model.train()
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

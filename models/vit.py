@@ -10,29 +10,28 @@ from timm.layers import Attention
 from timm.models import VisionTransformer
 from torch import nn
 
-from configs.schema import Config
+from configs.schema import Data, Model
 from models.drop_path import SampleDropBlock
 
 
-def build_vit(config: Config) -> VisionTransformer:
-    """A Vision Transformer (Dosovitskiy et al., 2020), images (B, C, S, S) -> logits (B, classes)."""
-    model, data = config.model, config.data
+def build_vit(options: Model, data: Data) -> VisionTransformer:
+    """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes)."""
     vit = VisionTransformer(
         img_size=data.image_size,
-        patch_size=model.patch_size,
+        patch_size=options.patch_size,
         in_chans=data.image_channels,
-        num_classes=model.num_classes,
-        embed_dim=model.embed_dim,
-        depth=model.depth,
-        num_heads=model.num_heads,
-        mlp_ratio=model.mlp_ratio,
-        qkv_bias=model.qkv_bias,
-        pos_drop_rate=model.dropout,
-        proj_drop_rate=model.dropout,
-        attn_drop_rate=model.attention_dropout,
-        drop_path_rate=model.droppath,
+        num_classes=options.num_classes,
+        embed_dim=options.embed_dim,
+        depth=options.depth,
+        num_heads=options.num_heads,
+        mlp_ratio=options.mlp_ratio,
+        qkv_bias=options.qkv_bias,
+        pos_drop_rate=options.dropout,
+        proj_drop_rate=options.dropout,
+        attn_drop_rate=options.attention_dropout,
+        drop_path_rate=options.droppath,
         weight_init="jax",
-        attn_layer=_attention(model.attn_head_size),
+        attn_layer=_attention(options.attn_head_size),
         block_fn=SampleDropBlock,
     )
     initialize_embeddings(vit)
@@ -40,18 +39,19 @@ def build_vit(config: Config) -> VisionTransformer:
 
 
 def initialize_embeddings(vit: VisionTransformer) -> None:
-    """Keeps a patch's position from being lost in its content where the model is narrow and its patches are small.
+    """Initializes the patch embedding by Xavier and the position embedding with standard deviation 1 / sqrt(width).
 
-    The layers are initialized as the paper's own code does (`jax`: Xavier by each layer's width, a head of zeros). Its
-    patch embedding looks at the patch alone, though, and its position embedding has a standard deviation of 0.02
-    whatever the width: at width 96 and 2 x 2 pixels that is 1/25 of the content, and such a model learns slowly.
+    The other layers follow the paper's own code (timm's `jax`: Xavier uniform, a head of zeros). There the standard
+    deviation of the position embedding is 0.02 for any width, and that of the patch embedding depends on the patch size
+    only. At width 96 and patches of 2 x 2 pixels the position embedding is then 1/25 of the patch embedding, and the
+    model learns slowly.
     """
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
     nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
 
 
 def _attention(head_size: int | None) -> type[Attention]:
-    """timm's attention, with heads of that width where one is given; a class, because timm asks for one."""
+    """timm's attention class, with `head_size` as the default width of a head if it is not None."""
     if head_size is None:
         return Attention
 

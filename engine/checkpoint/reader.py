@@ -9,7 +9,7 @@ import torch
 from configs.yaml_io import parse_value, write_yaml
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import is_run_folder
-from models.weights.load import checked_archive_bytes, has_backing_storage
+from models.weights.read import checked_archive_bytes, has_backing_storage
 from utils.atomic_file import iter_tensors, verify_checksum
 from utils.errors import UserError
 from utils.metrics import NUM_SUMS

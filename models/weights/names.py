@@ -1,6 +1,6 @@
-"""The names of PaddleViT's and of Google's Vision Transformers -> timm's, with each tensor in timm's orientation.
+"""Tensor names and layouts of PaddleViT's and Google's Vision Transformers -> timm's.
 
-D: width, H: heads, K: width of a head, P: patch side, C: channels.
+Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 """
 
 import re
@@ -29,7 +29,7 @@ _PADDLEVIT = {
     rf"encoder\.encoder_norm\.{_PADDLEVIT_KIND}": r"norm.\1",
     rf"classifier\.{_PADDLEVIT_KIND}": r"head.\1",
 }
-# vit_jax counts a block's parts through (0, 1, 2, 3), big_vision each kind from 0.
+# vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
 _GOOGLE = {
     r"cls": r"cls_token",
     r"(?:Transformer/posembed_input/)?pos_embedding": r"pos_embed",
@@ -43,28 +43,30 @@ _GOOGLE = {
     rf"Transformer/encoder_norm/{_GOOGLE_KIND}": r"norm.\1",
     rf"head/{_GOOGLE_KIND}": r"head.\1",
 }
-_MOST_BLOCKS = 1000
+_MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
 
 
-def summarize_names(names: Iterable[Any], most: int = 3) -> str:
-    """'a, b, c and 7 more'; a name out of a foreign file cannot break the line or flood it."""
+def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
+    """'a, b, c and 7 more', safe for names from an untrusted file: printable, each at most 80 characters."""
     names = [name if isinstance(name, str) else f"a {type(name).__name__}" for name in names] or ["nothing"]
-    shown = [(name if name.isprintable() else ascii(name))[:80] for name in names[:most]]
-    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = [(name if name.isprintable() else ascii(name))[:80] for name in names[:limit]]
+    return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """PaddleViT's ViT -> timm's; Linear weights (in, out) -> (out, in), known by name, for a square one looks right.
+    """PaddleViT's ViT -> timm's. Linear weights (in, out) -> (out, in).
+
+    The names tell which weights are linear: the shape of a square weight does not show its orientation.
 
     Raises:
-        UserError: a name that PaddleViT's ViT does not have.
+        UserError: the file contains a name that PaddleViT's ViT does not have.
     """
-    renamed = {name: _renamed(name, _PADDLEVIT) for name in state}
-    unknown = [name for name, ours in renamed.items() if ours is None]
+    renamed = {name: _rename(name, _PADDLEVIT) for name in state}
+    unknown = [name for name, timm_name in renamed.items() if timm_name is None]
     if unknown or not state:
         raise UserError(
-            f"{file}: holds {summarize_names(unknown)}, which PaddleViT's ViT has not; give weights of its ViT"
+            f"{file}: contains {summarize_names(unknown)}, which is not in PaddleViT's ViT; give weights of its ViT"
         )
     return {
         renamed[name]: tensor.t() if _LINEAR_WEIGHT.fullmatch(renamed[name]) else tensor
@@ -73,11 +75,11 @@ def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, t
 
 
 def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """vit_jax's and big_vision's ViT, also with its blocks stacked in one array -> timm's; other names stay, dotted."""
+    """The ViT of vit_jax or big_vision, also with stacked blocks -> timm's. In other names '/' becomes '.'."""
     result = {}
-    for name, tensor in _unstacked(state).items():
-        ours = _renamed(name, _GOOGLE)
-        result[ours or name.replace("/", ".")] = _google_oriented(ours, tensor) if ours else tensor
+    for name, tensor in _unstack_blocks(state).items():
+        timm_name = _rename(name, _GOOGLE)
+        result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor) if timm_name else tensor
     for query in [name for name in result if ".attn.query." in name]:
         parts = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if all(part in result for part in parts):
@@ -85,26 +87,26 @@ def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def _renamed(name: str, table: dict[str, str]) -> str | None:
-    for pattern, ours in table.items():
+def _rename(name: str, table: dict[str, str]) -> str | None:
+    for pattern, timm_name in table.items():
         if match := re.fullmatch(pattern, name):
-            return re.sub(r"\.(scale|kernel)$", ".weight", match.expand(ours))
+            return re.sub(r"\.(scale|kernel)$", ".weight", match.expand(timm_name))
     return None
 
 
-def _unstacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """big_vision may scan over its blocks: 'encoderblock/...' then holds all of them along the first axis."""
+def _unstack_blocks(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Splits 'encoderblock/...', in which big_vision may stack all blocks along the first axis."""
     result = {}
     for name, tensor in state.items():
         if name.startswith("Transformer/encoderblock/"):
-            blocks = tensor[:_MOST_BLOCKS]  # of no numbers each there can be any number
+            blocks = tensor[:_MAX_BLOCKS]  # a file may claim any number of empty blocks
             result |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(blocks)}
         else:
             result[name] = tensor
     return result
 
 
-def _google_oriented(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if name == "patch_embed.proj.weight":
         return tensor.permute(3, 2, 0, 1)  # (P, P, C, D) -> (D, C, P, P)
     if re.search(r"\.attn\.(query|key|value)\.", name):

@@ -402,7 +402,7 @@ def training_figures(config: Config, context: ProcessContext, iterations: int, w
     seconds, metrics = train(learner, batches, iterations)
     memory = peak_memory_bytes(context.device)
     del learner, batches  # where memory is short, the matrices need theirs
-    plain_model, _ = build_model(config.with_model(pretrained=None), torch.device("cpu"))
+    plain_model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("cpu"))
     return {
         "seconds": seconds,
         "peak_memory_bytes": memory,

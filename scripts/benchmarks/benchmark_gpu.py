@@ -253,7 +253,7 @@ def machine_figures(rest: list[str]) -> dict[str, Any]:
     for mode in modes:
         peaks[mode] = matmul_flops_per_second(Precision(mode_config(rest, mode).amp, context.device))
     config = mode_config(rest, modes[0])
-    model, _ = build_model(config.with_model(pretrained=None), torch.device("cpu"))
+    model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("cpu"))
     return {
         "device": torch.cuda.get_device_name() if visible_gpus() else "a CPU",
         "torch": torch.__version__,

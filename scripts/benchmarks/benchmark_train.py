@@ -256,7 +256,7 @@ def measure(
 def check_parameters(timm_lines: list[str], config: Config) -> None:
     """Raises Failed where timm's train.py has built a model that is not ours."""
     counts = [int(found[1]) for line in timm_lines if (found := re.search(r"param count: ?(\d+)", line))]
-    model, _ = build_model(config.with_model(pretrained=None), torch.device("cpu"))
+    model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("cpu"))
     ours = sum(parameter.numel() for parameter in model.parameters())
     if counts != [ours]:
         raise Failed(f"its model has {counts} parameters and ours {ours}; compare models of timm's own shapes")

@@ -121,7 +121,7 @@ YAML_MISTAKES = {
     "yes for a bool": ("EVAL: yes", r":1: EVAL is 'yes'"),
     "no switch": ("AMP: 1", r":1: AMP is 1: must be true, false or a section of keys"),
     "empty path": ("SAVE: ''", r":1: SAVE is ''"),
-    "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: nothing is left"),
+    "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
     "no section": ("TRAIN: 3", r":1: TRAIN is 3: must be a section of keys"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
     "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
@@ -135,11 +135,11 @@ YAML_MISTAKES = {
     "feature to come": ("TRAIN:\n  RAND_AUGMENT: true", r":2: TRAIN.RAND_AUGMENT: RandAugment is not available yet"),
     "family to come": ("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6]", r":2: MODEL.TYPE: swin is not available yet"),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3}", r"TRAIN.WARMUP_EPOCHS 32 exceeds NUM_EPOCHS 3"),
-    "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is no multiple of MODEL.PATCH_SIZE 16"),
-    "heads": ("MODEL: {NUM_HEADS: 5}", r"MODEL.EMBED_DIM 768 is no multiple of NUM_HEADS 5"),
+    "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),
+    "heads": ("MODEL: {NUM_HEADS: 5}", r"MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5"),
     "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
     "no weights": ("EVAL: true", r":1: EVAL needs weights"),
-    "no meaning": ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 3}", r"MODEL.DEPTH has no meaning for TYPE timm"),
+    "no meaning": ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 3}", r"MODEL.DEPTH does not apply to TYPE timm"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
     "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
@@ -150,12 +150,12 @@ YAML_MISTAKES = {
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is no key"),
     "tag of a list": ("SAVE: !!python/object/apply:os.system [ls]", r":1: the tag .* is not allowed"),
     "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
-    "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': no name holds a zero byte"),
+    "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': a path cannot contain a zero byte"),
     "half a character": (r'SAVE: "\ud800"', r":1: SAVE is '.ud800': .*unicode"),
     "no character": (r'SAVE: "\Uffffffff"', r": is no YAML"),
     "version": ("%YAML 1." + "9" * 5000 + "\n---\nSEED: 1", r": is no YAML|found"),
     "large": ("# " + "x" * 70000, r": is larger than 65536 bytes"),
-    "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE 'a\\x00b' is no name of a file"),
+    "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE 'a\\x00b' is not a valid file name"),
     "no base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
     "folder as base": ("BASE: [.]", r":1: BASE: .*: is no file but a folder"),
 }
@@ -195,7 +195,7 @@ def test_base_in_a_circle_is_named(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
     write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")
     message = error_of(f"-cfg={tmp_path / 'a.yaml'}")
-    assert "b.yaml:2: BASE runs in a circle: a.yaml -> b.yaml -> a.yaml" in message
+    assert "b.yaml:2: BASE is cyclic: a.yaml -> b.yaml -> a.yaml" in message
 
 
 @pytest.mark.parametrize("base", ["../secret.yaml", "{root}/secret.yaml", "link.yaml", "folder/../../secret.yaml"])
@@ -205,7 +205,7 @@ def test_base_does_not_lead_out(tmp_path, base):
     (recipes / "link.yaml").symlink_to(tmp_path / "secret.yaml")
     recipe = write(recipes, "a.yaml", f"SEED: 1\nBASE: [{base.format(root=tmp_path)}]")
     assert f"{recipe}:2: BASE '" in (message := error_of(f"-cfg={recipe}"))
-    assert f"leads out of {recipes}" in message
+    assert f"is outside {recipes}" in message
 
 
 def test_base_may_lie_below_the_working_directory_or_beside_the_recipe(tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
-from models.build import build_model, place, set_training
+from models.attention import EXPLICIT, FUSED, use_attention
+from models.build import build_model, set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -35,16 +36,20 @@ def test_paddlevits_fifteen_sizes(size):
     config = parse_command_line([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
     assert config.model.name == f"vit_{size}" and config.train.grad_clip == 1.0
     with torch.device("meta"):
-        assert millions(build_vit(config)) == SIZES[size]
+        assert millions(build_vit(config.model, config.data)) == SIZES[size]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_builds(recipe):
     config = parse_command_line([f"-cfg={recipe}"]).config
     with torch.device("meta"):
-        model, _ = build_model(config, torch.device("meta"))
+        model, _ = build_model(config.model, config.data, torch.device("meta"))
         shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
         assert model(torch.empty(shape)).shape == (1, config.model.num_classes)
+
+
+def vit_of(config) -> VisionTransformer:
+    return build_vit(config.model, config.data)
 
 
 def vit_config(*options: str):
@@ -53,7 +58,7 @@ def vit_config(*options: str):
 
 
 def test_forward_pass_is_timms():
-    model = build_vit(vit_config("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5")).eval()
+    model = vit_of(vit_config("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5")).eval()
     plain = VisionTransformer(
         img_size=32, patch_size=16, num_classes=5, embed_dim=24, depth=2, num_heads=3, qkv_bias=True
     ).eval()
@@ -66,7 +71,7 @@ def test_forward_pass_is_timms():
 
 
 def test_dropout_is_where_paddlevit_has_it():
-    model = build_vit(vit_config("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125"))
+    model = vit_of(vit_config("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125"))
     block = model.blocks[1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.25,) * 4
     assert block.attn.attn_drop.p == 0.5 and block.drop_path1.drop_prob == 0.125
@@ -74,7 +79,7 @@ def test_dropout_is_where_paddlevit_has_it():
 
 
 def test_head_size_of_its_own():
-    model = build_vit(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
+    model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
     assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
@@ -83,7 +88,7 @@ def test_head_size_of_its_own():
 def test_initialization_follows_the_width(width, patch):
     options = [f"MODEL.EMBED_DIM={width}", f"MODEL.PATCH_SIZE={patch}", "MODEL.NUM_HEADS=4", "MODEL.DEPTH=1"]
     torch.manual_seed(0)
-    model = build_vit(parse_command_line(["-image_size=64", "-opts", *options]).config)
+    model = vit_of(parse_command_line(["-image_size=64", "-opts", *options]).config)
     patch_std = (2 / (3 * patch**2 + width)) ** 0.5
     assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch_std, rel=0.05)
     assert model.pos_embed.std().item() == pytest.approx(width**-0.5, rel=0.05)
@@ -92,7 +97,7 @@ def test_initialization_follows_the_width(width, patch):
 
 def test_frozen_backbone_trains_the_head_alone_and_rests():
     config = vit_config("MODEL.FREEZE_BACKBONE=true", "MODEL.DROPOUT=0.5")
-    model, _ = build_model(config, CPU)
+    model, _ = build_model(config.model, config.data, CPU)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable == {"head.weight", "head.bias"}
     set_training(model, backbone_is_frozen=True)
@@ -105,7 +110,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
     config = parse_command_line(
         ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]
     ).config
-    model, _ = build_model(config, CPU)
+    model, _ = build_model(config.model, config.data, CPU)
     before = model.bn1.running_mean.clone()
     set_training(model, backbone_is_frozen=True)
     model(torch.randn(2, 3, 32, 32))
@@ -118,7 +123,7 @@ def test_any_timm_model_by_name(name):
         ["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]
     ).config
     with torch.device("meta"):
-        model, _ = build_model(config, torch.device("meta"))
+        model, _ = build_model(config.model, config.data, torch.device("meta"))
         assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
         assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
 
@@ -126,23 +131,35 @@ def test_any_timm_model_by_name(name):
 def test_unknown_timm_model_names_its_neighbour():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
     with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
-        build_model(config, CPU)
+        build_model(config.model, config.data, CPU)
 
 
 def test_option_a_family_does_not_take():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
-    with pytest.raises(UserError, match=r"resnet18 does not take an option that was set.*attn_drop_rate"):
-        build_model(config, CPU)
+    with pytest.raises(UserError, match=r"resnet18 does not accept an option that is set.*attn_drop_rate"):
+        build_model(config.model, config.data, CPU)
 
 
-def test_explicit_attention_on_a_cpu_computes_the_same():
+@pytest.mark.parametrize(
+    ("option", "device", "fused"),
+    [("auto", "cpu", False), ("auto", "meta", True), ("fused", "cpu", True), ("explicit", "meta", False)],
+)
+@pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
+def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
+    config = parse_command_line(["-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}"]).config
+    with torch.device(device):
+        built, _ = build_model(config.model, config.data, torch.device(device))
+    assert {block.attn.fused_attn for block in built.blocks} == {fused}
+
+
+def test_explicit_and_fused_attention_are_equal():
     model = timm.create_model("test_vit").eval()
     images = torch.randn(2, 3, 160, 160)
-    assert model.blocks[0].attn.fused_attn
-    fused = model(images)
-    placed = place(model, CPU)
-    assert not placed.blocks[0].attn.fused_attn
-    assert torch.allclose(fused, placed(images), atol=1e-5)
+    outputs = []
+    for kind in (FUSED, EXPLICIT):
+        use_attention(model, kind)
+        outputs.append(model(images))
+    assert torch.allclose(*outputs, atol=1e-5) and not torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint"])
@@ -150,15 +167,55 @@ def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
     """By the options a user gives, with and without the ending; the logits are PaddlePaddle 3.3.1's own."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
     config = parse_command_line([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
-    model, _ = build_model(config, CPU)
+    model, _ = build_model(config.model, config.data, CPU)
     reference = np.load(fixtures / "reference.npz")
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(reference["images"]))
     assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("name", "size"), [("convnext_atto", 16), ("maxvit_tiny_rw_224", 100)])
-def test_a_size_that_timm_refuses_in_the_forward_pass_only(name, size):
+WRONG_SIZES = {
+    "convnext_atto": 16, "maxvit_tiny_rw_224": 100, "levit_128s": 200, "coat_tiny": 200, "crossvit_9_240": 200,
+    "efficientformerv2_s0": 200, "gcvit_xxtiny": 200, "hrnet_w18_small": 20, "vgg11": 8, "vit_tiny_patch16_224": 8,
+    "mvitv2_tiny": 200,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_SIZES)
+def test_an_image_size_that_only_the_forward_pass_refuses(name):
+    size = WRONG_SIZES[name]
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
-    with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: MODEL\.NAME {name} does not take it: \w"):
-        build_model(config, CPU)
+    with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: {name} does not accept it \(.+\); its default"):
+        build_model(config.model, config.data, CPU)
+
+
+@pytest.mark.parametrize(("name", "size"), [("nest_tiny", 200), ("twins_pcpvt_small", 200)])
+def test_an_image_size_that_the_constructor_refuses(name, size):
+    config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
+    with pytest.raises(UserError, match=rf"MODEL\.NAME: {name} cannot be built with DATA\.IMAGE_SIZE {size}: \w"):
+        build_model(config.model, config.data, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("swin_tiny_patch4_window7_224", 200), ("resnet18", 8), ("convnext_atto", 32), ("nfnet_l0", 16)],
+)
+def test_image_sizes_that_fit(name, size):
+    config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
+    model, _ = build_model(config.model, config.data, CPU)
+    assert model.training and model(torch.randn(2, 3, size, size)).shape == (2, 1000)
+
+
+def test_the_size_of_a_large_model_is_checked_without_arithmetic(monkeypatch):
+    """And without a second model in memory: the pass runs on the meta device."""
+    monkeypatch.setattr("models.timm_model._LARGE_MODEL_NUMEL", 0)
+    devices = []
+    monkeypatch.setattr(
+        "timm.models.VisionTransformer.forward", lambda model, images: devices.append(images.device.type)
+    )
+    config = parse_command_line(["-image_size=160", "-opts", "MODEL={TYPE: timm, NAME: test_vit}"]).config
+    model, _ = build_model(config.model, config.data, CPU)
+    assert devices == ["meta"] and all(parameter.device.type == "cpu" for parameter in model.parameters())
+    config = parse_command_line(["-image_size=200", "-opts", "MODEL={TYPE: timm, NAME: levit_128s}"]).config
+    with pytest.raises(UserError, match="levit_128s does not accept it"):
+        build_model(config.model, config.data, CPU)

@@ -19,8 +19,7 @@ def block() -> SampleDropBlock:
 
 
 def test_how_many_are_kept():
-    assert [num_kept_samples(32, rate) for rate in (0.0, 0.03, 0.05, 0.1, 0.5)] == [None, None, 30, 29, 16]
-    assert num_kept_samples(256, 0.01) == 253
+    assert [num_kept_samples(32, rate) for rate in (0.0, 0.05, 0.099, 0.1, 0.5)] == [None, None, None, 29, 16]
     for batch_size in (1, 2, 3):
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
@@ -70,10 +69,26 @@ def test_chance_is_torchs(block):
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
+def test_rates_below_a_tenth_are_left_to_timm():
+    """By the rate of each block: 0, 0.05, 0.1 of a schedule up to 0.1."""
+    for rate, same in ((0.05, True), (0.0999, True), (0.1, False), (0.2, False)):
+        ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
+        timms.load_state_dict(ours.state_dict())
+        x, outputs = torch.randn(64, N, C), []
+        for block in (ours, timms):
+            torch.manual_seed(0)
+            outputs.append(block.train()(x))
+        assert torch.equal(*outputs) == same, rate
+    config = parse_command_line(["-image_size=32", "-opts", "MODEL.DEPTH=12", "MODEL.DROPPATH=0.1"]).config
+    rates = [block.drop_path1.drop_prob for block in build_vit(config.model, config.data).blocks[1:]]
+    assert [num_kept_samples(64, rate) for rate in rates] == [None] * 10 + [58]
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_a_vit_of_any_batch_size_trains(batch_size):
     options = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5", "MODEL.DROPPATH=0.4"]
-    vit = build_vit(parse_command_line(["-image_size=32", "-opts", *options]).config)
+    config = parse_command_line(["-image_size=32", "-opts", *options]).config
+    vit = build_vit(config.model, config.data)
     nn.init.ones_(vit.head.weight)
     with torch.autocast("cpu", torch.bfloat16):
         vit(torch.randn(batch_size, 3, 32, 32)).float().square().sum().backward()

@@ -128,7 +128,8 @@ def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatc
 
 
 def parameters(argv: list[str]) -> int:
-    model, _ = benchmark_train.build_model(parse_command_line([*DEFAULTS, *argv]).config, torch.device("cpu"))
+    config = parse_command_line([*DEFAULTS, *argv]).config
+    model, _ = benchmark_train.build_model(config.model, config.data, torch.device("cpu"))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -32,7 +32,8 @@ from datasets.sources.listing import read_list, read_table
 from datasets.sources.packed import Packable, read_packed, write_packed
 from datasets.sources.stamps import Stamps
 from engine.checkpoint.checkpoint import FORMAT, load_checkpoint
-from models.weights.load import load_pretrained, read_weights
+from models.weights.fit import load_pretrained
+from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 from utils.seeding import derive_seed

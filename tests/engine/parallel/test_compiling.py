@@ -38,7 +38,7 @@ def test_the_flag_is_short_for_the_option():
 def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
-    model, images = build_vit(config), torch.randn(4, 1, 8, 8)
+    model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
     precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU)
     precision.apply_op_lists(model)
@@ -86,7 +86,8 @@ def test_a_stopped_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu):
 
 def test_max_takes_the_whole_model_and_so_does_one_without_blocks(cpu):
     assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
-    model = build_vit(parse_command_line(["-opts", *TINY_VIT]).config)
+    config = parse_command_line(["-opts", *TINY_VIT]).config
+    model = build_vit(config.model, config.data)
     assert compile_model(model, Train(COMPILE="max"), cpu) == "the whole model"
     assert compile_model(model, Train(), cpu) is None
 

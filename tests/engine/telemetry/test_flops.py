@@ -31,7 +31,7 @@ def vit_forward_flops(width: int, depth: int, side: int, patch: int, channels: i
 )
 def test_flops_of_a_vit_equal_the_closed_form(recipe, sizes):
     options = config(f"-cfg=configs/{recipe}.yaml")
-    model, _ = build_model(options, torch.device("meta"))
+    model, _ = build_model(options.model, options.data, torch.device("meta"))
     forward, embedding = vit_forward_flops(*sizes)
     assert forward_flops(model, options.data) == forward
     assert training_flops(model, options.data) == 3 * forward - embedding  # images have no gradient
@@ -43,7 +43,7 @@ def test_flops_of_a_vit_equal_the_closed_form(recipe, sizes):
 
 def test_a_frozen_backbone_costs_its_forward_pass():
     options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.FREEZE_BACKBONE=true")
-    model, _ = build_model(options, CPU)
+    model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
     assert training_flops(model, options.data) == forward + 2 * 192 * 1000
 
@@ -51,13 +51,15 @@ def test_a_frozen_backbone_costs_its_forward_pass():
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_precision_and_dropout_do_not_change_the_count(level):
     argv = ["-opts", "MODEL.DEPTH=2", "MODEL.EMBED_DIM=48", "DATA.IMAGE_SIZE=32", "MODEL.NUM_CLASSES=10"]
-    plain = training_flops(build_model(config(*argv), CPU)[0], config(*argv).data)
+    options = config(*argv)
+    plain = training_flops(build_model(options.model, options.data, CPU)[0], options.data)
     lists = ["AMP.CUSTOM_BLACK_LIST=[softmax,linear]", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5"]
     options = config("-amp", *argv, f"AMP.LEVEL={level}", *lists)
-    model, _ = build_model(options, CPU)
+    model, _ = build_model(options.model, options.data, CPU)
     precision = Precision(options.amp, CPU)
-    precision.prepare(model)
-    assert training_flops(precision.weights(model).full, options.data) == plain
+    precision.apply_op_lists(model)
+    precision.attach(model)
+    assert training_flops(precision.weights.master, options.data) == plain
 
 
 def test_grouped_convolutions_count_their_groups():

@@ -12,7 +12,8 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from weight_files import FIXTURE, PaddleTensor, google_arrays, logits, paddle_state, pickled, random_vit, small_vit
 
-from models.weights.load import find_weights, load_pretrained, read_weights
+from models.weights.fit import load_pretrained
+from models.weights.read import find_weights, read_weights
 from utils.atomic_file import atomic_save
 
 SQUARE = "encoder.layers.0.attn.out.weight"
@@ -187,7 +188,7 @@ def test_a_file_without_a_head_gives_a_new_one(tmp_path):
     torch.save(state, tmp_path / "vit.pth")
     model = small_vit()
     head = model.head.weight.clone()
-    assert "head: none in the file: new head" in load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert "head: not in the file: new head" in load_pretrained(model, str(tmp_path / "vit.pth"))
     assert torch.equal(model.head.weight, head)
 
 

@@ -32,7 +32,7 @@ def bomb(tmp_path):
 def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
     forbidden = f"{os.system.__module__}.system"
     for content in (bomb, {"a": bomb}, {"model": paddle_state(), "optimizer": [bomb]}, {bomb.target.name: (1, bomb)}):
-        assert f"asks for {forbidden}," in refusal(pickled(tmp_path / "vit.pdparams", content, protocol))
+        assert f"refers to {forbidden}," in refusal(pickled(tmp_path / "vit.pdparams", content, protocol))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
 )
 def test_pdparams_may_name_nothing_else(tmp_path, called):
     (tmp_path / "vit.pdparams").write_bytes(b"c%b\n(S'x'\ntR." % called.replace(" ", "\n").encode())
-    assert f"asks for {called.replace(' ', '.')}," in refusal(tmp_path / "vit.pdparams")
+    assert f"refers to {called.replace(' ', '.')}," in refusal(tmp_path / "vit.pdparams")
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02X\x01\x00\x00\x00aQ.", b"Pa\n."])
@@ -53,12 +53,12 @@ def test_pdparams_refer_to_nothing_outside(tmp_path, content):
 def test_no_code_runs_from_torch_files(tmp_path, bomb, zipped):
     for content in (bomb, {"model": random_vit().state_dict(), "args": bomb}):
         torch.save(content, tmp_path / "vit.pth", _use_new_zipfile_serialization=zipped)
-        assert f"asks for {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
+        assert f"refers to {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
 
 
 def test_a_whole_pickled_module_is_refused_by_name(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "vit.pth")
-    assert "asks for torch.nn.modules.linear.Linear," in refusal(tmp_path / "vit.pth")
+    assert "refers to torch.nn.modules.linear.Linear," in refusal(tmp_path / "vit.pth")
 
 
 def test_no_code_runs_from_npz(tmp_path, bomb):

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from timm.models import VisionTransformer
 
-from models.weights.load import load_pretrained
+from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "paddlevit_small"

@@ -53,14 +53,17 @@ def _command_line() -> list[Fault]:
         "unknown half type": (given("-amp_dtype=int8"), r"-amp_dtype: AMP.DTYPE is 'int8'"),
         "evaluation without weights": (given("-eval"), r"EVAL needs weights"),
         "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
-        "patches that do not divide": (option("DATA.IMAGE_SIZE=9"), r"IMAGE_SIZE 9 is no multiple of MODEL.PATCH_SIZE"),
+        "patches that do not divide": (
+            option("DATA.IMAGE_SIZE=9"),
+            r"IMAGE_SIZE 9 is not a multiple of",
+        ),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
         "unknown timm model": (option(*timm, "MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
         "size a timm model refuses": (
             option(*timm, "MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
-            r"DATA.IMAGE_SIZE 16: MODEL.NAME convnext_atto does not take it",
+            r"DATA.IMAGE_SIZE 16: convnext_atto does not accept it",
         ),
-        "nothing left to train": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: nothing is left"),
+        "nothing left to train": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
         "more memory than there is": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
     }
     single = r"this script is one process, a launcher started several"
@@ -114,8 +117,8 @@ def _recipes() -> list[Fault]:
         "an escape code in a key": (text('"\\e[2J": 1'), r":1: '.x1b\[2J' is no key"),
         "a zero byte in a path": (text('SAVE: "a\\0"'), r":1: SAVE is .*: no name holds a zero byte"),
         "a base that is missing": (text("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
-        "bases in a circle": (circle, r"b.yaml:1: BASE runs in a circle: recipe.yaml -> b.yaml -> recipe.yaml"),
-        "a base outside": (outside, r"recipe.yaml:1: BASE '../../secret.yaml' leads out of"),
+        "bases in a circle": (circle, r"b.yaml:1: BASE is cyclic: recipe.yaml -> b.yaml -> recipe.yaml"),
+        "a base outside": (outside, r"recipe.yaml:1: BASE '../../secret.yaml' is outside"),
         "bases twice over, forty deep": (twice_over, r"BASE leads to more than 32 files"),
     }
     return [Fault(f"recipe: {name}", provoke, line) for name, (provoke, line) in table.items()]
@@ -329,25 +332,25 @@ def _weights() -> list[Fault]:
         return scene.digits(flags=("-eval", f"-pretrained={weights}"))
 
     table: dict[str, tuple[Provoke, str]] = {
-        "missing": (named("none"), r"none: no such file, nor one with the ending"),
-        "of an unknown ending": (named("vit.onnx", b""), r"vit.onnx: the ending says no kind of weights"),
+        "missing": (named("none"), r"none: no such file, also with .pdparams"),
+        "of an unknown ending": (named("vit.onnx", b""), r"vit.onnx: unknown file extension"),
         "a page of the web": (
             named("vit.pdparams", b"<html></html>"),
-            r"vit.pdparams: is damaged or no .pdparams file",
+            r"vit.pdparams: is damaged or not a .pdparams file",
         ),
-        "empty": (named("vit.safetensors", b""), r"vit.safetensors: is damaged or no .safetensors file"),
+        "empty": (named("vit.safetensors", b""), r"vit.safetensors: is damaged or not a .safetensors file"),
         "cut short": (trained(truncated), r"last.pth: is damaged"),
         "with a bit flipped": (trained(flipped), r"last.pth: is damaged \(its checksum does not match\)"),
         "not finite": (edited(norm__bias=torch.full((16,), torch.nan)), r"NaN or infinite values: norm.bias"),
-        "of another shape": (edited(norm__bias=torch.ones(17)), r"shapes unlike the model's: norm.bias 17, not 16"),
-        "incomplete": (edited(norm__bias=None), r"tensors missing: norm.bias"),
-        "larger than the file": (edited(norm__bias=torch.ones(1).expand(10**12)), r"norm.bias claims numbers"),
+        "of another shape": (edited(norm__bias=torch.ones(17)), r"wrong shapes: norm.bias 17, not 16"),
+        "incomplete": (edited(norm__bias=None), r"missing tensors: norm.bias"),
+        "larger than the file": (edited(norm__bias=torch.ones(1).expand(10**12)), r"norm.bias is larger than its data"),
         "with another head, to be evaluated": (other_head, r"head: 7 classes in the file, 10 in the model"),
         "pdparams with code": (
             named("vit.pdparams", pickle.dumps(_Code())),
-            r"asks for posix.system, which no weights",
+            r"refers to posix.system, which is not data",
         ),
-        "pth with code": (named("vit.pth", torch_bytes({"a": _Code()})), r"asks for posix.system, which no weights"),
+        "pth with code": (named("vit.pth", torch_bytes({"a": _Code()})), r"refers to posix.system, which is not data"),
         "an archive that unpacks without end": (
             named("vit.npz", _zip_bomb()),
             r"would unpack from \d+ to 200000000 bytes",

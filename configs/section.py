@@ -1,0 +1,48 @@
+"""The base class of the option sections, and the value types of options."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _as_tuple(value: Any) -> Any:
+    """A YAML list, or PaddleViT's string '(0.9, 0.999)', as a tuple; YAML has no tuples."""
+    if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
+        try:
+            return tuple(float(part) for part in value[1:-1].split(",") if part.strip())
+        except ValueError:
+            return value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_path(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("a path cannot contain a zero byte")
+    return path
+
+
+Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _as_tuple(value))
+]
+Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False)
+
+    # PaddleViT's keys of features that are not available: key -> (feature, the only accepted value)
+    unsupported: ClassVar[dict[str, tuple[str, Any]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unsupported_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        for key, (feature, neutral) in cls.unsupported.items():
+            if values.get(key, neutral) != neutral:
+                value = "null" if neutral is None else str(neutral).lower()
+                raise ValueError(f"{key}: {feature} is not available yet; remove it or set it to {value}")
+        return {key: value for key, value in values.items() if key not in cls.unsupported}

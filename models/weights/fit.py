@@ -1,0 +1,118 @@
+"""A state dict -> a model: checks, interpolation of position embeddings, new heads."""
+
+import math
+from pathlib import Path
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from torch import nn
+
+from models.weights.names import summarize_names
+from models.weights.read import State, find_weights, read_weights
+from utils.errors import UserError
+
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> list[str]:
+    """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
+
+    Exceptions: a head of another number of classes keeps its initialization, and position embeddings (1, N, D) of
+    another grid are interpolated. Returns log lines.
+
+    Raises:
+        UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
+            head that would keep its initialization. The model is then unchanged.
+    """
+    file = find_weights(path)
+    state, own = read_weights(str(file)), model.state_dict()
+    if not state.keys() & own.keys():
+        raise UserError(
+            f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
+            "give weights of this model"
+        )
+    notes = [f"weights: {file}, {len(state)} tensors"]
+    notes += _drop_pre_logits(state, own)
+    notes += _interpolate_pos_embed(model, state, own)
+    new_heads = _keep_new_heads(model, state, own)
+    if new_heads and needs_head:
+        raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); set MODEL.NUM_CLASSES to the file's number")
+    notes += new_heads
+    unused = [name for name in state if name not in own]
+    if unused:
+        notes.append(f"not used: {summarize_names(unused, limit=8)}")
+    model.load_state_dict(_check_tensors(file, state, own), strict=True)
+    return notes
+
+
+def _drop_pre_logits(state: State, own: State) -> list[str]:
+    names = [name for name in state if name.startswith("pre_logits.") and name not in own]
+    for name in names:
+        del state[name]
+    return ["pre_logits: dropped, the model has no representation layer"] if names else []
+
+
+def _interpolate_pos_embed(model: nn.Module, state: State, own: State) -> list[str]:
+    """Interpolates a square grid. Other position embeddings stay unchanged: the check of shapes refuses them."""
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    source, target = state.get("pos_embed"), own.get("pos_embed")
+    if grid is None or source is None or target is None or source.shape == target.shape:
+        return []
+    if source.ndim != 3 or source.shape[2] != target.shape[2] or source.dtype not in _FLOAT_DTYPES:
+        return []
+    prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
+    patches = source.shape[1] - prefix_tokens
+    side = math.isqrt(max(patches, 0))
+    if side == 0 or side * side != patches or source.shape[0] != 1:
+        return []
+    state["pos_embed"] = resample_abs_pos_embed(source, list(grid), [side, side], prefix_tokens)
+    return [f"pos_embed: interpolated from {side}x{side} to {grid[0]}x{grid[1]}"]
+
+
+def _keep_new_heads(model: nn.Module, state: State, own: State) -> list[str]:
+    """Copies the model's own head to `state` if the file has no head, or one of another number of classes."""
+    notes = []
+    for head in _head_names(model):
+        names = [name for name in own if name.startswith(f"{head}.")]
+        in_file = [name for name in names if name in state]
+        weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
+        counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
+        if counts:
+            notes.append(f"{head}: {counts[0][0]} classes in the file, {counts[0][1]} in the model: new head")
+        elif names and not in_file:
+            notes.append(f"{head}: not in the file: new head")
+        if counts or not in_file:
+            state.update({name: own[name] for name in names})
+    return notes
+
+
+def _head_names(model: nn.Module) -> list[str]:
+    """The paths of the modules that timm calls the classifier: 'head', 'fc', 'head.fc', or two if distilled."""
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    heads = classifier if isinstance(classifier, tuple) else (classifier,)
+    return [name for name, module in model.named_modules() if any(module is head for head in heads)]
+
+
+def _check_tensors(file: Path, state: State, own: State) -> State:
+    """The tensors of `state` that the model has, cast to the model's dtypes.
+
+    Raises:
+        UserError: a tensor is missing, or its shape, dtype or values are wrong.
+    """
+
+    def refuse(names: list[str], what: str, remedy: str = "give weights of this model, or set MODEL to match") -> None:
+        if names:
+            raise UserError(f"{file}: {what}: {summarize_names(names)}; {remedy}")
+
+    refuse([name for name in own if name not in state], "missing tensors")
+    misfits = [name for name in own if state[name].shape != own[name].shape]
+    refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
+    kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
+    refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
+    cast = {name: state[name].to(own[name].dtype) for name in own}
+    refuse([name for name in own if not cast[name].isfinite().all()], "NaN or infinite values", "give other weights")
+    return cast
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"

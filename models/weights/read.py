@@ -1,0 +1,158 @@
+"""Weight files (.safetensors, .pth, .npz, .pdparams) -> one state dict with timm's names.
+
+No code in a file is ever run. An unreadable or malicious file is refused with one line.
+"""
+
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from models.weights.names import google_to_timm, paddlevit_to_timm, summarize_names
+from models.weights.pdparams import as_tensor, read_pdparams
+from utils.atomic_file import verify_checksum
+from utils.errors import UserError
+
+State = dict[str, torch.Tensor]
+
+_STATE_KEYS = ("ema", "model", "state_dict")  # the first one present contains the weights
+_GOOGLE_PREFIXES = ("", "params/", "opt/target/")
+# An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
+_FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
+
+
+def find_weights(path: str) -> Path:
+    """The file at `path`, or at `path` with an extension added: .pdparams first, because PaddleViT's users omit it.
+
+    Raises:
+        UserError: no such file; names the extensions that were tried.
+    """
+    for candidate in (path, *(f"{path}{extension}" for extension in _READERS)):
+        if os.path.isfile(candidate):
+            return Path(candidate)
+    raise UserError(f"{path}: no such file, also with {', '.join(_READERS)} added; check the path")
+
+
+def read_weights(path: str) -> State:
+    """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
+
+    Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; torch's .pth or .pt, including checkpoints
+    of this project, of which the EMA weights are read if present; .safetensors.
+
+    Raises:
+        UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
+    """
+    file = find_weights(path)
+    extension = file.suffix.lower()
+    if extension not in _READERS:
+        raise UserError(f"{file}: unknown file extension; give one of {', '.join(_READERS)}")
+    try:
+        return _READERS[extension](file)
+    except UserError:
+        raise
+    except Exception as error:  # the libraries raise almost any type for a damaged file
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise UserError(
+            f"{file}: is damaged or not a {extension} file ({reason}); download it again or give another"
+        ) from error
+
+
+def checked_archive_bytes(file: Path) -> int:
+    """The size of a file in bytes; of a ZIP archive, the size after unpacking.
+
+    Raises:
+        UserError: a damaged archive, or one that unpacks to many times its size.
+    """
+    size = file.stat().st_size
+    try:
+        if not zipfile.is_zipfile(file):
+            return size
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except Exception as error:  # BadZipFile, UnicodeDecodeError, struct.error, ...
+        raise UserError(f"{file}: is a damaged archive ({type(error).__name__}); give another file") from error
+    if unpacked > _FREE_BYTES + _MAX_EXPANSION * size:
+        raise UserError(
+            f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do; give another file"
+        )
+    return unpacked
+
+
+def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
+    """Whether the file can contain all elements of the tensor; if not, the tensor must not be used.
+
+    A stride of 0 makes 10^12 elements from four bytes, meta and sparse tensors need no storage, and torch allocates a
+    storage of any size that a file of its old format states.
+    """
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
+
+
+def _read_torch(file: Path) -> State:
+    verify_checksum(file)
+    file_bytes = checked_archive_bytes(file)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if forbidden is None:
+            raise
+        raise UserError(f"{file}: refers to {forbidden[1]}, which is not data; give a plain state_dict") from None
+    state = _find_state(file, content)
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if not has_backing_storage(tensor, file_bytes):
+            raise UserError(f"{file}: {summarize_names([name])} is larger than its data in the file; give another file")
+    return _strip_wrapper_prefixes(tensors)
+
+
+def _find_state(file: Path, content: Any) -> dict:
+    for _ in range(len(_STATE_KEYS)):  # a limit, because a pickle may contain itself
+        if not isinstance(content, dict):
+            break
+        content = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), dict)), content)
+    if not isinstance(content, dict) or not any(isinstance(value, torch.Tensor) for value in content.values()):
+        raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
+    return content
+
+
+def _strip_wrapper_prefixes(state: State) -> State:
+    """Removes DDP's leading 'module.' and every '_orig_mod.' of torch.compile."""
+    return {re.sub(r"^(module\.)+", "", str(name).replace("_orig_mod.", "")): tensor for name, tensor in state.items()}
+
+
+def _read_safetensors(file: Path) -> State:
+    return _strip_wrapper_prefixes(load_file(file, device="cpu"))
+
+
+def _read_npz(file: Path) -> State:
+    checked_archive_bytes(file)
+    with np.load(file, allow_pickle=False) as archive:
+        prefix = next((prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files), None)
+        if prefix is None:
+            raise UserError(
+                f"{file}: contains {summarize_names(archive.files)}, which is not a ViT of Google's; "
+                "give one of its ViT checkpoints"
+            )
+        names = [name for name in archive.files if name.startswith(prefix)]
+        return google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names})
+
+
+def _read_paddlevit(file: Path) -> State:
+    return paddlevit_to_timm(file, read_pdparams(file))
+
+
+_READERS = {
+    ".pdparams": _read_paddlevit,
+    ".safetensors": _read_safetensors,
+    ".pth": _read_torch,
+    ".pt": _read_torch,
+    ".npz": _read_npz,
+}
