@@ -1,4 +1,4 @@
-"""Imports go down only: configs, utils < models, datasets (neither imports the other) < engine < entry scripts."""
+"""The structure of the sources: imports go down only, and files and functions stay short."""
 
 import ast
 from pathlib import Path
@@ -6,36 +6,73 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAY_IMPORT = {
+LAYERS = {
     "utils": {"utils"},
     "configs": {"configs", "utils"},
     "models": {"models", "configs", "utils"},
     "datasets": {"datasets", "configs", "utils"},
     "engine": {"engine", "models", "datasets", "configs", "utils"},
 }
-OURS = {*MAY_IMPORT, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
+# Inside `engine`, from the top; packages of one line do not import each other.
+ENGINE_LAYERS = [
+    {"commands"},
+    {"profiling"},
+    {"training"},
+    {"telemetry"},
+    {"checkpoint", "precision", "parallel", "progress"},
+]
+OURS = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
+PRODUCT = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 
 
-def imported(path: Path) -> set[str]:
-    names = set()
+def imported_modules(path: Path) -> set[str]:
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
-    return names
+            modules.add(node.module)
+    return modules
 
 
-@pytest.mark.parametrize("layer", MAY_IMPORT)
+def roots(path: Path) -> set[str]:
+    return {module.partition(".")[0] for module in imported_modules(path)}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_imports_go_down_only(layer):
     files = list((ROOT / layer).rglob("*.py"))
     assert files
     for path in files:
-        upward = imported(path) & OURS - MAY_IMPORT[layer]
+        upward = roots(path) & OURS - LAYERS[layer]
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
+def test_imports_inside_the_engine_go_down_only():
+    depth = {name: number for number, names in enumerate(ENGINE_LAYERS) for name in names}
+    for path in (ROOT / "engine").rglob("*.py"):
+        package = path.relative_to(ROOT / "engine").parts[0].removesuffix(".py")
+        if package == "__init__":
+            continue
+        for module in imported_modules(path):
+            top, _, rest = module.partition(".")
+            other = rest.partition(".")[0]
+            if top == "engine" and other != package:
+                assert depth[other] > depth[package], f"{path.relative_to(ROOT)} imports {module}"
+
+
 def test_configs_need_no_torch():
-    for path in (ROOT / "configs").glob("*.py"):
-        assert not imported(path) & {"torch", "torchvision", "timm", "numpy"}
-    assert not imported(ROOT / "utils" / "errors.py") & {"torch", "torchvision", "timm", "numpy"}
+    heavy = {"torch", "torchvision", "timm", "numpy"}
+    for path in (*(ROOT / "configs").glob("*.py"), ROOT / "utils" / "errors.py"):
+        assert not roots(path) & heavy, path
+
+
+def test_files_and_functions_are_short():
+    for path in PRODUCT:
+        text = path.read_text()
+        assert len(text.splitlines()) <= MAX_FILE_LINES, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"

@@ -96,9 +96,7 @@ def _profiler(device: torch.device) -> profile:
     return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
 
-def _write(
-    run: Run, model_name: str, profiler: profile, images_per_second: float, peak_memory_bytes: int
-) -> None:
+def _write(run: Run, model_name: str, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
     trace = run.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:

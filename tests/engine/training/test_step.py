@@ -21,8 +21,8 @@ from utils.seeding import derive_seed
 STEPS = 20  # 44 batches an epoch, 3 to a step: step 15 has a window of two, and five steps are in the second epoch
 OPTIONS = [
     *TINY_VIT, *GREY, "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0",
-    "TRAIN.ACCUM_ITER=3", "TRAIN.GRAD_CLIP=0.764", "TRAIN.SMOOTHING=0.1", "TRAIN.WEIGHT_DECAY=0.3", "TRAIN.BASE_LR=1e-3",
-    "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", f"TRAIN.MAX_STEPS={STEPS}",
+    "TRAIN.ACCUM_ITER=3", "TRAIN.GRAD_CLIP=0.764", "TRAIN.SMOOTHING=0.1", "TRAIN.WEIGHT_DECAY=0.3",
+    "TRAIN.BASE_LR=1e-3", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", f"TRAIN.MAX_STEPS={STEPS}",
     "MODEL.ATTENTION=explicit",
 ]  # fmt: skip
 PRECISIONS = {"fp32": "AMP=false", "O1": "AMP={ENABLED: true, LEVEL: O1}", "O2": "AMP={ENABLED: true, LEVEL: O2}"}

@@ -1,0 +1,47 @@
+"""A checkpoint that an earlier version wrote (format 4) is resumed.
+
+The fixture was trained for 3 steps; `after_25_steps.safetensors` holds the weights with which that version went on.
+"""
+
+import shutil
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, train
+from safetensors.torch import load_file
+
+from configs.command_line import parse_command_line
+from engine.checkpoint.reader import FORMAT, load_checkpoint
+
+OPTIONS = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+OPTIONS += ["TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=25"]
+
+
+@pytest.fixture
+def stopped(tmp_path, request):
+    fixture = request.config.rootpath / "tests" / "fixtures" / "checkpoint_format_4"
+    return shutil.copytree(fixture, tmp_path / "train-20260101-12-00")
+
+
+def test_it_ends_with_the_weights_of_the_earlier_version(stopped, cpu):
+    """That run had chosen fused attention by measuring; the checkpoint says so."""
+    argv = ["-dataset=digits", "-batch_size=64", f"-resume={stopped}", "-opts", *OPTIONS, "MODEL.ATTENTION=fused"]
+    train(argv, cpu)
+    state = load_checkpoint(stopped / "last.pth")
+    assert state["format"] == FORMAT
+    for name, expected in load_file(stopped / "after_25_steps.safetensors").items():
+        part, _, key = name.partition(".")
+        assert torch.allclose(state[part][key], expected, rtol=1e-4, atol=1e-5), name
+    assert "MODEL.ATTENTION" not in (stopped / "log.txt").read_text().partition("options that differ")[2]
+    assert len((stopped / "metrics.csv").read_text().splitlines()) == 2
+
+
+def test_another_attention_is_reported(stopped, cpu):
+    argv = ["-dataset=digits", "-batch_size=64", f"-resume={stopped}", "-opts", *OPTIONS, "TRAIN.MAX_STEPS=4"]
+    train(argv, cpu)
+    assert "MODEL.ATTENTION: fused, now auto" in (stopped / "log.txt").read_text()
+
+
+def test_its_options_file_is_read(stopped):
+    config = parse_command_line([f"-cfg={stopped / 'config.yaml'}"]).config
+    assert config.train.model_ema_decay == 0.9

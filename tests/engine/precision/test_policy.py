@@ -1,0 +1,82 @@
+"""Precision: autocast dtypes, overflow in float16, and one step from gradients to weights."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from configs.schema import Amp
+from engine.precision.policy import Precision
+from engine.training.weight_average import WeightAverage
+
+CPU = torch.device("cpu")
+
+
+def test_fp16_overflow_backs_off_and_recovers():
+    device = torch.device("cpu")
+    precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": "float16"}), device)
+    model = precision.attach(nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    images = torch.full((8, 64), 3.0)
+    for _ in range(16):
+        with precision.autocast():
+            logits = model(images)
+        precision.scaler.scale(logits.float().square().sum()).backward()
+        precision.step(optimizer, max_norm=None, seed=0)
+    skipped = int(precision.scaler.skipped)
+    assert 0 < skipped < 16
+    assert precision.scaler.get_scale() == 2.0 ** (16 - skipped)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, torch.float32), ({"ENABLED": True}, torch.bfloat16), ({"ENABLED": True, "DTYPE": "float16"}, torch.float16)],
+)
+def test_autocast_dtype_on_a_cpu(options, dtype):
+    precision = Precision(Amp.model_validate(options), torch.device("cpu"))
+    with precision.autocast():
+        assert nn.Linear(4, 4)(torch.ones(1, 4)).dtype == dtype
+    assert ("100 times slower" in precision.describe()) == (dtype == torch.float16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_autocast_dtype_on_a_gpu_is_fp16_with_scaling():
+    precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
+    assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1, 1e6])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("options", [{}, {"ENABLED": True, "DTYPE": "float16"}, {"ENABLED": True, "LEVEL": "O2"}])
+def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm):
+    precision = Precision(Amp.model_validate(options), CPU)
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    compute = precision.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    images = torch.randn(3, 8)
+    with precision.autocast():
+        loss = compute(images).float().square().sum()
+    precision.scaler.scale(loss).backward()
+    expected = torch.cat([parameter.grad.float().flatten() for parameter in compute.parameters()]).norm()
+    norm = precision.step(optimizer, max_norm, seed=0)
+    assert norm.item() == pytest.approx(expected.item() / precision.scaler.get_scale(), rel=1e-5)
+    assert all(parameter.grad is None for parameter in (*model.parameters(), *compute.parameters()))
+
+
+def test_a_skipped_step_moves_neither_the_weights_nor_their_average():
+    precision = Precision(Amp(), CPU)
+    torch.manual_seed(0)
+    model = precision.attach(nn.Linear(4, 2))
+    average = WeightAverage(model, decay=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for images, moves in ((torch.ones(1, 4), True), (torch.full((1, 4), math.nan), False), (torch.ones(1, 4), True)):
+        before = [value.clone() for value in (model.weight, average.module.weight)]
+        precision.scaler.scale(model(images).sum()).backward()
+        precision.step(optimizer, None, 0, average)
+        after = model.weight, average.module.weight
+        assert [not torch.equal(*pair) for pair in zip(before, after, strict=True)] == [moves, moves]
+        expected = 0.5 * before[1] + 0.5 * model.weight if moves else before[1]
+        assert torch.allclose(average.module.weight, expected, atol=1e-7)

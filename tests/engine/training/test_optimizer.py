@@ -1,0 +1,60 @@
+"""Parameter groups, optimizers by name, and loaded state."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from configs.schema import Train
+from engine.parallel.strategy import Single
+from engine.training.optimizer import build_optimizer, set_lr
+from utils.errors import UserError
+
+
+def test_no_decay_on_biases_norms_and_tokens():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    optimizer = build_optimizer(model, Train())
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        spared = parameter.ndim <= 1 or name in ("cls_token", "pos_embed")
+        assert (id(parameter) in decayed) != spared, name
+    assert optimizer.defaults["fused"]
+
+
+def test_layer_decay_scales_the_rate():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    optimizer = build_optimizer(model, Train.model_validate({"LAYER_DECAY": 0.5}))
+    set_lr(optimizer, 1.0)
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.125, 0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adam", "lamb"])
+def test_optimizers_by_name(name):
+    model = nn.Linear(3, 2)
+    train = Train.model_validate({"OPTIMIZER": {"NAME": name, "BETAS": (0.8, 0.9), "MOMENTUM": 0.5}})
+    optimizer = build_optimizer(model, train)
+    if name == "SGD":
+        assert optimizer.param_groups[0]["momentum"] == 0.5
+    else:
+        assert tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.9)
+
+
+def test_unknown_optimizer_names_its_neighbour():
+    with pytest.raises(UserError, match=r"unknown optimizer AdamX; did you mean adam"):
+        build_optimizer(nn.Linear(2, 2), Train.model_validate({"OPTIMIZER": {"NAME": "AdamX"}}))
+
+
+def test_loaded_moments_leave_the_options_as_they_are():
+    def optimizer(weight_decay: float) -> torch.optim.Optimizer:
+        return build_optimizer(nn.Linear(3, 2), Train.model_validate({"WEIGHT_DECAY": weight_decay}))
+
+    old, new = optimizer(0.1), optimizer(0.5)
+    for group in old.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    old.step()
+    Single().load_optimizer_state(new, old.state_dict())
+    assert {group["weight_decay"] for group in new.param_groups} == {0.0, 0.5}
+    assert all(
+        torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(*(o.state.values() for o in (old, new)), strict=True)
+    )

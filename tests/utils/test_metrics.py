@@ -1,0 +1,55 @@
+"""Loss, accuracy and gradient norm from sums and counts."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from utils.metrics import MetricSums, to_metrics
+
+
+def test_metric_sums_count_each_sample_once(cpu):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(23, 7), torch.randint(0, 7, (23,))
+    sums = MetricSums(cpu.device)
+    for start in range(0, 24, 6):
+        batch, labels = logits[start : start + 6], targets[start : start + 6]
+        padding = 6 - len(batch)
+        batch, labels = torch.cat([batch, torch.zeros(padding, 7)]), torch.cat([labels, torch.full((padding,), -1)])
+        loss = nn.functional.cross_entropy(batch, labels, reduction="sum", ignore_index=-1)
+        sums.add(loss, batch, labels)
+    metrics = to_metrics(sums.reduced(cpu))
+    top1, top5 = timm.utils.accuracy(logits, targets, topk=(1, 5))
+    assert (metrics.top1, metrics.top5) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
+    assert metrics.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), abs=1e-6)
+    assert metrics.samples == 23
+
+
+def test_fewer_than_five_classes(cpu):
+    sums = MetricSums(cpu.device)
+    sums.add(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]))
+    assert to_metrics(sums.reduced(cpu)).top1 == pytest.approx(200 / 3)
+    assert to_metrics(sums.reduced(cpu)).top5 == 100
+
+
+def test_a_skipped_step_counts_its_samples_only(cpu):
+    """Its loss and gradient norm are not finite; the means are those of the other steps."""
+    sums = MetricSums(cpu.device)
+    logits, targets = torch.eye(3), torch.tensor([0, 1, 0])
+    for loss, norm, skipped in ((6.0, 2.0, 0.0), (math.nan, math.inf, 1.0), (3.0, 4.0, 0.0)):
+        step = MetricSums(cpu.device)
+        step.add(torch.tensor(loss), logits, targets)
+        sums.add_step(step, torch.tensor(norm), torch.tensor(skipped))
+    metrics = to_metrics(sums.reduced(cpu))
+    assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.5, 6, 3, 3.0)
+    assert metrics.top1 == pytest.approx(200 / 3)
+
+
+def test_only_skipped_steps_leave_no_gradient_norm(cpu):
+    sums, step = MetricSums(cpu.device), MetricSums(cpu.device)
+    step.add(torch.tensor(math.nan), torch.eye(3), torch.tensor([0, 1, 0]))
+    sums.add_step(step, torch.tensor(math.nan), torch.tensor(1.0))
+    metrics = to_metrics(sums.reduced(cpu))
+    assert metrics.grad_norm is None and (metrics.samples, metrics.skipped_samples) == (0, 3)
