@@ -193,11 +193,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         verify_checksum(path, required=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    held_bytes = checked_archive_bytes(path)
     try:
+        held_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         backed = all(has_backing_storage(tensor, held_bytes) for tensor in iter_tensors(state))
-    except Exception as error:  # what is sealed but no archive of torch's makes it raise nearly anything
+    except UserError:
+        raise
+    except Exception as error:  # a file with a valid checksum that torch did not write raises almost any type
         raise UserError(f"{path}: is no checkpoint of ours ({type(error).__name__}); take another") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is no checkpoint of format {FORMAT}; resume with the version that wrote it")

@@ -35,6 +35,7 @@ from engine.checkpoint.checkpoint import FORMAT, load_checkpoint
 from models.weights.load import load_pretrained, read_weights
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
+from utils.metrics import NUM_SUMS
 from utils.seeding import derive_seed
 
 ROOT = Path(__file__).parents[2]
@@ -198,7 +199,7 @@ def _checkpoint_examples() -> list[bytes]:
     optimizer.step()
     state = {
         "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
-        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(4),
+        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
         "best": None, "train_seconds": 1.0, "images": 9, "choices": {"attention": "fused"}, "options": "SEED: 0",
     }  # fmt: skip

@@ -13,6 +13,7 @@ from faults.runs import run_faults
 from faults.scene import Scene
 
 from utils.errors import UserError
+from utils.metrics import NUM_SUMS
 
 LIMIT_SECONDS = 60.0  # a busy machine's tests assert no time
 FAULTS = {fault.name: fault for fault in (*input_faults(), *run_faults())}
@@ -85,7 +86,7 @@ def test_kills_and_damage(trained, tmp_path):
 
 def test_a_hash_is_of_all_that_a_run_follows_from(trained, tmp_path):
     state = state_hash(trained / "last.pth")
-    for changes in ({"done_steps": 1}, {"ema": {}}, {"sums": torch.ones(4)}):
+    for changes in ({"done_steps": 1}, {"ema": {}}, {"sums": torch.ones(NUM_SUMS)}):
         path = Scene(tmp_path / next(iter(changes)), trained).edited_checkpoint(**changes)
         assert state_hash(path) != state
 
