@@ -1,0 +1,83 @@
+"""The parts of a training run that benchmarks build: train state, trainer, batches, steps.
+
+Benchmarks build these parts here and in no other file.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from configs.schema import Config
+from datasets.loading.loader import Batch
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.precision.master_weights import MasterWeights
+from engine.precision.policy import Precision
+from engine.progress import EpochProgress
+from engine.training.step import TrainState, train_one_epoch
+from engine.training.trainer import Trainer, build_train_state
+from models.build import build_model
+from utils.distributed import ProcessContext
+from utils.logger import RunLogger
+from utils.metrics import MetricSums
+from utils.status import RunStatus
+
+ENDLESS = 10**6  # samples, batches or steps: more than any benchmark trains
+
+
+def build_state(config: Config, context: ProcessContext) -> TrainState:
+    """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
+    layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
+    return build_train_state(config, context, layout, RunLogger(None, context))
+
+
+def open_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
+    """The trainer of a new run that writes its tables and checkpoints to `folder`."""
+    trainer = Trainer(config, context, folder, RunLogger(None, context), None)
+    trainer.open(RunStatus(folder, context.world_size))
+    return trainer
+
+
+def build_plain_model(config: Config) -> nn.Module:
+    """The fp32 model on the CPU with random weights: to count its parameters and FLOPs."""
+    model, _ = build_model(config.with_model(pretrained=None), torch.device("cpu"))
+    return model
+
+
+def new_progress(state: TrainState, steps: int = ENDLESS, batches: int = ENDLESS) -> EpochProgress:
+    """The start of an epoch of `steps` optimizer steps and `batches` micro-batches."""
+    return EpochProgress(0, steps, batches, MetricSums(state.context.device))
+
+
+def training_loop(
+    state: TrainState,
+    batches: Iterator[Batch],
+    progress: EpochProgress,
+    after_step: Callable[[EpochProgress], None] = lambda _: None,
+) -> Callable[[int], None]:
+    """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
+    return lambda steps: train_one_epoch(state, batches, progress, progress.done_steps + steps, after_step)
+
+
+def optimizer_step(precision: Precision, weights: MasterWeights, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """One optimizer update, from the scaled gradients to the weights of the next forward pass."""
+    weights.copy_grads_to_master()
+    precision.scaler.step(optimizer)
+    precision.scaler.update()
+    optimizer.zero_grad()
+    weights.copy_master_to_model(seed=seed)
+
+
+def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
+    """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
+    data = config.data
+    shape = (data.batch_size, data.image_channels, data.image_size, data.image_size)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Batch(
+            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
+            torch.randint(0, config.model.num_classes, shape[:1], generator=generator).to(context.device),
+        )
+        for _ in range(4)
+    ]
