@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["images", "configs", "pdparams", "weights", "cifar", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(number=st.integers(0, 10**9))
 def test_damaged_inputs_are_read_or_refused(kind, number, tmp_path):
