@@ -70,11 +70,11 @@ def resume_matrix(root: Path) -> dict[str, Any]:
     for workers, ranks, (precision, options) in itertools.product((0, 2), (1, 2), PRECISIONS.items()):
         options = [*RANDOM_OPTIONS, *options, f"DATA.NUM_WORKERS={workers}"]
         if (ranks, precision) not in references:  # independent of the number of workers
-            folder = train(_scene(root / f"reference-{ranks}-{precision}"), ranks, *options)
+            folder = train(new_scene(root / f"reference-{ranks}-{precision}"), ranks, *options)
             references[ranks, precision] = state_hash(folder / "last.pth")
         for stop, step in (("mid-epoch", steps_per_epoch[ranks] + 4), ("epoch end", steps_per_epoch[ranks])):
             name = f"{workers} workers, {ranks} rank(s), {precision}, {stop}"
-            scene = _scene(root / name)
+            scene = new_scene(root / name)
             folder = train(scene, ranks, *options, f"TRAIN.MAX_STEPS={step}")
             train(scene, ranks, *options, flags=(f"-resume={folder}",))
             is_equal = state_hash(folder / "last.pth") == references[ranks, precision]
@@ -85,7 +85,7 @@ def resume_matrix(root: Path) -> dict[str, Any]:
     return {"cases": len(cases), "failures": unequal}
 
 
-def _scene(folder: Path) -> Scene:
+def new_scene(folder: Path) -> Scene:
     folder.mkdir(parents=True)
     return Scene(folder, folder)
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults.endurance import RANDOM_OPTIONS, state_hash, train
+from faults.endurance import RANDOM_OPTIONS, new_scene, state_hash, train
 from faults.runner import MULTI, Running, has_good_checkpoint, marked_processes, start
 from faults.scene import Scene
 
@@ -27,11 +27,11 @@ def soak(root: Path, minutes: float, rng: random.Random) -> dict[str, Any]:
     epochs = _epochs_for(root / "calibration", minutes * 60 / 2)
     options = [*RANDOM_OPTIONS, *_TIMEOUT, "SAVE_FREQ_STEPS=7", "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}"]
     print_progress(f"soak: {epochs} epochs undisturbed")
-    undisturbed = _scene(root / "undisturbed")
+    undisturbed = new_scene(root / "undisturbed")
     growth = _train_undisturbed(undisturbed, options)
     (folder,) = undisturbed.output.glob("train-*")
     expected = state_hash(folder / "last.pth")
-    disturbed = _scene(root / "disturbed")
+    disturbed = new_scene(root / "disturbed")
     kills, failures, starts = _train_with_kills(disturbed, options, minutes * 60, rng)
     (folder,) = disturbed.output.glob("train-*")
     actual = state_hash(folder / "last.pth")
@@ -40,13 +40,8 @@ def soak(root: Path, minutes: float, rng: random.Random) -> dict[str, Any]:
     return {"cases": starts, "kills": kills, "epochs": epochs, "hash": actual, **growth, "failures": failures}
 
 
-def _scene(folder: Path) -> Scene:
-    folder.mkdir(parents=True)
-    return Scene(folder, folder)
-
-
 def _epochs_for(folder: Path, seconds: float) -> int:
-    scene = _scene(folder)
+    scene = new_scene(folder)
     started = time.monotonic()
     train(scene, 2, *RANDOM_OPTIONS, "TRAIN.NUM_EPOCHS=1")
     one = time.monotonic() - started
