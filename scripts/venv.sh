@@ -1,5 +1,5 @@
-# Sourced by the scripts beside it: makes .venv with the given requirement files, or reuses it while they are unchanged.
-# PYTHON chooses the interpreter (3.11 or later).
+# Sourced by the other scripts: installs the given requirement files into .venv, unless they are installed already.
+# PYTHON selects the interpreter (3.11 or later).
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.yaml_io import shorten
 from datasets.sources.arrays import SharedArrays, TextPacker, Texts, shared_arrays, texts_in
 from datasets.sources.stamps import Stamps
 from utils.errors import UserError
@@ -71,7 +72,7 @@ def read_list(file: Path) -> Listing:
     for number, line in enumerate(_lines(file), 1):
         fields = line.strip().rsplit(maxsplit=1)  # a path may hold spaces
         if len(fields) == 1:
-            rows.complain(number, f"{fields[0]!r} is not a path and a label; write both, a space between")
+            rows.complain(number, f"{shorten(fields[0])} is not a path and a label; write both, a space between")
         elif fields:
             rows.add(number, *fields)
     return _numbered(rows)
@@ -287,7 +288,7 @@ class _Rows:
     def add(self, line: int, path: str, target: str) -> None:
         number = self.numbers.setdefault(target, len(self.numbers))
         if path.startswith("/") or "\0" in path or ".." in path.split("/"):
-            self.complain(line, f"path {path!r} leads out of {self.file.parent}; write it relative to it")
+            self.complain(line, f"path {shorten(path)} leads out of {self.file.parent}; write it relative to it")
             return
         if "./" in path or "//" in path:
             path = os.path.normpath(path)
@@ -343,7 +344,7 @@ def _labelled(rows: _Rows, label_of: dict[str, int], class_names: list[str], nou
     numbers, lines = np.frombuffer(rows.targets, np.int32), np.frombuffer(rows.lines, np.int32)
     targets = labels[numbers]
     for place in np.flatnonzero(targets < 0):
-        rows.complain(lines[place], f"{noun} {texts[numbers[place]]!r} {complaint}")
+        rows.complain(lines[place], f"{noun} {shorten(texts[numbers[place]])} {complaint}")
     listing = Listing(
         rows.file.parent,
         class_names,
@@ -371,7 +372,7 @@ def _look_for_repeated(listing: Listing) -> None:
         repeated.append(lines[place])
         if targets[first] != targets[place]:
             listing.findings.append(
-                f"{listing.file}:{lines[place]}: {paths[place]!r} has label {targets[place]}, but in line "
+                f"{listing.file}:{lines[place]}: {shorten(paths[place])} has label {targets[place]}, but in line "
                 f"{lines[first]} label {targets[first]}; remove the wrong one"
             )
     if repeated:

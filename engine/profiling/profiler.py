@@ -3,20 +3,17 @@
 import gzip
 import json
 import os
-from collections.abc import Iterator
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from datasets.loading.loader import Batch
 from engine.profiling.advice import Op, Profile, has_fast_half_precision
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
-from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes
+from engine.training.endless import EndlessTraining
 from engine.training.state import Run
-from engine.training.step import train_steps
 from utils.device import device_name, synchronize, timed
 from utils.torch_compat import is_compiled
 
@@ -36,59 +33,23 @@ def profile_run(run: Run, model_name: str) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         with _profiler(context.device):  # its first start is slow: later, loading workers would read ahead during it
             pass
-    session = _Session(run)
-    session.train(_WARMUP_STEPS)
-    session.use_prefetched_batches()
-    images_before = session.images
-    seconds = timed(lambda: session.train(_TIMED_STEPS), context.device)
-    images_per_second = (session.images - images_before) / seconds
+    batches = run.batches.iterate(0, 0, _ENDLESS)
+    training = EndlessTraining(run, batches)
+    training.train(_WARMUP_STEPS)
+    for _ in range(run.batches.prefetched_batches):
+        next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps
+    images_before = training.images
+    seconds = timed(lambda: training.train(_TIMED_STEPS), context.device)
+    images_per_second = (training.images - images_before) / seconds
     memory = peak_memory_bytes(context.device)
     if context.is_main:
         with _profiler(context.device) as profiler, record_function(WINDOW):
-            session.train(_PROFILED_STEPS)
+            training.train(_PROFILED_STEPS)
             synchronize(context.device)
         _write(run, model_name, profiler, images_per_second, memory)
     else:
-        session.train(_PROFILED_STEPS)
+        training.train(_PROFILED_STEPS)
     run.reporter.close()
-
-
-class _Session:
-    """Training without an end, evaluations or checkpoints."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.progress = run.new_progress(epoch=0)
-        self.batches: Iterator[Batch] = run.batches.iterate(0, 0, _ENDLESS)
-        run.reporter.start(0, 0)
-
-    @property
-    def images(self) -> int:
-        """Trained on so far, over all ranks."""
-        progress = self.progress
-        batches = progress.epoch * progress.batches + progress.done_batches(self.run.state.accum_iter)
-        return batches * self.run.layout.batch_size
-
-    def train(self, steps: int) -> None:
-        """Trains for `steps` steps, through as many epochs as they take."""
-        run = self.run
-        while steps:
-            if self.progress.done_steps == self.progress.steps:
-                self.progress = run.new_progress(self.progress.epoch + 1)
-            progress = self.progress
-            if progress.done_steps == 0:
-                run.reporter.start_epoch(progress)
-            stop_step = min(progress.steps, progress.done_steps + steps)
-            steps -= stop_step - progress.done_steps
-            train_steps(run.state, self.batches, progress, stop_step, run.context, self._after_step)
-
-    def _after_step(self, progress: EpochProgress) -> None:
-        self.run.reporter.after_step(progress)
-
-    def use_prefetched_batches(self) -> None:
-        """Discards the batches that were loaded ahead; otherwise slow loading would not show in so few steps."""
-        for _ in range(self.run.batches.prefetched_batches):
-            next(self.batches)
 
 
 def _profiler(device: torch.device) -> profile:

@@ -47,8 +47,7 @@ class Trainer:
         Returns:
             The content of `result.json`: best top-1 and top-5 in percent, the checkpoint's path, speed and memory.
         """
-        self.reporter.start(self.progress.epoch, self.progress.step)
-        self._start_clock()
+        self.start()
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
@@ -59,10 +58,15 @@ class Trainer:
             except Interrupted as signal:
                 self.interrupted = signal
                 self._save()
-            self._wait_until_saved()
+            self.wait_until_saved()
         result = self._result()
         self.reporter.finish(result)
         return result
+
+    def start(self) -> None:
+        """Opens the tables."""
+        self.reporter.start(self.progress.epoch, self.progress.step)
+        self._start_clock()
 
     def _batches(self) -> Iterator[Batch]:
         """From the current position to the end of the last epoch."""
@@ -78,7 +82,7 @@ class Trainer:
         self.reporter.start_epoch(progress)
         self._start_clock()
         try:
-            train_steps(self.run.state, batches, progress, stop_step, self.context, self._after_step)
+            train_steps(self.run.state, batches, progress, stop_step, self.context, self.after_step)
         except NonFiniteGradients as error:
             self._abort(error)
         if progress.done_steps < progress.steps:
@@ -98,7 +102,8 @@ class Trainer:
         self.reporter.draw()
         return not ends
 
-    def _after_step(self, progress: EpochProgress) -> None:
+    def after_step(self, progress: EpochProgress) -> None:
+        """Reports the step, and saves if a checkpoint is due; called on every rank."""
         seconds = self.position.clock.lap(self._images_done())
         if self._will_compile:
             self._will_compile = False
@@ -141,7 +146,7 @@ class Trainer:
         self.reporter.stop(self.progress)
         self.run.state.precision.scaler.restart()
         self._save()
-        self._wait_until_saved()
+        self.wait_until_saved()
         broadcast_object(None, self.context)  # a rank that raises ends the others, so the checkpoint must be complete
         raise NonFiniteGradients(f"{error} The last good weights are in {self.run.folder / LAST}") from None
 
@@ -155,7 +160,7 @@ class Trainer:
             at_epoch_end = content["done_steps"] == 0 and self.plan.is_due(epoch, self.plan.save_freq)
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
 
-    def _wait_until_saved(self) -> None:
+    def wait_until_saved(self) -> None:
         if self.writer:
             self.writer.wait()
 

@@ -1,12 +1,12 @@
-"""What mixed precision does to a model: one real forward and backward pass of a run's next batch, looked at closely.
+"""Reports the effects of mixed precision on a model, from one forward and backward pass on a run's next batch.
 
     python scripts/amp_report/report.py -cfg=configs/vit_digits.yaml -amp -json report.json
-    python scripts/amp_report/report.py -cfg=output/.../config.yaml -resume=output/...         (a run on its way)
-    torchrun --nproc_per_node=2 scripts/amp_report/report.py -cfg=...                          (rank 0's part of it)
+    python scripts/amp_report/report.py -cfg=output/.../config.yaml -resume=output/...         (a run in progress)
+    torchrun --nproc_per_node=2 scripts/amp_report/report.py -cfg=...                          (reports on rank 0)
 
-prints which ops ran how often in which type and where; for each block the largest activation against float16's maximum
-and the share of gradients that would underflow in float16, without and with the present loss scale (both from a pass in
-fp32); and where the first inf or NaN arises, if one does. With `-compiled` the ops are those of the compiled model.
+Prints the number, dtype and modules of each op; for each block the largest activation, compared with the maximum of
+float16, and the share of gradients that underflow in float16, without and with the current loss scale (both from a pass
+in fp32); and the first module that produces inf or NaN. With `-compiled` it reports the ops of the compiled model.
 """
 
 import io
@@ -27,45 +27,47 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Config
-from engine.checkpoint.checkpoint import find_checkpoint
+from engine.commands.open_run import find_on_all_ranks
 from engine.precision.non_finite import block_of, first_non_finite
 from engine.precision.op_lists import OPS
-from engine.training.step import micro_step_pass
-from engine.training.trainer import Trainer
+from engine.training.build import build_run
+from engine.training.snapshot import restore
+from engine.training.step import forward_backward
 from models.build import set_training
 from scripts.amp_report.inspection import (
-    COMPOSED,
+    COMPOSITE_OPS,
     FP16_MAX,
     OpRecorder,
     activation_peaks,
     gradient_underflow,
     listed_name,
 )
-from scripts.benchmarks.common import add_flag, flag_parser, markdown_table, split_flags, write_json
+from scripts.benchmarks.common import add_flag, flag_parser, split_flags, write_json
 from utils.distributed import ProcessContext, process_group, single_process
 from utils.errors import run_and_report_errors
 from utils.logger import RunLogger
+from utils.tables import markdown_table
 
-SCRIPT = "amp_report.py"
+SCRIPT = "amp_report/report.py"
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser(SCRIPT, "What mixed precision does to a model, seen in one training pass.")
-    add_flag(parser, "compiled", action="store_true", help="look at the model as torch.compile runs it")
+    parser = flag_parser(SCRIPT, "Reports the effects of mixed precision on a model, from one training pass.")
+    add_flag(parser, "compiled", action="store_true", help="report the ops of the compiled model")
     flags, rest = split_flags(parser, argv)
     config = parse_command_line(rest, SCRIPT).config
     with process_group() if detect_launcher() else nullcontext(single_process()) as context:
-        found = inspect(config, context, flags.compiled)
+        report = inspect(config, context, flags.compiled)
         if context.is_main:
-            print(*texts(found), sep="\n\n")
-            write_json(flags.json, found)
+            print(*texts(report), sep="\n\n")
+            write_json(flags.json, report)
     return 0
 
 
 def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str, Any]:
-    """All that the report tells; every rank must call it."""
+    """The content of the report. Every rank must call it."""
     run_pass = NextPass(config, context)
-    precision, model = run_pass.learner.precision, run_pass.learner.weights.computing
+    precision, model = run_pass.precision, run_pass.compute_model
     recorder, origin = OpRecorder(model), None
     if compiled:
         model.compile(backend=recorder.backend)
@@ -74,9 +76,9 @@ def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str
         with recorder:
             run_pass()
         origin = first_non_finite(model, run_pass)
-    scale = precision.scaler.get_scale() if precision.scales else config.amp.init_loss_scaling
+    scale = precision.scaler.get_scale() if precision.scales_loss else config.amp.init_loss_scaling
     paths = [path for path, _ in model.named_modules()]
-    del run_pass, model, recorder.model  # the next pass has a model of its own
+    del run_pass, model, recorder.model  # frees memory for the model of the fp32 pass
     return {
         "precision": precision.describe(),
         "batch_size": config.data.batch_size,
@@ -85,49 +87,50 @@ def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str
         "ops": op_table(recorder, paths),
         "never_ran": never_ran(recorder, config.amp),
         "first_non_finite": None if origin is None else str(origin),
-        "blocks": in_fp32(config, context, scale),
+        "blocks": inspect_in_fp32(config, context, scale),
     }
 
 
-def in_fp32(config: Config, context: ProcessContext, scale: float) -> list[dict[str, Any]]:
-    """The table of the blocks: what the same pass gives where nothing overflows or underflows."""
-    with redirect_stdout(io.StringIO()):  # what the log says is said already
+def inspect_in_fp32(config: Config, context: ProcessContext, scale: float) -> list[dict[str, Any]]:
+    """The rows of the blocks, from the same pass in fp32, in which nothing overflows or underflows."""
+    with redirect_stdout(io.StringIO()):  # the first pass has printed these log lines
         run_pass = NextPass(config.model_copy(update={"amp": Amp()}), context)
-    model = run_pass.learner.weights.full
-    recorder = OpRecorder(model)
+    recorder = OpRecorder(run_pass.compute_model)
     with recorder:
         run_pass()
-    return block_table(recorder, model, scale)
+    return block_table(recorder, run_pass.compute_model, scale)
 
 
 def never_ran(recorder: OpRecorder, amp: Amp) -> list[str]:
-    """Listed ops that the pass had none of: softmax, where it is part of a fused attention."""
+    """Listed ops that the pass did not run, such as softmax inside a fused attention."""
     ran = {listed_name(run.op) for run in recorder.counts}
-    return [op for op in (*amp.custom_black_list, *amp.custom_white_list) if op in {*OPS} - COMPOSED - ran]
+    return [op for op in (*amp.custom_black_list, *amp.custom_white_list) if op in {*OPS} - COMPOSITE_OPS - ran]
 
 
 class NextPass:
-    """The forward and backward pass of the batch that the run would take next; it can be repeated."""
+    """The forward and backward pass on the next batch of a run; a call runs it, and can be repeated."""
 
     def __init__(self, config: Config, context: ProcessContext) -> None:
-        found = find_checkpoint(config.model.resume, Path(config.save)) if config.model.resume else None
+        found = find_on_all_ranks(config, context)
         if found:
             config = config.with_model(pretrained=None)
-        config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})  # see inspect
-        state = found.state if found else None
-        trainer = Trainer(config, context, Path(config.save), RunLogger(None, context), state)
-        self.learner, self.step = trainer.learner, trainer.progress.step
-        self.window = trainer.progress.window(config.train.accum_iter)
-        self.batch = next(trainer.batches())
-        set_training(self.learner.weights.computing, config.model.freeze_backbone)
+        # `inspect` compiles the model with the recorder's own backend.
+        config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
+        run = build_run(config, context, found.path.parent if found else Path(config.save), RunLogger(None, context))
+        progress = restore(run, found.state if found else None).progress
+        self.state, self.step, self.window = run.state, progress.step, progress.window(run.state.accum_iter)
+        self.precision, self.compute_model = run.state.precision, run.state.precision.weights.compute
+        done_batches = progress.done_batches(run.state.accum_iter)
+        self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
+        set_training(self.compute_model, run.state.freeze_backbone)
 
     def __call__(self) -> None:
-        self.learner.weights.computing.zero_grad()
-        micro_step_pass(self.learner, self.batch, self.step, 0, self.window)
+        self.compute_model.zero_grad()
+        forward_backward(self.state, self.batch, self.step, 0, self.window)
 
 
 def op_table(recorder: OpRecorder, paths: list[str]) -> list[dict[str, Any]]:
-    """A row for each op and type, the busiest first."""
+    """A row for each op and dtype, the most frequent first."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run, count in recorder.counts.items():
         name = listed_name(run.op) if listed_name(run.op) in OPS else ""
@@ -141,30 +144,30 @@ def op_table(recorder: OpRecorder, paths: list[str]) -> list[dict[str, Any]]:
 
 
 def summary(modules: list[str], paths: list[str]) -> str:
-    """Modules alike in all but a number in one word: `blocks.*.attn` where all are meant, `blocks.0,11.attn` else."""
-    numbers_of, known = _by_pattern(modules), _by_pattern(paths)
+    """Joins modules that differ in one number: `blocks.*.attn` for all blocks, `blocks.0,11.attn` for some of them."""
+    numbers_of, all_numbers_of = _by_pattern(modules), _by_pattern(paths)
     words = []
     for pattern, numbers in sorted(numbers_of.items()):
-        everywhere = numbers == known.get(pattern)
+        everywhere = numbers == all_numbers_of.get(pattern)
         words.append(pattern if everywhere else pattern.replace("*", ",".join(map(str, sorted(numbers))), 1))
     return " ".join(word or "(outside)" for word in words)
 
 
 def _by_pattern(paths: list[str]) -> dict[str, set[int]]:
-    """The first number of each path, by what the path is without it."""
-    found = defaultdict(set)
+    """Replaces the first number of each path by `*`: 'blocks.3.attn' -> {'blocks.*.attn': {3}}."""
+    numbers_of = defaultdict(set)
     for path in paths:
         parts = path.split(".")
-        place = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
-        if place is None:
-            found[path] = set()
+        index = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+        if index is None:
+            numbers_of[path] = set()
         else:
-            found[".".join([*parts[:place], "*", *parts[place + 1 :]])].add(int(parts[place]))
-    return found
+            numbers_of[".".join([*parts[:index], "*", *parts[index + 1 :]])].add(int(parts[index]))
+    return numbers_of
 
 
 def block_table(recorder: OpRecorder, model: nn.Module, scale: float) -> list[dict[str, Any]]:
-    """A row for each block, in the model's order."""
+    """A row for each block, in the order of the model."""
     peaks, underflow = activation_peaks(recorder.peaks), gradient_underflow(model, scale)
     blocks = dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path)
     return [
@@ -180,13 +183,13 @@ def block_table(recorder: OpRecorder, model: nn.Module, scale: float) -> list[di
     ]
 
 
-def texts(found: dict[str, Any]) -> list[str]:
+def texts(report: dict[str, Any]) -> list[str]:
     """The report in Markdown."""
     ops = [
         [row["op"], row["listed_as"], row["type"], str(row["forward"]), str(row["backward"]), row["where"]]
-        for row in found["ops"]
+        for row in report["ops"]
     ]
-    scale = f"with loss scale {found['loss_scale']:g}"
+    scale = f"with loss scale {report['loss_scale']:g}"
     blocks = [
         [
             row["block"],
@@ -196,21 +199,21 @@ def texts(found: dict[str, Any]) -> list[str]:
             _number(row["underflow_unscaled"], "{:.2%}"),
             _number(row["underflow_scaled"], "{:.2%}"),
         ]
-        for row in found["blocks"]
+        for row in report["blocks"]
     ]
     block_header = ["block", "largest activation", "/ float16's maximum", "where", "underflow, unscaled", scale]
     parts = [
-        f"{found['precision']}; batch size {found['batch_size']}{'; compiled' if found['compiled'] else ''}",
-        "Ops of a training pass (the optimizer's are in fp32 always):",
-        markdown_table(["op", "in the lists", "type of its result", "forward", "backward", "modules"], ops),
-        "Range, from a pass in fp32. Underflow: the share of the gradients of a block's parameters, of those not 0, "
-        "that float16 rounds to 0. (A new ViT's head of zeros passes no gradient on; see a run on its way.)",
+        f"{report['precision']}; batch size {report['batch_size']}{'; compiled' if report['compiled'] else ''}",
+        "Ops of a training pass (the optimizer always computes in fp32):",
+        markdown_table(["op", "in the lists", "dtype of its result", "forward", "backward", "modules"], ops),
+        "Range, from a pass in fp32. Underflow: the share of a block's non-zero parameter gradients that float16 "
+        "rounds to 0. (The zero-initialized head of a new ViT passes no gradient to the blocks: use a trained model.)",
         markdown_table(block_header, blocks),
     ]
-    if found["never_ran"]:
-        parts.append(f"Listed, but never run as an op of its own: {', '.join(found['never_ran'])}.")
-    if not found["compiled"]:
-        parts.append(f"First inf or NaN: {found['first_non_finite'] or 'none'}.")
+    if report["never_ran"]:
+        parts.append(f"Listed, but not run as a separate op: {', '.join(report['never_ran'])}.")
+    if not report["compiled"]:
+        parts.append(f"First inf or NaN: {report['first_non_finite'] or 'none'}.")
     return parts
 
 

@@ -1,9 +1,9 @@
-"""Whether steps become slower, or the process larger, the longer a run lasts.
+"""Measures whether the step time or the process's memory grows during a long run.
 
     python scripts/benchmarks/benchmark_growth.py -cfg=configs/vit_digits.yaml -amp -steps 10000
 
-The training loop as a run has it, on ready batches: it logs, heeds signals, keeps its tables and saves when it is time.
-A row for each tenth of the steps; what the first takes to warm up is not judged.
+Runs the training loop of a real run on ready batches: it logs, handles signals, writes its tables and saves. Prints a
+row for each tenth of the steps. Growth is the last tenth over the second tenth; the first tenth is warm-up.
 """
 
 import gc
@@ -19,30 +19,28 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from engine.training.trainer import Trainer
+from engine.training.endless import EndlessTraining
 from scripts.benchmarks.common import (
     add_flag,
     environment,
     environment_line,
     flag_parser,
-    markdown_table,
     positive,
-    ready_batches,
     split_flags,
     write_json,
 )
+from scripts.benchmarks.training_parts import build_new_run, ready_batches
 from utils.device import keep_freed_memory
 from utils.distributed import single_process
 from utils.errors import run_and_report_errors
-from utils.logger import RunLogger
-from utils.status import RunStatus
+from utils.tables import markdown_table
 
-SCRIPT = "benchmark_growth.py"
+SCRIPT = "benchmarks/benchmark_growth.py"
 PARTS = 10
 
 
 class Part(NamedTuple):
-    """Of a tenth of the steps: their median time; and at its end the process's memory and Python's live objects."""
+    """A tenth of the steps: median step time; resident memory and live Python objects at its end."""
 
     seconds_per_step: float
     memory_bytes: int
@@ -50,40 +48,37 @@ class Part(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser(SCRIPT, "Whether steps become slower, or the process larger, the longer a run lasts.")
-    add_flag(parser, "steps", type=positive, default=10_000, metavar="N", help="in all (default: 10000)")
+    parser = flag_parser(SCRIPT, "Measures whether the step time or the memory grows during a long run.")
+    add_flag(parser, "steps", type=positive, default=10_000, metavar="N", help="total steps (default: 10000)")
     flags, rest = split_flags(parser, argv)
     config = parse_command_line(rest).config
     context = single_process()
     with TemporaryDirectory() as folder:
-        trainer = Trainer(config, context, Path(folder), RunLogger(None, context), None)
-        trainer.open(RunStatus(Path(folder), context.world_size))
-        batches = cycle(ready_batches(config, context))
-        parts = [measured(trainer, batches, max(flags.steps // PARTS, 1)) for _ in range(PARTS)]
-        trainer.reporter.close()
-        trainer.wait_until_saved()
-    found = environment(SCRIPT, argv, config)
-    print(environment_line(found), end="\n\n")
-    print(table(parts, flags.steps), end="\n\n")
+        run = build_new_run(config, context, Path(folder))
+        training = EndlessTraining(run, cycle(ready_batches(config, context)))
+        parts = [measure_part(training, max(flags.steps // PARTS, 1)) for _ in range(PARTS)]
+        run.reporter.close()
+    measured_on = environment(SCRIPT, argv, config)
     figures = growth(parts)
+    print(environment_line(measured_on), table(parts, flags.steps), sep="\n\n", end="\n\n")
     print(", ".join(f"{name}: {value:.3f}" for name, value in figures.items()))
-    write_json(flags.json, figures | {"parts": [part._asdict() for part in parts], "environment": found})
+    write_json(flags.json, figures | {"parts": [part._asdict() for part in parts], "environment": measured_on})
     return 0
 
 
-def measured(trainer: Trainer, batches: cycle, steps: int) -> Part:
+def measure_part(training: EndlessTraining, steps: int) -> Part:
     seconds = []
     for _ in range(steps):
-        began = time.perf_counter()
-        trainer.train_steps(batches, 1)
-        seconds.append(time.perf_counter() - began)
+        started = time.perf_counter()
+        training.train(steps=1)
+        seconds.append(time.perf_counter() - started)
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Part(statistics.median(seconds), pages * os.sysconf("SC_PAGESIZE"), len(gc.get_objects()))
 
 
 def growth(parts: list[Part]) -> dict[str, float]:
-    """The last tenth over the second."""
+    """The last part over the second."""
     early, late = parts[1], parts[-1]
     return {f"growth of {name}": getattr(late, name) / getattr(early, name) for name in Part._fields}
 
@@ -98,9 +93,9 @@ def table(parts: list[Part], steps: int) -> str:
         ]
         for number, part in enumerate(parts, 1)
     ]
-    return markdown_table(["steps", "ms a step", "memory (MB)", "live objects"], rows)
+    return markdown_table(["steps", "ms per step", "memory (MB)", "live objects"], rows)
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as a run does
+    keep_freed_memory()  # as the entry scripts do
     sys.exit(run_and_report_errors(main, sys.argv[1:]))

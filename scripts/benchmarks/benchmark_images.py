@@ -1,4 +1,4 @@
-"""JPEGs for the benchmarks: photographs with grain, so that they weigh what photographs of their size do."""
+"""JPEGs for the benchmarks: crops of photographs, with noise that gives them the file size of real photographs."""
 
 import io
 import random
@@ -15,37 +15,37 @@ from utils.errors import UserError
 CLASSES = 8
 QUALITY = 90
 _ENDINGS = (".jpg", ".jpeg")
-_STRONGEST_GRAIN = 80.0  # standard deviation, of 255
+_MAX_NOISE = 80.0  # standard deviation, on a scale of 255
 
 
 def make_images(folder: Path, size: tuple[int, int], count: int, mean_bytes: int) -> None:
-    """Writes `count` different JPEGs of `size` (width, height) in class folders; each weighs about `mean_bytes`."""
-    rng, noise = random.Random(0), np.random.default_rng(0)
+    """Writes `count` different JPEGs of `size` (width, height) to class folders; their mean size is `mean_bytes`."""
+    rng, noise_rng = random.Random(0), np.random.default_rng(0)
     scenes = class_scenes(CLASSES)
-    strength = _grain_strength([random_crop(scene, size, rng) for scene in scenes[:3]], mean_bytes)
+    strength = _noise_strength([random_crop(scene, size, rng) for scene in scenes[:3]], mean_bytes)
     for number in range(count):
         label = number % CLASSES
         parent = folder / class_name(label)
         parent.mkdir(parents=True, exist_ok=True)
-        picture = with_grain(random_crop(scenes[label], size, rng), strength, noise)
+        picture = add_noise(random_crop(scenes[label], size, rng), strength, noise_rng)
         (parent / f"{number:08d}.jpg").write_bytes(encoded(picture))
 
 
-def _grain_strength(pictures: list[Image.Image], mean_bytes: int) -> float:
-    """That with which the pictures weigh `mean_bytes` on average, to a few percent; 0 where they do without it."""
-    low, high = 0.0, _STRONGEST_GRAIN
+def _noise_strength(pictures: list[Image.Image], mean_bytes: int) -> float:
+    """The noise at which the mean file size is `mean_bytes`, to a few percent; 0 if no noise is needed."""
+    low, high = 0.0, _MAX_NOISE
     for _ in range(7):
         middle = (low + high) / 2
-        noise = np.random.default_rng(0)
-        weight = sum(len(encoded(with_grain(picture, middle, noise))) for picture in pictures) / len(pictures)
-        low, high = (middle, high) if weight < mean_bytes else (low, middle)
+        noise_rng = np.random.default_rng(0)
+        size = sum(len(encoded(add_noise(picture, middle, noise_rng))) for picture in pictures) / len(pictures)
+        low, high = (middle, high) if size < mean_bytes else (low, middle)
     return low
 
 
-def with_grain(picture: Image.Image, strength: float, noise: np.random.Generator) -> Image.Image:
-    """The RGB picture with noise in its brightness, of a standard deviation of `strength` (of 255)."""
-    grain = strength * noise.standard_normal((picture.height, picture.width, 1), dtype=np.float32)
-    return Image.fromarray(np.clip(np.asarray(picture) + grain, 0, 255).astype(np.uint8))
+def add_noise(picture: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
+    """Adds Gaussian noise to the brightness of an RGB picture; `strength` is its standard deviation (of 255)."""
+    noise = strength * rng.standard_normal((picture.height, picture.width, 1), dtype=np.float32)
+    return Image.fromarray(np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8))
 
 
 def encoded(picture: Image.Image) -> bytes:
@@ -55,31 +55,30 @@ def encoded(picture: Image.Image) -> bytes:
 
 
 def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
-    """Makes of class folders of JPEGs a data set of so many training `entries`, by links that name each image in turn.
+    """Makes a data set of `entries` training images from class folders of JPEGs, as links that repeat the images.
 
-    An epoch is then as long as is wanted: loaders that stop for a moment between epochs do not do so all the time. One
-    image of each class is for validation.
+    With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
 
     Args:
-        images: holds a folder per class, itself or in `train`.
-        folder: where `train` and `val` are made.
+        images: has a folder per class, directly or in `train`.
+        folder: gets `train` and `val`.
 
     Returns:
-        the different images, in their order.
+        The different images, in order.
 
     Raises:
-        UserError: `images` holds no two classes of JPEGs.
+        UserError: `images` has fewer than two class folders with JPEGs.
     """
     root = images / "train" if (images / "train").is_dir() else images
     classes = {folder.name: files for folder in _folders(root) if (files := _jpegs_below(folder))}
     if len(classes) < 2:
         raise UserError(
-            f"{images}: holds no two folders of JPEGs ({' '.join(_ENDINGS)}); name a folder of class folders"
+            f"{images}: has fewer than two folders of JPEGs ({' '.join(_ENDINGS)}); name a folder of class folders"
         )
     for split, count in (("train", entries), ("val", len(classes))):
         for name in classes:
             (folder / split / name).mkdir(parents=True)
-        for number, (name, image) in enumerate(islice(_in_turn(classes), count)):
+        for number, (name, image) in enumerate(islice(_alternate_classes(classes), count)):
             (folder / split / name / f"{number:08d}.jpg").symlink_to(image)
     return [image for files in classes.values() for image in files]
 
@@ -92,8 +91,8 @@ def _jpegs_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.resolve().rglob("*") if path.suffix.lower() in _ENDINGS)
 
 
-def _in_turn(classes: dict[str, list[Path]]) -> Iterator[tuple[str, Path]]:
-    """Without end: an image of each class, then the next of each."""
+def _alternate_classes(classes: dict[str, list[Path]]) -> Iterator[tuple[str, Path]]:
+    """Endless: the first image of each class, then the second of each class, and so on."""
     streams = {name: cycle(files) for name, files in classes.items()}
     while True:
         for name, stream in streams.items():

@@ -1,25 +1,24 @@
-"""Training through the real entry point, against a bare loop of the same model and against timm's train.py.
+"""Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
 
-Without flags of main_single_gpu.py it trains configs/vit_tiny_patch16_224.yaml at batch 32 with -amp, and without the
-recipe's dropout, which timm's train.py has none of by default. The programs:
+By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
+train.py has no dropout by default. The programs:
 
-- `jpeg`: main_single_gpu.py with its loader on JPEGs, made by the script or those of `-data FOLDER`;
-- `ready`: main_single_gpu.py on noise in memory, uncropped (`-dataset=fake`);
-- `bare`: forward, loss, backward, clipping and AdamW, on tensors that are ready (benchmark_loop.py);
-- `timm`: timm's train.py on the same JPEGs with the same model, batch, workers, precision, optimizer and drop rates;
+- `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on those of `-data FOLDER`;
+- `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
+- `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors (benchmark_loop.py);
+- `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
-Each is started once, in processes of its own, and they take turns, backwards in every second round: while one goes on
-the others stand still (SIGSTOP), so that a machine's drift falls on all. Of a turn the first steps, up to a line in
-the log, are not timed, nor are the first `-warmup` steps of all. The seconds of the next `-steps` are taken by the
-clock here, between the arrivals of two lines of the program's log. What that log makes of the same steps stands
-beside; timm's gives averages since its start, in few digits. A ratio is the median of those within the rounds.
+Each program starts once, in its own processes. The programs take turns; the order is reversed in every second round.
+While one program runs, the others are paused by SIGSTOP, so that changes of the machine's speed affect all equally.
+The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. The next `-steps` steps are
+timed by the clock of this script, between the arrivals of two log lines. A second column shows the speed that the
+program logs itself. A ratio is the median of the ratios within the rounds.
 """
 
 import argparse
-import os
 import re
 import statistics
 import sys
@@ -30,16 +29,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.telemetry.reporter import peak_memory_bytes
-from engine.training.trainer import build_train_state
-from models.build import build_model
 from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (
@@ -48,26 +42,26 @@ from scripts.benchmarks.common import (
     environment_line,
     flag_parser,
     interleaved,
-    markdown_table,
+    median_and_range,
     positive,
-    ready_batches,
+    print_progress,
     split_flags,
-    spread,
-    tell,
-    timed,
     write_json,
 )
-from scripts.benchmarks.programs import Failed, OurLog, PlainLog, Program, TimmLog, Window
+from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window
+from scripts.benchmarks.timm_command import check_comparable, timm_flags
+from scripts.benchmarks.training_parts import build_plain_model, build_state, ready_batches
+from utils.device import timed
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, did_you_mean, run_and_report_errors
-from utils.logger import RunLogger
+from utils.tables import markdown_table
 
-SCRIPT = "benchmark_train.py"
+SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp", *NO_DROPOUT]
 PROGRAMS = ("jpeg", "ready", "bare", "timm", "timm_explicit")
 RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
-IMAGES = 256  # different ones
+IMAGES = 256  # different JPEGs
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
 
 
@@ -84,32 +78,33 @@ def main(argv: list[str]) -> int:
             images = flags.data or Path(folder) / "images"
             if not flags.data:
                 make_images(images, (500, 375), IMAGES, mean_bytes=106_000)
-            link_images(images, data, entries=most_steps(flags) * config.data.batch_size)
-        answers = measure({name: program(name, rest, config, flags, Path(folder)) for name in names}, config, flags)
-    figures = {name: program_figures(windows, config.data.batch_size) for name, windows in answers.items()}
+            link_images(images, data, entries=max_steps(flags) * config.data.batch_size)
+        programs = {name: build_program(name, rest, config, flags, Path(folder)) for name in names}
+        results = measure(programs, config, flags)
+    figures = {name: program_figures(windows, config.data.batch_size) for name, windows in results.items()}
     ratios = speed_ratios(figures)
-    found = environment(SCRIPT, argv, config)
-    print(environment_line(found), *texts(figures, ratios, flags), sep="\n\n")
-    write_json(flags.json, {"environment": found, "programs": figures, "ratios": ratios})
+    measured_on = environment(SCRIPT, argv, config)
+    print(environment_line(measured_on), *texts(figures, ratios, flags), sep="\n\n")
+    write_json(flags.json, {"environment": measured_on, "programs": figures, "ratios": ratios})
     return 0 if any("failed" not in one for one in figures.values()) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Training through the entry point, against a bare loop and timm's train.py.")
-    add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm, to compare with")
+    parser = flag_parser(SCRIPT, "Compares training through the entry script with a bare loop and timm's train.py.")
+    add_flag(parser, "timm_train", type=Path, metavar="PATH", help="train.py of a checkout of timm")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "programs", metavar="A,B", help=f"of {', '.join(PROGRAMS)} (default: all that can run here)")
     add_flag(parser, "rounds", type=positive, default=6, metavar="N", help="turns of each program (default: 6)")
-    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="first steps, never timed (default: 8)")
-    add_flag(parser, "steps", type=positive, default=12, metavar="N", help="steps timed in each turn (default: 12)")
+    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="first steps, not timed (default: 8)")
+    add_flag(parser, "steps", type=positive, default=12, metavar="N", help="timed steps per turn (default: 12)")
     add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
-    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds for one turn (default: 600)")
-    add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # be the bare loop
+    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
+    add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
 
 
 def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
-    """Those to run. Raises UserError for flags and options that make no comparison."""
+    """The programs to run. Raises UserError for flags and options that cannot be compared."""
     if flags.programs:
         names = list(dict.fromkeys(flags.programs.split(",")))
     else:
@@ -123,7 +118,7 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
         if name.startswith("timm"):
             if flags.timm_train is None:
                 raise UserError(f"-programs {name}: needs -timm_train PATH, the train.py of a checkout of timm")
-            _refuse_what_timm_has_not(config)
+            check_comparable(config)
     if flags.timm_train and not flags.timm_train.is_file():
         raise UserError(f"-timm_train {flags.timm_train}: no such file; name the train.py of a checkout of timm")
     for name in ("warmup", "steps"):
@@ -131,32 +126,21 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
             raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
     train = config.train
     if train.accum_iter != 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha or config.amp.level != "O1":
-        raise UserError("the bare loop has no ACCUM_ITER, MODEL_EMA, mixup, CutMix or O2; leave them out")
+        raise UserError("ACCUM_ITER, MODEL_EMA, mixup, CutMix, O2: the bare loop does not support them; remove them")
     return names
 
 
-def _refuse_what_timm_has_not(config: Config) -> None:
-    from timm import is_model
-
-    if not is_model(config.model.name):
-        raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of that name to compare with")
-    if config.model.freeze_backbone or config.train.layer_decay:
-        raise UserError("FREEZE_BACKBONE, LAYER_DECAY: are not compared with timm's; leave them out")
-
-
-def most_steps(flags: argparse.Namespace) -> int:
-    """That a program may do in all its turns; an epoch holds as many, so that none ends in one."""
+def max_steps(flags: argparse.Namespace) -> int:
+    """Upper bound of the steps of a program in all its turns. An epoch is at least as long."""
     return flags.warmup + flags.rounds * (flags.steps + 2 * flags.interval)
 
 
-# The programs
+# Programs
 
 
-def program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
-    # What is kept of a folder of images goes with it; what is measured once is measured once here.
-    kept = {"AMPVIT_CACHE": os.environ.get("AMPVIT_CACHE", str(folder / "cache"))}
+def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
     if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], kept, PlainLog())
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog())
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
         command = [sys.executable, str(flags.timm_train), *timm_flags(config, flags, folder)]
@@ -165,106 +149,63 @@ def program(name: str, rest: list[str], config: Config, flags: argparse.Namespac
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "ready":
         options += ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0"]
-    return Program([*command, "-opts", *options], kept, OurLog(config.data.batch_size))
+    return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size))
 
 
 def _data_flags(name: str, folder: Path) -> list[str]:
     if name == "jpeg":
         return ["-dataset=folder", f"-data_path={folder}/data"]
-    # A GPU's main process has enough to do; on a CPU a worker would take a core from the model.
+    # On a CPU a worker would take a core from the model.
     return ["-dataset=fake", *([] if visible_gpus() else ["-num_workers=0"])]
 
 
-def timm_flags(config: Config, flags: argparse.Namespace, folder: Path) -> list[str]:
-    """The same work on timm's command line: crop and flip only, no evaluation, nothing saved before an epoch's end."""
-    data, model, train = config.data, config.model, config.train
-    on_gpu = visible_gpus() > 0
-    values = {
-        "data-dir": folder / "data", "train-split": "train", "val-split": "", "output": folder / "timm",
-        "model": model.name, "num-classes": model.num_classes, "img-size": data.image_size,
-        "model-kwargs": [f"{name}_drop_rate={rate}" for name, rate in _drop_rates(config).items()],
-        "drop-path": model.droppath, "device": "cuda" if on_gpu else "cpu",
-        "batch-size": data.batch_size, "workers": data.num_workers,
-        "opt": train.optimizer.name.lower(), "opt-eps": train.optimizer.eps, "opt-betas": train.optimizer.betas,
-        "lr": train.base_lr, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
-        "sched": "cosine", "epochs": train.num_epochs, "warmup-epochs": int(train.warmup_epochs),
-        "mean": data.imagenet_mean, "std": data.imagenet_std, "smoothing": train.smoothing,
-        "scale": data.random_crop_scale, "ratio": data.random_crop_ratio, "hflip": data.hflip_prob,
-        "color-jitter": 0, "train-interpolation": "bicubic", "log-interval": flags.interval, "seed": config.seed,
-    }  # fmt: skip
-    if config.amp.enabled:
-        values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")
-    switches = ["sched-on-updates", *(["amp"] if config.amp.enabled else []), *(["pin-mem"] if on_gpu else [])]
-    if train.compile != "none":
-        switches.append("torchcompile")
-        values |= {"torchcompile-mode": "max-autotune"} if train.compile == "max" else {}
-    return [f"--{name}" for name in switches] + [
-        word for name, value in values.items() if value is not None for word in (f"--{name}", *_words(value))
-    ]
-
-
-def _drop_rates(config: Config) -> dict[str, float]:
-    """By timm's names of a Vision Transformer; other models have other ones, and theirs stay as they are."""
-    if config.model.type != "vit":
-        return {}
-    dropout = config.model.dropout
-    return {"pos": dropout, "proj": dropout, "attn": config.model.attention_dropout}
-
-
-def _words(value: Any) -> list[str]:
-    return [str(part) for part in value] if isinstance(value, (list, tuple)) else [str(value)]
-
-
 def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
-    """Goes on without end, in a process of its own, and says where it stands as often as the others do."""
+    """Trains without end and yields a log line after every `interval` steps."""
     context = single_process()
-    geometry = EpochLayout(10**6, config.data.batch_size, 1, config.seed)
-    batches = ready_batches(config, context)
-    loop = bare_loop(build_train_state(config, context, geometry, RunLogger(None, context)), batches)
+    loop = bare_loop(build_state(config, context), ready_batches(config, context))
     seconds = 0.0
     for steps in count(interval, interval):
         seconds += timed(lambda: loop(interval), context.device)
         yield PlainLog.line(steps, seconds, peak_memory_bytes(context.device))
 
 
-# Measuring
+# Measurements
 
 
 def measure(
     programs: dict[str, Program], config: Config, flags: argparse.Namespace
-) -> dict[str, list[Window] | Failed]:
-    """By program what was found in its turns, or why it failed; then it has no more."""
-    found: dict[str, list[Window] | Failed] = {name: [] for name in programs}
-    with ExitStack() as running:
-        for one in programs.values():
-            running.enter_context(one)
+) -> dict[str, list[Window] | ProgramError]:
+    """The turns of each program, or its error. A program that failed gets no more turns."""
+    results: dict[str, list[Window] | ProgramError] = {name: [] for name in programs}
+    with ExitStack() as stack:
+        for program in programs.values():
+            stack.enter_context(program)
         for number, name in interleaved(list(programs), flags.rounds):
-            if isinstance(found[name], Failed):
+            if isinstance(results[name], ProgramError):
                 continue
             try:
                 window = programs[name].turn(flags.warmup, flags.steps, flags.limit)
                 if name.startswith("timm"):
                     check_parameters(programs[name].lines, config)
-                found[name].append(window)
-                told = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
-            except Failed as error:
-                found[name], told = error, f"failed: {error}"
-            tell(f"round {number + 1} of {flags.rounds}, {name}: {told}")
-    return found
+                results[name].append(window)
+                outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
+            except ProgramError as error:
+                results[name], outcome = error, f"failed: {error}"
+            print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
+    return results
 
 
 def check_parameters(timm_lines: list[str], config: Config) -> None:
-    """Raises Failed where timm's train.py has built a model that is not ours."""
-    counts = [int(found[1]) for line in timm_lines if (found := re.search(r"param count: ?(\d+)", line))]
-    model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("cpu"))
-    ours = sum(parameter.numel() for parameter in model.parameters())
+    """Raises ProgramError if the model of timm's train.py has another number of parameters than ours."""
+    counts = [int(match[1]) for line in timm_lines if (match := re.search(r"param count: ?(\d+)", line))]
+    ours = sum(parameter.numel() for parameter in build_plain_model(config).parameters())
     if counts != [ours]:
-        raise Failed(f"its model has {counts} parameters and ours {ours}; compare models of timm's own shapes")
+        raise ProgramError(f"timm's model has {counts} parameters and ours {ours}; use a model with timm's own shapes")
 
 
-def program_figures(windows: list[Window] | Failed, images_per_step: int) -> dict[str, Any]:
-    """Round by round; or why it 'failed'."""
-    if isinstance(windows, Failed):
+def program_figures(windows: list[Window] | ProgramError, images_per_step: int) -> dict[str, Any]:
+    """One value per round, or the reason under 'failed'."""
+    if isinstance(windows, ProgramError):
         return {"failed": str(windows)}
     return {
         "images_per_second": [window.steps * images_per_step / window.seconds for window in windows],
@@ -275,7 +216,7 @@ def program_figures(windows: list[Window] | Failed, images_per_step: int) -> dic
 
 
 def speed_ratios(figures: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    """'one / other' -> round by round, of those pairs of which both were measured."""
+    """'one / other' -> the ratio in each round, for all pairs that were measured."""
     speeds = {name: one["images_per_second"] for name, one in figures.items() if "failed" not in one}
     return {
         f"{one} / {other}": [mine / its for mine, its in zip(speeds[one], speeds[other], strict=True)]
@@ -291,14 +232,15 @@ def texts(figures: dict[str, dict[str, Any]], ratios: dict[str, list[float]], fl
             rows.append([name, f"failed: {one['failed']}", "", "", ""])
             continue
         memory = one["peak_memory_bytes"]
-        cells = [spread(one[key], ".1f") for key in ("images_per_second", "images_per_second_in_its_log")]
+        cells = [median_and_range(one[key], ".1f") for key in ("images_per_second", "images_per_second_in_its_log")]
         wait = f"{statistics.median(one['data_wait_share']):.1%}"
         rows.append([name, *cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
     header = ["program", "images/s", "images/s, its own log", "data wait", "peak memory (GB)"]
+    ratio_rows = [[name, median_and_range(values, ".3f")] for name, values in ratios.items()]
     return [
-        f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} steps to warm up:",
+        f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",
         markdown_table(header, rows),
-        markdown_table(["ratio", "of images/s"], [[name, spread(values, ".3f")] for name, values in ratios.items()]),
+        markdown_table(["ratio", "of images/s"], ratio_rows),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: precision modes, flags, turns, ready batches, tables, and where it was measured."""
+"""Shared by the scripts: flags, precision modes, the order of measurements, Markdown tables, the environment."""
 
 import argparse
 import json
@@ -15,12 +15,9 @@ import torch
 
 from configs.command_line import Parser, entry_parser, parse_command_line
 from configs.schema import Config
-from datasets.loading.loader import Batch
 from utils.device import device_name
-from utils.device import timed as timed
-from utils.distributed import ProcessContext, visible_gpus
+from utils.distributed import visible_gpus
 from utils.errors import UserError, did_you_mean
-from utils.tables import markdown_table as markdown_table
 
 
 def _half(level: str, dtype: str) -> tuple[str, ...]:
@@ -38,18 +35,25 @@ MODES = {
     "O3-bf16": _half("O3", "bfloat16"),
 }
 GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O3-fp16")
-CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # float16 is 10 to 100 times slower there
+CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # on a CPU float16 is 10 to 100 times slower
+
+
+# Flags
 
 
 def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
-    """A parser of a script's own flags, `-json` among them; `split_flags` returns the other flags unparsed."""
+    """A parser of a script's own flags, with `-json`; `split_flags` returns the other flags unparsed.
+
+    Args:
+        script: path below `scripts/`.
+    """
     parser = Parser(
         prog=f"scripts/{script}",
         usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
         description=description,
-        epilog="Every other flag, -opts KEY=VALUE included, is main_single_gpu.py's: see its -h.",
+        epilog="All other flags, including -opts KEY=VALUE, are those of main_single_gpu.py: see its -h.",
     )
-    add_flag(parser, "json", type=new_file, metavar="FILE", help="write the figures there as well")
+    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     return parser
 
 
@@ -63,10 +67,10 @@ def add_modes_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The script's own flags, and what is left for `configs.command_line`.
+    """Splits `argv` into the script's own flags and the flags for `configs.command_line`.
 
     Raises:
-        UserError: a flag that neither knows.
+        UserError: a flag is unknown to both.
     """
     flags, rest = parser.parse_known_args(argv)
     others, unknown = entry_parser(parser.prog).parse_known_args(rest)
@@ -77,25 +81,28 @@ def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
 
 
 def positive(text: str) -> int:
-    """An argparse type."""
+    """argparse type: a positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
 
 
 def new_file(text: str) -> Path:
-    """An argparse type: found unwritable before the measurements, not after them."""
+    """argparse type: an output file. A wrong path is reported before the measurements start."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no file in a folder that is there")
+        raise argparse.ArgumentTypeError(f"{text} is a folder, or its folder does not exist")
     return path
 
 
-def chosen_modes(text: str | None) -> list[str]:
-    """The modes of `-modes A,B`, or this machine's default ones.
+# Precision modes
+
+
+def parse_modes(text: str | None) -> list[str]:
+    """The modes of `-modes A,B`; without the flag, the default modes of this machine.
 
     Raises:
-        UserError: an unknown mode, or one that has no meaning here.
+        UserError: a mode is unknown, or needs a GPU and no GPU is visible.
     """
     on_gpu = visible_gpus() > 0
     if text is None:
@@ -105,59 +112,60 @@ def chosen_modes(text: str | None) -> list[str]:
         if mode not in MODES:
             raise UserError(f"-modes: unknown mode {mode}{did_you_mean(mode, MODES)} (known: {', '.join(MODES)})")
     if "tf32" in modes and not on_gpu:
-        raise UserError("-modes: tf32 means something on a GPU only, and none is visible; leave it out")
+        raise UserError("-modes: tf32 needs a GPU, and no GPU is visible; remove it")
     return modes
 
 
 def mode_config(argv: list[str], mode: str) -> Config:
-    """The options of a command line with a mode's laid over them."""
+    """The configuration of the command line, with the precision of the mode."""
     return parse_command_line([*argv, "-opts", *MODES[mode]]).config
 
 
-def baseline_of(modes: Iterable[str]) -> str:
-    modes = list(modes)
-    return "fp32" if "fp32" in modes else modes[0]
+def baseline_of(names: Iterable[str]) -> str:
+    """The mode that the others are compared with: fp32, or the first mode if fp32 is missing."""
+    names = list(names)
+    return "fp32" if "fp32" in names else names[0]
+
+
+# Measurements
 
 
 def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """(round, name): all names in each round, backwards in every second, so that a machine's drift falls on all."""
+    """(round, name) for all names in each round, in reverse order in every second round.
+
+    Slow changes of a machine's speed then affect all names equally.
+    """
     for number in range(rounds):
         for name in reversed(names) if number % 2 else names:
             yield number, name
 
 
-def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
-    shape = (config.data.batch_size, config.data.image_channels, config.data.image_size, config.data.image_size)
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Batch(
-            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
-            torch.randint(0, config.model.num_classes, shape[:1], generator=generator).to(context.device),
-        )
-        for _ in range(4)
-    ]
+def median_and_range(values: Sequence[float], number_format: str) -> str:
+    """'median (minimum to maximum)'"""
+    median, low, high = (
+        format(value, number_format) for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({low} to {high})"
 
 
-def spread(values: Sequence[float], form: str) -> str:
-    """'median (least to most)', each number in the form given."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def tell(progress: str) -> None:
-    """On standard error: standard output is the result's."""
-    print(progress, file=sys.stderr, flush=True)
+def print_progress(text: str) -> None:
+    """Prints to standard error; standard output is for the result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def last_error(process: subprocess.CompletedProcess[str]) -> str:
-    """Why a process failed, in the last line it said."""
+    """The reason of a failed process: its signal, or the last line of its standard error."""
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
     lines = process.stderr.strip().splitlines() or [f"ended with status {process.returncode}"]
     return lines[-1].removeprefix("error: ")
 
 
+# Results
+
+
 def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
-    """What the figures were measured on. It may open the GPU: ask after the measurements."""
+    """Device, software, model and command of the measurements. May initialize CUDA: call it after the measurements."""
     return {
         "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
         "torch": torch.__version__,
@@ -168,10 +176,9 @@ def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     }
 
 
-def environment_line(found: dict[str, Any]) -> str:
-    return (
-        f"{found['device']}, {found['threads']} threads, torch {found['torch']}; {found['model']}, "
-        f"batch size {found['batch_size']}: `{found['command']}`"
+def environment_line(measured_on: dict[str, Any]) -> str:
+    return "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`".format(
+        **measured_on
     )
 
 

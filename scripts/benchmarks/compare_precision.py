@@ -1,9 +1,10 @@
-"""Top-1 of one recipe in each precision, over several seeds, as a table in Markdown.
+"""Compares the top-1 of one recipe in each precision over several seeds; prints a Markdown table.
 
     python scripts/benchmarks/compare_precision.py -cfg=configs/vit_digits.yaml -seeds 5 -modes fp32,O1-bf16
 
-trains with main_single_gpu.py once for each mode and seed, the modes taking turns. A mode is called worse where its
-mean lies below fp32's by more than the standard deviation of fp32's own seeds. A run that fails is counted, with why.
+Trains with main_single_gpu.py once per mode and seed; the order of the modes is reversed in every second round. A mode
+is worse if its mean is below the mean of fp32 by more than the standard deviation over the seeds of fp32. The result
+lists failed runs with their reasons.
 """
 
 import json
@@ -21,48 +22,48 @@ from scripts.benchmarks.common import (
     add_flag,
     add_modes_flag,
     baseline_of,
-    chosen_modes,
     environment,
     environment_line,
     flag_parser,
     interleaved,
     last_error,
-    markdown_table,
     mode_config,
+    parse_modes,
     positive,
+    print_progress,
     split_flags,
-    tell,
     write_json,
 )
 from utils.errors import run_and_report_errors
+from utils.tables import markdown_table
 
-SCRIPT = "compare_precision.py"
+SCRIPT = "benchmarks/compare_precision.py"
 TRAINING_SCRIPT = str(Path(__file__).parents[2] / "main_single_gpu.py")
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser(SCRIPT, "Top-1 of one recipe in each precision, over several seeds.")
+    parser = flag_parser(SCRIPT, "Compares the top-1 of one recipe in each precision over several seeds.")
     add_modes_flag(parser)
-    add_flag(parser, "seeds", type=positive, default=5, metavar="N", help="train with SEED 0 to N-1 (default: 5)")
-    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs there (default: they are removed)")
+    add_flag(parser, "seeds", type=positive, default=5, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 5)")
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     flags, rest = split_flags(parser, argv)
-    modes = chosen_modes(flags.modes)
-    configs = [mode_config(rest, mode) for mode in modes]  # a mistake in the options shows now
+    modes = parse_modes(flags.modes)
+    configs = [mode_config(rest, mode) for mode in modes]  # reports wrong options before the runs
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory() as temporary:
         for seed, mode in interleaved(modes, flags.seeds):
-            one = train(rest, mode, seed, (flags.output or Path(temporary)) / f"{mode}-seed{seed}")
-            runs[mode].append(one)
-            tell(f"seed {seed}, {mode}: {one.get('failed') or _percent(one['top1'])}")
+            run = train(rest, mode, seed, (flags.output or Path(temporary)) / f"{mode}-seed{seed}")
+            runs[mode].append(run)
+            print_progress(f"seed {seed}, {mode}: {run.get('failed') or _percent(run['top1'])}")
     figures = mode_figures(runs)
-    found = environment(SCRIPT, argv, configs[0])
-    print(environment_line(found), table(figures), "\n".join(verdicts(figures)), sep="\n\n")
-    write_json(flags.json, {"environment": found, "seeds": flags.seeds, "modes": figures})
+    measured_on = environment(SCRIPT, argv, configs[0])
+    print(environment_line(measured_on), table(figures), "\n".join(verdicts(figures)), sep="\n\n")
+    write_json(flags.json, {"environment": measured_on, "seeds": flags.seeds, "modes": figures})
     return 0
 
 
 def train(argv: list[str], mode: str, seed: int, output: Path) -> dict[str, Any]:
-    """One run's top-1 in percent and training time, or why it 'failed'."""
+    """Top-1 in percent and training seconds of one run, or the reason under 'failed'."""
     options = [*MODES[mode], f"SEED={seed}", f"SAVE={json.dumps(str(output))}"]
     command = [sys.executable, TRAINING_SCRIPT, *argv, "-opts", *options]
     process = subprocess.run(command, capture_output=True, text=True)
@@ -71,13 +72,13 @@ def train(argv: list[str], mode: str, seed: int, output: Path) -> dict[str, Any]
     results = sorted(output.glob("train-*/result.json"), key=lambda path: path.stat().st_mtime)
     result = json.loads(results[-1].read_text()) if results else {}
     if result.get("top1") is None:
-        return {"failed": "the run was not evaluated"}
+        return {"failed": "the run has no evaluation"}
     return {"top1": result["top1"], "train_seconds": result["train_seconds"]}
 
 
 def mode_figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Of each mode's runs, one per seed. The seeds that failed count in `failed` alone."""
-    figures = {mode: _figures(of_seeds) for mode, of_seeds in runs.items()}
+    """The figures of each mode over its runs, one run per seed."""
+    figures = {mode: _figures(runs_of_mode) for mode, runs_of_mode in runs.items()}
     baseline = figures[baseline_of(figures)]
     for mode in figures.values():
         known = mode["mean"] is not None and baseline["standard_deviation"] is not None
@@ -103,10 +104,10 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
     header = ["mode", *(f"seed {seed}" for seed in range(seeds)), "mean", "standard deviation", "min", "training (s)"]
     rows = []
     for mode, one in figures.items():
-        tries = ["failed" if top1 is None else _percent(top1) for top1 in one["top1"]]
+        cells = ["failed" if top1 is None else _percent(top1) for top1 in one["top1"]]
         spread = "" if one["standard_deviation"] is None else f"{one['standard_deviation']:.2f}"
         seconds = "" if one["train_seconds"] is None else f"{one['train_seconds']:.1f}"
-        rows.append([mode, *tries, _percent(one["mean"]), spread, _percent(one["min"]), seconds])
+        rows.append([mode, *cells, _percent(one["mean"]), spread, _percent(one["min"]), seconds])
     return markdown_table(header, rows)
 
 
@@ -115,7 +116,7 @@ def _percent(top1: float | None) -> str:
 
 
 def verdicts(figures: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each mode, and one for each run that failed."""
+    """A line for each mode, and for each failed run."""
     name = baseline_of(figures)
     baseline = figures[name]
     lines = []
@@ -124,12 +125,12 @@ def verdicts(figures: dict[str, dict[str, Any]]) -> list[str]:
         if mode == name:
             continue
         if one["below_baseline"] is None:
-            lines.append(f"- {mode}: no verdict: it takes two finished runs of {name} and one of {mode}")
+            lines.append(f"- {mode}: no verdict; it needs two finished runs of {name} and one of {mode}")
             continue
-        word = "worse, by more than" if one["below_baseline"] else "not worse by more than"
+        word = "worse" if one["below_baseline"] else "not worse"
         lines.append(
             f"- {mode}: {one['mean'] - baseline['mean']:+.2f} points from {name}'s mean, "
-            f"{word} the spread of {name}'s seeds ({baseline['standard_deviation']:.2f})"
+            f"{word} by more than the spread of {name}'s seeds ({baseline['standard_deviation']:.2f})"
         )
     return lines
 

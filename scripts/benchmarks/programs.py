@@ -1,4 +1,4 @@
-"""Other programs, watched from outside: what their log says and when it says so; they run in turns, and are ended."""
+"""Training programs in processes of their own: starts, pauses and ends them, and reads their speed from their logs."""
 
 import os
 import re
@@ -13,9 +13,9 @@ from utils.errors import UserError
 
 
 class Reading(NamedTuple):
-    """What a log line says of training: the steps that are done, and the seconds they took by the program's own clock.
+    """Totals since the start of training, from a log line. A program that does not log a value leaves it at 0.
 
-    `waiting_seconds` of them were spent waiting for data, 0 where the program does not say; so for the peak of memory.
+    seconds: training time by the program's own clock, of which `waiting_seconds` were spent waiting for data.
     """
 
     steps: int
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 class Log(Protocol):
-    """Reads the lines of one program, from its first on."""
+    """Reads the lines of one program, starting with its first line."""
 
     def read(self, line: str) -> Reading | None: ...
 
@@ -53,14 +53,14 @@ class OurLog:
         self.last = Reading(
             self.done_steps,
             self.last.seconds + seconds,
-            self.last.waiting_seconds + seconds * wait_percent / 100,
-            gigabytes * 1e9,
+            self.last.waiting_seconds + (seconds * int(wait[1]) / 100 if wait else 0),
+            float(memory[1]) * 1e9 if memory else 0,
         )
         return self.last
 
 
 class TimmLog:
-    """Of timm's train.py, in its first epoch; in brackets its lines have the averages since the epoch began."""
+    """The log of timm's train.py in its first epoch. The values in parentheses are averages since the epoch began."""
 
     LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .*\([\d.]+s, +([\d.]+)/s\).* Data: [\d.]+ \(([\d.]+)\)")
 
@@ -68,15 +68,15 @@ class TimmLog:
         self.images_per_step = images_per_step
 
     def read(self, line: str) -> Reading | None:
-        found = self.LINE.search(line)
-        if not found:
+        match = self.LINE.search(line)
+        if not match:
             return None
-        steps, rate, waiting = int(found[1]) + 1, float(found[2]), float(found[3])
+        steps, rate, waiting = int(match[1]) + 1, float(match[2]), float(match[3])
         return Reading(steps, steps * self.images_per_step / rate, steps * waiting)
 
 
 class PlainLog:
-    """Of a script that says `step 8, 4.125 s, 0.731 GB`, counted from its first step on."""
+    """The log of a script that prints its totals: `step 8, 4.125 s, 0.731 GB`."""
 
     LINE = re.compile(r"^step (\d+), ([\d.]+) s, ([\d.]+) GB$")
 
@@ -85,12 +85,12 @@ class PlainLog:
         return f"step {steps}, {seconds:.4f} s, {memory_bytes / 1e9:.3f} GB"
 
     def read(self, line: str) -> Reading | None:
-        found = self.LINE.match(line)
-        return Reading(int(found[1]), float(found[2]), 0.0, float(found[3]) * 1e9) if found else None
+        match = self.LINE.match(line)
+        return Reading(int(match[1]), float(match[2]), 0.0, float(match[3]) * 1e9) if match else None
 
 
 class Window(NamedTuple):
-    """Steps of a program after its warm-up: their seconds by our clock, when the lines came, and what its log says."""
+    """The timed steps of a turn: `seconds` by our clock, between the arrivals of two log lines."""
 
     steps: int
     seconds: float
@@ -99,6 +99,7 @@ class Window(NamedTuple):
 
     @property
     def own_seconds(self) -> float:
+        """The same steps by the program's own clock."""
         return self.last.seconds - self.first.seconds
 
     @property
@@ -106,14 +107,14 @@ class Window(NamedTuple):
         return (self.last.waiting_seconds - self.first.waiting_seconds) / self.own_seconds
 
 
-class Failed(UserError):
-    """A program ended, or was ended, before it had said what was to be read."""
+class ProgramError(UserError):
+    """A program ended, or was killed, before its turn was complete."""
 
 
 class Program:
-    """A program in processes of its own that goes on in its turns only: in between it and all it started stand still.
+    """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
 
-    Used as a context; when left, it is ended with all processes that it started and that stayed in its group.
+    A context manager: on exit it kills the program and all processes of its process group.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Log) -> None:
@@ -131,30 +132,30 @@ class Program:
             self._process.stdout.close()
 
     def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
-        """Lets it start, or go on, until `steps` steps are done after its first line that tells of `warmup` or more.
+        """Starts or continues the program. Times `steps` steps after its first line with `warmup` or more steps.
 
         Raises:
-            Failed: it ended before, or `limit_seconds` were over; then it is ended.
+            ProgramError: the program ended, or took longer than `limit_seconds` and was killed.
         """
         started = time.perf_counter()
-        watch = threading.Timer(limit_seconds, self._signal, (signal.SIGKILL,))
-        watch.start()
+        timer = threading.Timer(limit_seconds, self._signal, (signal.SIGKILL,))
+        timer.start()
         try:
             if self._process:
                 self._signal(signal.SIGCONT)
             else:
-                self._process = self._started()
-            window = self._window(warmup, steps)
+                self._process = self._start()
+            window = self._time_steps(warmup, steps)
         finally:
-            watch.cancel()
+            timer.cancel()
             self._signal(signal.SIGSTOP)
         if window:
             return window
-        said = self.lines[-1].removeprefix("error: ") if self.lines else "it said nothing"
+        last_line = self.lines[-1].removeprefix("error: ") if self.lines else "no output"
         is_late = time.perf_counter() - started >= limit_seconds
-        raise Failed(f"not done within {limit_seconds:g} s; the last it said: {said}" if is_late else said)
+        raise ProgramError(f"not done within {limit_seconds:g} s; last line: {last_line}" if is_late else last_line)
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.command,
             env=os.environ | self.environment,
@@ -165,7 +166,7 @@ class Program:
             process_group=0,
         )
 
-    def _window(self, warmup: int, steps: int) -> Window | None:
+    def _time_steps(self, warmup: int, steps: int) -> Window | None:
         first = None
         for line in self._process.stdout:
             arrived = time.perf_counter()
@@ -174,9 +175,9 @@ class Program:
             if reading is None or reading.steps < warmup:
                 continue
             if first is None:
-                first, since = reading, arrived
+                first, first_arrived = reading, arrived
             elif reading.steps >= first.steps + steps:
-                return Window(reading.steps - first.steps, arrived - since, first, reading)
+                return Window(reading.steps - first.steps, arrived - first_arrived, first, reading)
         return None
 
     def _signal(self, number: signal.Signals) -> None:

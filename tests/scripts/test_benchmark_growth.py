@@ -1,4 +1,4 @@
-"""Growth is the last tenth over the second, and a run that keeps what it should let go of shows."""
+"""benchmark_growth.py: growth is the last part over the second, and a memory leak is visible in it."""
 
 import json
 
@@ -10,14 +10,14 @@ from scripts.benchmarks import benchmark_growth
 from scripts.benchmarks.benchmark_growth import Part, growth
 
 
-def test_growth_is_that_of_the_last_tenth_over_the_second():
+def test_growth_is_the_last_part_over_the_second():
     parts = [Part(9.0, 9, 9), Part(0.1, 100, 1000), *[Part(5.0, 5, 5)] * 7, Part(0.2, 150, 1100)]
     expected = {"growth of seconds_per_step": 2, "growth of memory_bytes": 1.5, "growth of objects": 1.1}
     assert growth(parts) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("leaks", [False, True])
-def test_what_is_kept_from_each_step_shows(tmp_path, monkeypatch, leaks):
+def test_a_leak_of_objects_is_visible(tmp_path, monkeypatch, leaks):
     kept: list[list] = []
     after_step = Reporter.after_step
 
@@ -27,7 +27,7 @@ def test_what_is_kept_from_each_step_shows(tmp_path, monkeypatch, leaks):
 
     if leaks:
         monkeypatch.setattr(Reporter, "after_step", leaking)
-    monkeypatch.setattr(benchmark_growth, "PARTS", 4)  # each looks at all live objects
+    monkeypatch.setattr(benchmark_growth, "PARTS", 4)  # counting all live objects is slow
     file = tmp_path / "growth.json"
     argv = ["-dataset=digits", "-batch_size=8", "-steps=16", f"-json={file}", "-opts", *TINY_VIT, *GREY]
     assert benchmark_growth.main(argv) == 0

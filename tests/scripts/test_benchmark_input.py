@@ -1,4 +1,4 @@
-"""The images, what is read of them by each, the ratios, and a small run of all. No test here asserts a time."""
+"""benchmark_input.py: test images, ratios, equal transforms, and a small run. No test here asserts a time."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from datasets.loading.loader import BatchReader
 from datasets.registry import read_samples
 from datasets.transforms.device import DeviceTransform
 from datasets.transforms.host import TrainTransform
-from scripts.benchmarks import benchmark_input
+from scripts.benchmarks import benchmark_input, input_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity, with_ratios
 from utils.errors import UserError
@@ -29,7 +29,7 @@ def small(monkeypatch):
 # Images
 
 
-def test_images_weigh_what_they_should_and_are_always_the_same(tmp_path):
+def test_images_have_the_given_size_and_are_reproducible(tmp_path):
     for name in ("a", "b"):
         make_images(tmp_path / name, (120, 90), count=16, mean_bytes=7000)
     one, other = (sorted((tmp_path / name).rglob("*.jpg")) for name in ("a", "b"))
@@ -41,7 +41,7 @@ def test_images_weigh_what_they_should_and_are_always_the_same(tmp_path):
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (120, 90))
 
 
-def test_a_small_folder_becomes_a_long_epoch(tmp_path):
+def test_links_make_a_long_epoch_of_few_images(tmp_path):
     make_images(tmp_path / "images", (16, 16), count=10, mean_bytes=400)
     images = link_images(tmp_path / "images", tmp_path / "data", entries=35)
     entries = list((tmp_path / "data" / "train").rglob("*.jpg"))
@@ -53,7 +53,7 @@ def test_a_small_folder_becomes_a_long_epoch(tmp_path):
 
 def test_a_folder_without_classes_is_refused(tmp_path):
     (tmp_path / "only").mkdir()
-    with pytest.raises(UserError, match="holds no two folders of JPEGs"):
+    with pytest.raises(UserError, match="has fewer than two folders of JPEGs"):
         link_images(tmp_path, tmp_path / "data", entries=4)
 
 
@@ -73,7 +73,7 @@ def test_a_ratio_is_the_median_of_the_rounds():
     assert "| ours | 100 (90 to 240) |  | 1.00 | float32 |" in table
 
 
-def test_a_turn_ends_with_a_batch(monkeypatch, cpu):
+def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):
     clock = [10.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -82,7 +82,7 @@ def test_a_turn_ends_with_a_batch(monkeypatch, cpu):
             clock[0] += 0.4
             yield 8
 
-    assert benchmark_input.turn(batches(), seconds=1.0, device=cpu.device) == pytest.approx(3 * 8 / 1.2)
+    assert benchmark_input.measure_turn(batches(), seconds=1.0, device=cpu.device) == pytest.approx(3 * 8 / 1.2)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_turn_ends_with_a_batch(monkeypatch, cpu):
         (["-data=/no/such/folder"], "/no/such/folder"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_input, "measured_section", lambda *_: pytest.fail("a measurement was started"))
+def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
+    monkeypatch.setattr(benchmark_input, "measure_section", lambda *_: pytest.fail("a measurement started"))
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         benchmark_input.main(argv)
 
@@ -110,18 +110,18 @@ def folder_config(tmp_path, *argv: str):
     return parse_command_line([*data, "-opts", "MODEL.PATCH_SIZE=16", *argv]).config
 
 
-def test_fidelity_compares_each_crop_with_pillows_of_the_same_box(tmp_path, monkeypatch, cpu):
+def test_fidelity_compares_crops_with_pillows_crops_of_the_same_boxes(tmp_path, monkeypatch, cpu):
     config = folder_config(tmp_path)
     found = fidelity(config, cpu, 20)
     assert found["crops"] == 24
     assert 0 <= found["mean"] <= found["largest"] <= 1
-    theirs = benchmark_input.pillow_crop
-    monkeypatch.setattr(benchmark_input, "pillow_crop", lambda *given: theirs(*given) + 3)
+    pillow_crop = benchmark_input.pillow_crop
+    monkeypatch.setattr(benchmark_input, "pillow_crop", lambda *args: pillow_crop(*args) + 3)
     assert fidelity(config, cpu, 20)["mean"] == pytest.approx(3, abs=1)
 
 
-def test_all_see_the_same_crops_and_flips_on_average(tmp_path, cpu):
-    """Of crops of the whole image that are all flipped there is one only."""
+def test_all_contenders_apply_the_same_transform(tmp_path, cpu):
+    """Crops of the whole image that are always flipped have only one result."""
     whole = [
         "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]",
         "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]",
@@ -129,15 +129,15 @@ def test_all_see_the_same_crops_and_flips_on_average(tmp_path, cpu):
     ]
     config = folder_config(tmp_path, *whole)
     data = config.data
-    theirs, _ = benchmark_input.timm_images(data, use_prefetcher=False)[0]
+    timm_image, _ = input_contenders.timm_images(data, use_prefetcher=False)[0]
     path = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[0]
     with Image.open(path) as image:
-        references = benchmark_input.reference_transform(data)(image)
+        references = input_contenders.reference_transform(data)(image)
     (samples,) = read_samples(config, cpu, "train")
     assert samples.where(0) == str(path)
     batch = BatchReader(samples, data, TrainTransform(data, config.train, config.seed)).__getitems__([(0, 0)])
     ours = DeviceTransform(data, config.train)(batch.images)[0]
-    torch.testing.assert_close(theirs, references, rtol=0, atol=1e-6)
+    torch.testing.assert_close(timm_image, references, rtol=0, atol=1e-6)
     assert (ours - references).abs().mean() < 0.5 / 127.5
 
 

@@ -1,17 +1,18 @@
-"""The same work on both command lines, the figures of the rounds, and real runs. No test here asserts a time."""
+"""benchmark_train.py: command lines, figures and real runs. No test here asserts a time."""
 
 import json
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import TINY_VIT
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_images import make_images
-from scripts.benchmarks.benchmark_train import DEFAULTS, program, program_figures, speed_ratios, split_flags, texts
-from scripts.benchmarks.programs import Failed, PlainLog, Reading, Window
+from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, program_figures, speed_ratios, texts
+from scripts.benchmarks.common import split_flags
+from scripts.benchmarks.programs import PlainLog, ProgramError, Reading, Window
+from scripts.benchmarks.training_parts import build_plain_model
 from utils.errors import UserError
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
@@ -33,6 +34,7 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 0)
     monkeypatch.setattr("scripts.benchmarks.benchmark_train.visible_gpus", lambda: 0)
+    monkeypatch.setattr("scripts.benchmarks.timm_command.visible_gpus", lambda: 0)
 
 
 def window(seconds: float, own_seconds: float, waiting: float = 0.0) -> Window:
@@ -47,7 +49,7 @@ def parsed(*argv: str):
 # Figures
 
 
-def test_speeds_are_by_our_clock_and_stand_beside_the_programs_own():
+def test_speeds_are_given_by_our_clock_and_by_the_programs_own():
     one = program_figures([window(4.0, 5.0, waiting=1.0), window(2.0, 2.0)], images_per_step=8)
     assert one["images_per_second"] == [20.0, 40.0]
     assert one["images_per_second_in_its_log"] == [16.0, 40.0]
@@ -55,17 +57,17 @@ def test_speeds_are_by_our_clock_and_stand_beside_the_programs_own():
     assert one["peak_memory_bytes"] == 2e9
 
 
-def test_ratios_are_of_the_same_round_and_of_what_was_measured():
+def test_a_ratio_compares_measurements_of_one_round():
     speeds = {"jpeg": [30.0, 90.0, 40.0], "timm": [20.0, 30.0, 40.0], "ready": [30.0, 90.0, 50.0]}
     figures = {name: {"images_per_second": values} for name, values in speeds.items()} | {"bare": {"failed": "why"}}
     assert speed_ratios(figures) == {"jpeg / timm": [1.5, 3.0, 1.0], "jpeg / ready": [1.0, 1.0, 0.8]}
 
 
-def test_a_program_that_failed_is_a_row_and_the_others_count():
+def test_a_failed_program_has_a_row():
     flags, *_ = parsed("-rounds=2")
     figures = {
         "jpeg": program_figures([window(4.0, 5.0), window(2.0, 2.0)], images_per_step=8),
-        "timm": program_figures(Failed("no module named timm"), images_per_step=8),
+        "timm": program_figures(ProgramError("no module named timm"), images_per_step=8),
     }
     _, table, _ = texts(figures, speed_ratios(figures), flags)
     assert "| jpeg | 30.0 (20.0 to 40.0) | 28.0 (16.0 to 40.0) | 0.0% | 2.00 |" in table
@@ -75,12 +77,12 @@ def test_a_program_that_failed_is_a_row_and_the_others_count():
 # Command lines
 
 
-def test_timm_gets_the_same_work():
+def test_timm_trains_in_the_same_way():
     flags, rest, config = parsed(
         *["-timm_train=train.py", "-batch_size=48", "-warmup=4", "-steps=8", "-interval=4"],
         *["-opts", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.2", "MODEL.DROPPATH=0.3", "TRAIN.SMOOTHING=0.1"],
     )
-    command = program("timm_explicit", rest, config, flags, Path("/folder")).command
+    command = build_program("timm_explicit", rest, config, flags, Path("/folder")).command
     line = " ".join(command)
     for part in (
         "--amp", "--amp-dtype bfloat16", "--batch-size 48", "--workers 2", "--model vit_tiny_patch16_224",
@@ -91,14 +93,14 @@ def test_timm_gets_the_same_work():
         assert f" {part} " in f"{line} "
     assert command[command.index("--val-split") + 1] == ""
     assert "--torchcompile" not in command
-    assert program("timm_explicit", rest, config, flags, Path("/folder")).environment == {"TIMM_FUSED_ATTN": "0"}
-    assert program("timm", rest, config, flags, Path("/folder")).environment == {}
+    assert build_program("timm_explicit", rest, config, flags, Path("/folder")).environment == {"TIMM_FUSED_ATTN": "0"}
+    assert build_program("timm", rest, config, flags, Path("/folder")).environment == {}
 
 
-def test_the_entry_point_gets_what_the_user_gave():
+def test_the_entry_script_gets_the_options_of_the_user():
     flags, rest, config = parsed("-warmup=4", "-steps=8", "-interval=4", "-opts", "SEED=7")
     for name in ("jpeg", "ready"):
-        command = program(name, rest, config, flags, Path("/folder")).command
+        command = build_program(name, rest, config, flags, Path("/folder")).command
         ours = parse_command_line(command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
@@ -117,8 +119,8 @@ def test_the_entry_point_gets_what_the_user_gave():
         (["-worm_up=8"], "unknown flag -worm_up; did you mean -warmup?"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_train, "measure", lambda *_: pytest.fail("a measurement was started"))
+def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
+    monkeypatch.setattr(benchmark_train, "measure", lambda *_: pytest.fail("a measurement started"))
     monkeypatch.setattr(benchmark_train, "make_images", lambda *_, **__: pytest.fail("images were made"))
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         benchmark_train.main(argv)
@@ -128,12 +130,11 @@ def test_mistakes_are_refused_before_anything_is_measured(argv, said, monkeypatc
 
 
 def parameters(argv: list[str]) -> int:
-    config = parse_command_line([*DEFAULTS, *argv]).config
-    model, _ = benchmark_train.build_model(config.model, config.data, torch.device("cpu"))
+    model = build_plain_model(parse_command_line([*DEFAULTS, *argv]).config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_rounds_of_the_entry_point_and_of_a_train_py(tmp_path, capsys):
+def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, capsys):
     make_images(tmp_path / "images", (24, 16), count=16, mean_bytes=500)
     (tmp_path / "train.py").write_text(TIMM.format(parameters=parameters(TINY)))
     flags = ["-programs=jpeg,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
@@ -151,14 +152,14 @@ def test_rounds_of_the_entry_point_and_of_a_train_py(tmp_path, capsys):
     assert ours["peak_memory_bytes"] > 1e8
 
 
-def test_another_model_is_no_comparison(tmp_path):
+def test_a_model_with_other_parameters_is_refused(tmp_path):
     (tmp_path / "train.py").write_text(TIMM.format(parameters=5))
     flags, rest, config = parsed(f"-timm_train={tmp_path / 'train.py'}", "-warmup=4", *TINY)
-    found = benchmark_train.measure({"timm": program("timm", rest, config, flags, tmp_path)}, config, flags)
-    assert str(found["timm"]).startswith("its model has [5] parameters and ours")
+    found = benchmark_train.measure({"timm": build_program("timm", rest, config, flags, tmp_path)}, config, flags)
+    assert str(found["timm"]).startswith("timm's model has [5] parameters and ours")
 
 
-def test_the_bare_loop_says_where_it_stands(cpu):
+def test_the_bare_loop_logs_its_steps(cpu):
     *_, config = parsed(*TINY)
     lines = benchmark_train.run_bare_loop(config, interval=2)
     readings = [PlainLog().read(next(lines)) for _ in range(3)]

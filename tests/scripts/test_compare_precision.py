@@ -1,4 +1,4 @@
-"""Top-1 over seeds: the figures, the verdicts, and real runs on the embedded digits."""
+"""compare_precision.py: figures, verdicts, and real runs on the embedded digits."""
 
 import json
 
@@ -22,27 +22,27 @@ def runs(*top1: float) -> list[dict]:
     return [{"top1": value, "train_seconds": 10.0} for value in top1]
 
 
-def test_worse_is_below_fp32_by_more_than_its_seeds_spread():
+def test_a_mode_is_worse_if_it_is_below_fp32_by_more_than_the_spread_of_seeds():
     figures = mode_figures({"O3-fp16": runs(97, 97, 97), "fp32": runs(98, 99, 100), "O1-fp16": runs(98, 98, 98.2)})
     assert (figures["fp32"]["mean"], figures["fp32"]["standard_deviation"], figures["fp32"]["min"]) == (99, 1, 98)
     assert {mode: one["below_baseline"] for mode, one in figures.items()} == {
         "O3-fp16": True, "fp32": False, "O1-fp16": False,
     }  # fmt: skip
     assert verdicts(figures) == [
-        "- O3-fp16: -2.00 points from fp32's mean, worse, by more than the spread of fp32's seeds (1.00)",
+        "- O3-fp16: -2.00 points from fp32's mean, worse by more than the spread of fp32's seeds (1.00)",
         "- O1-fp16: -0.93 points from fp32's mean, not worse by more than the spread of fp32's seeds (1.00)",
     ]
     assert "| fp32 | 98.00% | 99.00% | 100.00% | 99.00% | 1.00 | 98.00% | 10.0 |" in table(figures)
 
 
-def test_failed_runs_are_counted_and_the_others_averaged():
-    failed = {"failed": "18 gradients in a row were not finite"}
+def test_failed_runs_are_listed_and_the_others_averaged():
+    failed = {"failed": "non-finite gradients for 18 steps"}
     figures = mode_figures({"fp32": runs(98, 99), "O3-fp16": [failed, *runs(90)], "O2-fp16": [failed, failed]})
     assert figures["O3-fp16"]["mean"] == 90
     assert figures["O3-fp16"]["below_baseline"] is True
     assert figures["O2-fp16"]["below_baseline"] is None
     assert "| O3-fp16 | failed | 90.00% | 90.00% |  | 90.00% | 10.0 |" in table(figures)
-    assert "- O3-fp16, seed 0: failed: 18 gradients in a row were not finite" in verdicts(figures)
+    assert "- O3-fp16, seed 0: failed: non-finite gradients for 18 steps" in verdicts(figures)
     assert any(line.startswith("- O2-fp16: no verdict") for line in verdicts(figures))
 
 
@@ -51,7 +51,7 @@ def test_one_seed_gives_no_verdict():
     assert figures["O1-bf16"]["below_baseline"] is None
 
 
-def test_trains_each_mode_with_each_seed(tmp_path, capsys):
+def test_each_mode_is_trained_with_each_seed(tmp_path, capsys):
     flags = ["-modes", "fp32,O1-bf16", "-seeds=2", f"-json={tmp_path / 'a.json'}", "-output", str(tmp_path / "runs")]
     assert compare_precision.main([*flags, *TINY]) == 0
     printed = capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_trains_each_mode_with_each_seed(tmp_path, capsys):
             assert f"ENABLED: {enabled}\n" in options
 
 
-def test_a_run_that_fails_is_told_and_not_raised(tmp_path):
+def test_a_failed_run_is_a_result(tmp_path):
     found = train([f"-pretrained={tmp_path / 'none.pth'}", *TINY], "fp32", 0, tmp_path)
     assert "none.pth" in found["failed"]
     assert not found["failed"].startswith("error")

@@ -1,4 +1,4 @@
-"""What the report counts and measures: against what is known of a model."""
+"""Counts, peaks and underflow of the AMP report, compared with the known structure of a model."""
 
 from collections import Counter
 
@@ -38,7 +38,7 @@ def recorded(model: nn.Module, compiled: bool) -> OpRecorder:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_each_op_is_counted_in_its_module_type_and_pass(compiled):
+def test_ops_are_counted_by_module_dtype_and_pass(compiled):
     recorder = recorded(vit(), compiled)
     found = Counter()
     for run, count in recorder.counts.items():
@@ -60,14 +60,14 @@ def test_each_op_is_counted_in_its_module_type_and_pass(compiled):
     assert found == expected
 
 
-def test_nothing_is_left_behind():
+def test_all_hooks_are_removed():
     model = vit()
     recorded(model, compiled=False)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_largest_activation_is_found_between_modules_too():
-    """Attention logits are the output of no module."""
+def test_the_largest_activation_may_be_inside_a_module():
+    """No module outputs the attention logits."""
     model = vit()
     with torch.no_grad():
         model.blocks[1].attn.qkv.weight.mul_(300)
@@ -85,7 +85,7 @@ def test_the_largest_activation_is_found_between_modules_too():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0, 65536.0])
-def test_underflow_is_that_of_a_cast_to_float16(scale):
+def test_underflow_equals_that_of_a_cast_to_float16(scale):
     model = vit()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -98,10 +98,10 @@ def test_underflow_is_that_of_a_cast_to_float16(scale):
         gradients = torch.cat(gradients)
         for value, share in ((gradients, found[block].unscaled), (gradients * scale, found[block].scaled)):
             assert share == pytest.approx((value.half() == 0).double().mean().item(), abs=1e-9)
-    assert "head" not in found  # a gradient of 0 is none
+    assert "head" not in found  # all its gradients are 0
 
 
-def test_names():
+def test_names_in_the_op_lists():
     assert block_of("blocks.11.mlp.fc1.weight") == "blocks.11" and block_of("layer1.0.conv1") == "layer1.0"
     for op, name in {
         "_softmax_backward_data": "softmax", "native_layer_norm_backward": "layer_norm", "addmm": "linear",

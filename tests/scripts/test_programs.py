@@ -1,4 +1,4 @@
-"""What programs say of their speed is read rightly, and they are ended with all that they started."""
+"""programs.py reads the logs of programs correctly, times their turns, and ends them with their child processes."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.telemetry.step_report import StepReport, log_lines
-from scripts.benchmarks.programs import Failed, OurLog, PlainLog, Program, Reading, TimmLog, Window
+from scripts.benchmarks.programs import OurLog, PlainLog, Program, Reading, TimmLog, Window
 from utils.metrics import Metrics
 
 STEP = "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%"
@@ -55,14 +55,14 @@ def test_timms_lines_have_averages_over_the_epoch():
     assert later == Reading(9, 6.0, pytest.approx(1.8))
 
 
-def test_a_plain_line_is_read_as_it_is_written():
+def test_a_plain_line_is_read_as_written():
     assert PlainLog().read(PlainLog.line(8, 4.125, 731_000_000)) == Reading(8, 4.125, 0.0, 731e6)
 
 
-def says(*lines: str, then: str = "") -> list[str]:
-    """A program that says each line 50 ms after the one before."""
-    told = "".join(f"print({line!r}, flush=True); time.sleep(0.05)\n" for line in lines)
-    return [sys.executable, "-c", f"import sys, time\n{told}{then}"]
+def prints(*lines: str, then: str = "") -> list[str]:
+    """The command of a program that prints a line every 50 ms."""
+    code = "".join(f"print({line!r}, flush=True); time.sleep(0.05)\n" for line in lines)
+    return [sys.executable, "-c", f"import sys, time\n{code}{then}"]
 
 
 def first_turn(
@@ -72,7 +72,7 @@ def first_turn(
         return program.turn(warmup, steps, limit_seconds), program.lines
 
 
-def test_between_its_turns_a_program_stands_still(tmp_path):
+def test_a_program_is_paused_between_its_turns(tmp_path):
     file = tmp_path / "count"
     text = f"""
 import time
@@ -85,40 +85,40 @@ for step in range(1, 10000):
         one = program.turn(warmup=3, steps=5, limit_seconds=30)
         assert (one.first.steps, one.last.steps) == (3, 8)
         time.sleep(0.1)
-        stood = file.read_text()
+        paused = file.read_text()
         time.sleep(0.2)
-        assert file.read_text() == stood
+        assert file.read_text() == paused
         other = program.turn(warmup=3, steps=5, limit_seconds=30)
         assert (other.steps, other.first.steps > one.last.steps) == (5, True)
 
 
-def test_the_steps_after_the_warmup_are_timed_by_when_their_lines_come():
+def test_steps_after_the_warmup_are_timed_by_the_arrival_of_their_lines():
     steps = [PlainLog.line(step, step / 10, 0) for step in (1, 5, 9, 13)]
     endless = "time.sleep(100)"
-    window, lines = first_turn(says(*steps, then=endless), warmup=4, steps=8)
+    window, lines = first_turn(prints(*steps, then=endless), warmup=4, steps=8)
     assert (window.steps, window.first.steps, window.last.steps, lines) == (8, 5, 13, steps)
     assert window.own_seconds == pytest.approx(0.8)
     assert 0.09 < window.seconds < 30
 
 
-def test_what_a_program_started_ends_with_it(tmp_path):
+def test_child_processes_end_with_the_program(tmp_path):
     child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     then = f"import os, subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n" + (
         f"while not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
         f"time.sleep(0.05)\nprint({PlainLog.line(1, 1, 0)!r})\nprint({PlainLog.line(2, 2, 0)!r}, flush=True)\n"
         "time.sleep(100)"
     )
-    first_turn(says(then=then))
+    first_turn(prints(then=then))
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         if has_ended(pid):
             return
         time.sleep(0.05)
-    pytest.fail("the program's child goes on")
+    pytest.fail("the child process is still running")
 
 
 def has_ended(pid: int) -> bool:
-    """Gone, or waiting to be noticed."""
+    """The process does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -126,20 +126,20 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("command", "limit_seconds", "said"),
+    ("command", "limit_seconds", "message"),
     [
-        (says("error: no such file", then="sys.exit(1)"), 30, "^no such file$"),
-        (says("loading", then="time.sleep(100)"), 0.5, "not done within 0.5 s; the last it said: loading"),
-        ([sys.executable, "-c", ""], 30, "it said nothing"),
+        (prints("error: no such file", then="sys.exit(1)"), 30, "^no such file$"),
+        (prints("loading", then="time.sleep(100)"), 0.5, "not done within 0.5 s; last line: loading"),
+        ([sys.executable, "-c", ""], 30, "no output"),
     ],
 )
-def test_a_program_that_does_not_get_there_says_why(command, limit_seconds, said):
-    with pytest.raises(Failed, match=said):
+def test_a_program_that_fails_gives_its_reason(command, limit_seconds, message):
+    with pytest.raises(ProgramError, match=message):
         first_turn(command, limit_seconds=limit_seconds)
 
 
-def test_the_environment_is_the_programs_alone():
-    command = [sys.executable, "-c", "import os; print('step 1, 1.0 s, 0.0 GB'); print(os.environ['LENT'])"]
-    with pytest.raises(Failed, match="lent to it"):
-        first_turn(command, {"LENT": "lent to it"})
-    assert "LENT" not in os.environ
+def test_the_environment_is_for_the_program_only():
+    command = [sys.executable, "-c", "import os; print('step 1, 1.0 s, 0.0 GB'); print(os.environ['ADDED'])"]
+    with pytest.raises(ProgramError, match="added for it"):
+        first_turn(command, {"ADDED": "added for it"})
+    assert "ADDED" not in os.environ

@@ -1,13 +1,13 @@
-"""What goes wrong in practice, done on purpose: is each fault answered as it should be?
+"""Provokes faults that happen in practice, and checks the reaction of the entry scripts.
 
-    python tests/stress/fault_bench.py                      # the catalogue, as a table in Markdown
+    python tests/stress/fault_bench.py                      # the catalogue, as a Markdown table
     python tests/stress/fault_bench.py -only 'SIGTERM|rank' -json faults.json
     python tests/stress/fault_bench.py -matrix -saves 200 -flips 1000 -truncations 200 -signals 20
     python tests/stress/fault_bench.py -soak 20
 
-A fault passes if the processes end in time with the right status and one line that says what is wrong, without a
-traceback, and leave no process, no half-written file, and a good checkpoint. What cannot be provoked on a machine is
-skipped, and counts as neither. The faults: tests/stress/faults/inputs.py and tests/stress/faults/runs.py.
+A fault passes if the processes end in time, with the right exit status, with one line that names the problem and
+without a traceback; and if they leave no process, no temporary file, and a good checkpoint. Faults that cannot be
+provoked on a machine are skipped. The faults are in tests/stress/faults/, listed in catalogue.py.
 """
 
 import argparse
@@ -23,27 +23,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults import endurance
-from faults.inputs import input_faults
+from faults.catalogue import all_faults
 from faults.runner import SINGLE, Fault, Outcome, run_fault, start
-from faults.runs import run_faults
 from faults.scene import Scene
 from faults.soak import soak
 
 from configs.command_line import Parser
-from scripts.benchmarks.common import add_flag, markdown_table, new_file, positive, tell, write_json
+from scripts.benchmarks.common import add_flag, new_file, positive, print_progress, write_json
 from utils.errors import UserError, run_and_report_errors
+from utils.tables import markdown_table
 
 LIMIT_SECONDS = 15.0
 
 
 def main(argv: list[str]) -> int:
     flags = _parser().parse_args(argv)
-    endures = any((flags.matrix, flags.saves, flags.flips, flags.truncations, flags.signals, flags.soak))
-    faults = [] if endures else chosen_faults(flags.only)
+    is_endurance = any((flags.matrix, flags.saves, flags.flips, flags.truncations, flags.signals, flags.soak))
+    faults = [] if is_endurance else chosen_faults(flags.only)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         root = Path(temporary)
         trained = train_once(root / "trained")
-        if endures:
+        if is_endurance:
             result = run_endurance(flags, root, trained)
             failed = any(one["failures"] for one in result.values())
             print(endurance_table(result))
@@ -58,9 +58,9 @@ def main(argv: list[str]) -> int:
 
 def chosen_faults(pattern: str) -> list[Fault]:
     try:
-        faults = [fault for fault in (*input_faults(), *run_faults()) if re.search(pattern, fault.name)]
+        faults = [fault for fault in all_faults() if re.search(pattern, fault.name)]
     except re.error as error:
-        raise UserError(f"-only {pattern}: is no regular expression ({error})") from None
+        raise UserError(f"-only {pattern}: is not a regular expression ({error})") from None
     if not faults:
         raise UserError(f"-only {pattern}: matches no fault")
     return faults
@@ -71,13 +71,13 @@ def run_catalogue(faults: list[Fault], root: Path, trained: Path, limit_seconds:
     for number, fault in enumerate(faults, 1):
         (folder := root / str(number)).mkdir()
         outcomes.append(run_fault(fault, folder, trained, limit_seconds))
-        tell(f"{number}/{len(faults)} {fault.name}: {verdict(outcomes[-1])}")
+        print_progress(f"{number}/{len(faults)} {fault.name}: {verdict(outcomes[-1])}")
         shutil.rmtree(folder)
     return outcomes
 
 
 def run_endurance(flags: argparse.Namespace, root: Path, trained: Path) -> dict[str, dict[str, Any]]:
-    """What the flags ask for: figures by the name of the flag, 'failures' among them."""
+    """Runs the tests that the flags select. Returns the figures of each, with its 'failures'."""
     rng, result = random.Random(flags.seed), {}
     if flags.matrix:
         result["matrix"] = endurance.resume_matrix(root / "matrix")
@@ -95,23 +95,25 @@ def run_endurance(flags: argparse.Namespace, root: Path, trained: Path) -> dict[
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tests/stress/fault_bench.py", description="Provokes faults and looks at what comes of them.")
-    add_flag(parser, "only", default="", metavar="REGEX", help="the faults whose name matches")
-    add_flag(parser, "matrix", action="store_true", help="24 runs stopped and resumed: the same, bit for bit?")
-    add_flag(parser, "saves", type=positive, metavar="N", help="kills while saving: always a good checkpoint?")
-    add_flag(parser, "flips", type=positive, metavar="N", help="single bits flipped in a checkpoint: all detected?")
-    add_flag(parser, "truncations", type=positive, metavar="N", help="checkpoints cut short: all detected?")
-    add_flag(parser, "signals", type=positive, metavar="N", help="SIGTERMs to two ranks: does each stop and save?")
-    add_flag(parser, "soak", type=float, metavar="MINUTES", help="kills and resumes: the result of an unbroken run?")
-    add_flag(parser, "seed", type=int, default=0, metavar="N", help="of what is drawn at random (default: 0)")
-    add_flag(parser, "limit", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="for each (default: 15)")
-    add_flag(parser, "json", type=new_file, metavar="FILE", help="write the outcomes there as well")
-    add_flag(parser, "debug", action="store_true", help="show the traceback of an error of this script")
+    parser = Parser(
+        prog="tests/stress/fault_bench.py", description="Provokes faults and checks the reaction of the entry scripts."
+    )
+    add_flag(parser, "only", default="", metavar="REGEX", help="only faults whose name matches")
+    add_flag(parser, "matrix", action="store_true", help="stop and resume 24 runs: equal bit for bit?")
+    add_flag(parser, "saves", type=positive, metavar="N", help="kill while saving: always a good checkpoint?")
+    add_flag(parser, "flips", type=positive, metavar="N", help="flip single bits of a checkpoint: all detected?")
+    add_flag(parser, "truncations", type=positive, metavar="N", help="cut a checkpoint short: all detected?")
+    add_flag(parser, "signals", type=positive, metavar="N", help="send SIGTERM to two ranks: always saved?")
+    add_flag(parser, "soak", type=float, metavar="MINUTES", help="kill and resume: same result as without kills?")
+    add_flag(parser, "seed", type=int, default=0, metavar="N", help="of the random choices (default: 0)")
+    add_flag(parser, "limit", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="per fault (default: 15)")
+    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the outcomes to this file")
+    add_flag(parser, "debug", action="store_true", help="show the traceback of an error in this script")
     return parser
 
 
 def train_once(folder: Path) -> Path:
-    """The folder of a finished run that faults take their checkpoints from."""
+    """Trains the run from which the faults take their checkpoints. Returns its folder."""
     folder.mkdir()
     scene = Scene(folder, folder)
     process, _ = start(SINGLE, scene.digits(), folder / "printed", {})
@@ -124,22 +126,23 @@ def train_once(folder: Path) -> Path:
 def verdict(outcome: Outcome) -> str:
     if outcome.skipped:
         return f"skipped: {outcome.skipped}"
-    return f"no: {'; '.join(outcome.problems)}" if outcome.problems else "as expected"
+    return f"failed: {'; '.join(outcome.problems)}" if outcome.problems else "as expected"
 
 
 def table(outcomes: list[Outcome]) -> str:
     rows = []
     for outcome in outcomes:
-        seen = re.sub(r"\|", r"\\|", outcome.seen if len(outcome.seen) < 200 else f"{outcome.seen[:200]} ...")
-        rows.append([outcome.name, outcome.expected, seen, f"{outcome.seconds:.1f}", verdict(outcome)])
-    return markdown_table(["fault", "expected", "seen", "seconds", "verdict"], rows)
+        text = outcome.observed if len(outcome.observed) < 200 else f"{outcome.observed[:200]} ..."
+        observed = re.sub(r"\|", r"\\|", text)
+        rows.append([outcome.name, outcome.expected, observed, f"{outcome.seconds:.1f}", verdict(outcome)])
+    return markdown_table(["fault", "expected", "observed", "seconds", "verdict"], rows)
 
 
 def summary(outcomes: list[Outcome]) -> str:
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     skipped = sum(bool(outcome.skipped) for outcome in outcomes)
     passed = len(outcomes) - failed - skipped
-    return f"{len(outcomes)} faults: {passed} as expected, {failed} not, {skipped} skipped"
+    return f"{len(outcomes)} faults: {passed} as expected, {failed} failed, {skipped} skipped"
 
 
 def endurance_table(result: dict[str, dict[str, Any]]) -> str:
@@ -148,7 +151,7 @@ def endurance_table(result: dict[str, dict[str, Any]]) -> str:
         figures = ", ".join(f"{key} {value}" for key, value in one.items() if key not in ("cases", "failures"))
         failures = "; ".join(one["failures"][:5]) or "none"
         rows.append([name, str(one["cases"]), str(len(one["failures"])), failures, figures])
-    return markdown_table(["what", "cases", "failed", "which", "figures"], rows)
+    return markdown_table(["test", "cases", "failed", "failures", "figures"], rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Damaged and hostile inputs by the thousand: is every answer a result or one line, within a second and a gigabyte?
+"""Fuzzes the readers of files: each input must give a result or a one-line error, within a second and a gigabyte.
 
     python tests/stress/fuzz.py images -n 100000
     python tests/stress/fuzz.py checkpoints pdparams weights -n 10000 -seed 1 -json fuzz.json
 
-A child process reads case after case; where it hangs, dies or takes too much memory it is replaced, and the case is a
-finding. Findings are saved, and end the script with status 1. The cases: tests/stress/fuzz_cases.py.
+A child process reads the cases. If it hangs, dies or uses too much memory, a new one replaces it and the case is a
+finding. The script saves the findings and then exits with status 1. The cases are in tests/stress/fuzz_cases.py.
 """
 
 import argparse
@@ -24,13 +24,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import Parser
-from scripts.benchmarks.common import add_flag, markdown_table, new_file, positive, tell, write_json
+from scripts.benchmarks.common import add_flag, new_file, positive, print_progress, write_json
 from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.tables import markdown_table
 
-SLOW_SECONDS = 1.0  # of the processor's time, for a neighbour's work must not look like a hang
+SLOW_SECONDS = 1.0  # CPU time, so that other processes do not matter
 HANG_SECONDS = 10.0
-LARGEST_BYTES = 1 << 30
-_ADDRESS_SPACE_BYTES = 8 << 30  # beyond the child's own: what only claims memory does not take it
+MAX_BYTES = 1 << 30
+_ADDRESS_SPACE_BYTES = 8 << 30  # in addition to the child's own; an allocation that is not used counts here only
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
             flags.output.mkdir(parents=True, exist_ok=True)
             path = flags.output / f"{kind}-{flags.seed}-{finding['case']}"
             path.write_bytes(make_case(kind, flags.seed, finding["case"]))
-            print(f"finding: {path}: {finding['what']}")
+            print(f"finding: {path}: {finding['problem']}")
     print(_table(results))
     write_json(flags.json, {"seed": flags.seed, "kinds": results})
     return 1 if any(result["findings"] for result in results.values()) else 0
@@ -57,22 +58,22 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="tests/stress/fuzz.py", description="Reads damaged inputs and looks for anything but one line."
+        prog="tests/stress/fuzz.py", description="Reads damaged inputs; reports all but results and one-line errors."
     )
     parser.add_argument(
-        "kinds", nargs="+", metavar="KIND", help="what to read: see the end of tests/stress/fuzz_cases.py"
+        "kinds", nargs="+", metavar="KIND", help="kind of input: see KINDS in tests/stress/fuzz_cases.py"
     )
     add_flag(parser, "n", type=positive, default=10_000, metavar="N", help="cases of each kind (default: 10000)")
-    add_flag(parser, "seed", type=int, default=0, metavar="N", help="of the cases (default: 0)")
-    add_flag(parser, "output", type=Path, default=Path("output/fuzz"), metavar="FOLDER", help="for the findings")
-    add_flag(parser, "json", type=new_file, metavar="FILE", help="write the figures there as well")
+    add_flag(parser, "seed", type=int, default=0, metavar="N", help="seed of the cases (default: 0)")
+    add_flag(parser, "output", type=Path, default=Path("output/fuzz"), metavar="FOLDER", help="folder for the findings")
+    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     add_flag(parser, "child", type=int, metavar="N", help=argparse.SUPPRESS)
     add_flag(parser, "debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def try_case(kind: str, seed: int, number: int, folder: Path) -> str:
-    """'accepted', 'refused: why', or 'finding: what'."""
+    """'accepted', 'refused: reason', or 'finding: problem'."""
     from fuzz_cases import KINDS, make_case
 
     data = make_case(kind, seed, number)
@@ -86,15 +87,15 @@ def try_case(kind: str, seed: int, number: int, folder: Path) -> str:
 
 
 def _reason(error: UserError, folder: Path) -> str:
-    """Without what differs from case to case."""
+    """The message without names and numbers, which differ from case to case."""
     if isinstance(error.__cause__, MemoryError) or "not enough memory" in str(error.__cause__):
-        return "claims more memory than there is"
+        return "needs more memory than available"
     message = " ".join(str(error).replace(str(folder), "").split())
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+|^\S+: |\([^)]*\)", "", message)[:60].strip()
 
 
 def read_cases(kind: str, seed: int, numbers: range) -> None:
-    """The child's part: a line for each case, its number, its seconds and its outcome."""
+    """Runs in the child: prints number, seconds, bytes and outcome of each case as a line of JSON."""
     own_bytes = _peak_bytes()
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _ADDRESS_SPACE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -104,17 +105,17 @@ def read_cases(kind: str, seed: int, numbers: range) -> None:
             outcome = try_case(kind, seed, number, Path(folder))
             seconds = time.process_time() - started
             more_bytes = _peak_bytes() - own_bytes
-            if more_bytes > LARGEST_BYTES:
-                outcome = f"finding: took {more_bytes / 2**30:.1f} GB"
+            if more_bytes > MAX_BYTES:
+                outcome = f"finding: used {more_bytes / 2**30:.1f} GB"
             elif seconds > SLOW_SECONDS:
                 outcome = f"finding: took {seconds:.1f} s"
             print(json.dumps([number, seconds, more_bytes, outcome]), flush=True)
-            if more_bytes > LARGEST_BYTES:
-                return  # the peak would be found with every case that follows
+            if more_bytes > MAX_BYTES:
+                return  # all later cases would have the same peak
 
 
 def _peak_bytes() -> int:
-    """Of this process alone: getrusage's figure is inherited."""
+    """Peak memory of this process; the value of getrusage is inherited from the parent."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
@@ -123,7 +124,7 @@ def _resident_bytes(process: int) -> int:
 
 
 def fuzz(kind: str, seed: int, count: int) -> dict[str, Any]:
-    """Reads the cases 0..count-1, in as many child processes as it takes."""
+    """Reads the cases 0 to count - 1. Starts a new child process after each case that ends one."""
     outcomes: Counter[str] = Counter()
     findings: list[dict[str, Any]] = []
     slowest = {"seconds": 0.0, "case": 0}
@@ -135,10 +136,10 @@ def fuzz(kind: str, seed: int, count: int) -> dict[str, Any]:
             if seconds > slowest["seconds"]:
                 slowest = {"seconds": seconds, "case": number}
             if outcome.startswith("finding: "):
-                findings.append({"case": number, "what": outcome.removeprefix("finding: ")})
+                findings.append({"case": number, "problem": outcome.removeprefix("finding: ")})
             outcomes[outcome] += 1
             if done % 10_000 == 0:
-                tell(f"{kind}: {done} of {count}, {len(findings)} finding(s)")
+                print_progress(f"{kind}: {done} of {count}, {len(findings)} finding(s)")
     return {
         "cases": count,
         "outcomes": dict(outcomes.most_common()),
@@ -150,32 +151,32 @@ def fuzz(kind: str, seed: int, count: int) -> dict[str, Any]:
 
 
 def _child_lines(kind: str, seed: int, first: int, count: int) -> Any:
-    """What a child says of its cases, and of the one with which it hung, died or took too much."""
+    """The lines of a child, and a line for the case that made it hang, die or use too much memory."""
     flags = ["-child", str(first), "-seed", str(seed), "-n", str(count)]
     command = [sys.executable, "-W", "ignore", __file__, kind, *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
-        number, why = first, None
+        number, problem = first, None
         for line in _lines_within(child, first_seconds=120.0):
             if isinstance(line, str):
-                why = line
+                problem = line
                 break
             yield line
             number = line[0] + 1
-        child.kill() if why else None
+        child.kill() if problem else None
         child.wait()
         child.stdout.close()
-        if why or child.returncode:
+        if problem or child.returncode:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            if number == first and not why:
+            if number == first and not problem:
                 raise RuntimeError(f"the child process did not start: {last}")
-            yield number, 0.0, 0, f"finding: {why or f'died with {child.returncode} {last}'}"
+            yield number, 0.0, 0, f"finding: {problem or f'died with {child.returncode} {last}'}"
 
 
 def _lines_within(child: subprocess.Popen, first_seconds: float) -> Any:
-    """The child's lines, decoded; last, a text where it kept silent too long or took too much memory."""
+    """The decoded lines of the child; then a text, if it prints nothing for too long or uses too much memory."""
     deadline, buffer, own_bytes = time.monotonic() + first_seconds, b"", None
     while True:
         if select.select([child.stdout], [], [], 0.02)[0]:
@@ -189,8 +190,8 @@ def _lines_within(child: subprocess.Popen, first_seconds: float) -> Any:
             own_bytes = own_bytes or _resident_bytes(child.pid)
         elif time.monotonic() > deadline:
             yield f"hung for {HANG_SECONDS:.0f} s"
-        elif own_bytes and _resident_bytes(child.pid) > own_bytes + 2 * LARGEST_BYTES:
-            yield f"took more than {2 * LARGEST_BYTES / 2**30:.0f} GB"
+        elif own_bytes and _resident_bytes(child.pid) > own_bytes + 2 * MAX_BYTES:
+            yield f"used more than {2 * MAX_BYTES / 2**30:.0f} GB"
 
 
 def _table(results: dict[str, dict[str, Any]]) -> str:
@@ -202,7 +203,7 @@ def _table(results: dict[str, dict[str, Any]]) -> str:
         figures = [result["cases"], accepted, refused, len(result["findings"])]
         peak = f"{result['peak_bytes'] / 2**20:.0f} MB"
         rows.append([kind, *(f"{figure:,}" for figure in figures), slowest, peak, f"{result['seconds']:.0f}"])
-    header = ["kind", "cases", "accepted", "refused", "findings", "slowest", "memory taken", "seconds"]
+    header = ["kind", "cases", "accepted", "refused", "findings", "slowest", "memory", "seconds"]
     return markdown_table(header, rows)
 
 

@@ -145,6 +145,13 @@ def test_a_bad_list_is_refused(lists, tmp_path, text, line, reason):
     assert_refused(lambda: sources.imagenet2012(given, "train"), f"{tmp_path}/train_list.txt{line}: ", reason)
 
 
+@pytest.mark.parametrize("text", ["x.jpg {}\n", "{}\n", "../{} 0\n", "{0} 0\n{0} 1\n"])
+def test_a_long_label_or_path_is_shortened_in_the_finding(tmp_path, text):
+    (tmp_path / "list.txt").write_text(text.format("\x01" * 5000))
+    (finding,) = listing.read_list(tmp_path / "list.txt").findings
+    assert "..." in finding and len(finding) < 300 + len(str(tmp_path))
+
+
 def test_missing_lists_and_folders(tmp_path):
     assert_refused(lambda: sources.imagenet2012(options(tmp_path), "val"), f"{tmp_path}/val_list.txt: ", "DATA_PATH")
     for name in ("imagenet2012", "folder", "csv", "caltech101", "caltech256", "cifar10", "cifar100"):

@@ -1,5 +1,6 @@
 """At any moment a whole checkpoint is on the disk; a bad one is recognized, named, and passed over where it may be."""
 
+import hashlib
 import os
 import random
 import signal
@@ -115,13 +116,24 @@ def test_a_foreign_or_broken_one_is_refused(tmp_path, content, expected):
         load_checkpoint(tmp_path / "x.pth")
 
 
-def test_a_sealed_file_that_is_no_archive_is_refused(tmp_path):
-    import hashlib
-
-    content = b"no archive"
+def rewrite_with_checksum(path: Path, content: bytes) -> None:
+    """Writes the content with a valid checksum, as a forger would."""
     digest = hashlib.sha256(content + b"\0\0").hexdigest()
-    (tmp_path / "x.pth").write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
+    path.write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
+
+
+def test_a_file_with_a_checksum_that_is_no_archive_is_refused(tmp_path):
+    rewrite_with_checksum(tmp_path / "x.pth", b"no archive")
     with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def test_an_archive_with_a_damaged_directory_and_a_valid_checksum_is_refused(tmp_path):
+    atomic_save(tmp_path / "x.pth", a_state() | {"format": FORMAT})
+    content = (tmp_path / "x.pth").read_bytes()[:-73]
+    assert b"PK\x01\x02" in content
+    rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
+    with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program \(BadZipFile\)"):
         load_checkpoint(tmp_path / "x.pth")
 
 

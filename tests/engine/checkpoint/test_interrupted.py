@@ -34,8 +34,8 @@ def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
 @pytest.mark.parametrize(
     ("place", "count", "number", "at"),
     [
-        ("_after_step", 5, signal.SIGTERM, (0, 5)),
-        ("_after_step", 16, signal.SIGUSR1, (1, 8)),
+        ("after_step", 5, signal.SIGTERM, (0, 5)),
+        ("after_step", 16, signal.SIGUSR1, (1, 8)),
         ("_after_eval_batch", 1, signal.SIGINT, (0, 8)),
         ("_after_eval_batch", 8, signal.SIGTERM, (1, 8)),
     ],

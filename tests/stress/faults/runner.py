@@ -1,4 +1,4 @@
-"""Provokes one fault as a user would meet it, through the entry scripts, and looks at what is left."""
+"""Provokes one fault through the entry scripts and checks the outcome."""
 
 import json
 import os
@@ -14,22 +14,27 @@ from pathlib import Path
 
 from faults.scene import Scene, Skipped
 
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
 Provoke = Callable[[Scene], Sequence[str]]
-_MARKER = "AMPVIT_FAULT"  # in the environment of all processes of a fault
+_MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
 _START_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`provoke` prepares a scene and gives the flags; `act` does something to the processes once they run.
+    """A fault and the expected outcome.
 
-    `line` is what the one error line must match, None where there is to be none. The processes run `script` under
-    `environment`, in a shell where one is given: `{}` in it stands for their command.
+    provoke: prepares a scene and returns the flags of `script`.
+    line: a pattern for the one error line, or None if no error line is expected.
+    act: does something to the running processes.
+    state: expected in the status.json of the newest run.
+    prints: a pattern for something else that must be printed.
+    shell: a shell command that starts the script; `{}` in it stands for the script's command.
+    grace_seconds: for helper processes to end after the main process.
     """
 
     name: str
@@ -38,11 +43,11 @@ class Fault:
     status: tuple[int, ...] = (1,)
     script: str = SINGLE
     act: Callable[["Running"], None] | None = None
-    state: str | None = None  # of the newest run's status.json
-    says: str | None = None  # something that must be among what is printed
+    state: str | None = None
+    prints: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
-    grace_seconds: float = 3.0  # for helpers of a process that has ended
+    grace_seconds: float = 3.0
 
     @property
     def expected(self) -> str:
@@ -54,66 +59,67 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What was seen. A fault passed if it was not skipped and has no problems; `seconds` count from the fault."""
+    """The observed outcome. A fault passes if it is not skipped and has no problems. `seconds` are since the fault."""
 
     name: str
     expected: str
-    seen: str = ""
+    observed: str = ""
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
     skipped: str | None = None
 
 
 class Running:
-    """The processes of a fault, and ways to hurt them."""
+    """The processes of a fault; sends signals to them."""
 
     def __init__(self, process: subprocess.Popen, scene: Scene, marker: str) -> None:
         self.process, self.scene, self.marker = process, scene, marker
         self.fault_time = time.monotonic()
 
     def wait_for(self, text: str) -> None:
-        """Until a run's log says so.
+        """Waits until a run's log contains the text.
 
         Raises:
-            TimeoutError: it never did.
+            TimeoutError: the log does not contain it in time.
         """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             if any(text in log.read_text() for log in self.scene.output.glob("*/log.txt")):
                 return
             time.sleep(0.02)
-        raise TimeoutError(f"the run never said {text}")
+        raise TimeoutError(f"the log never contained {text}")
 
     def send(self, number: int, *processes: int) -> None:
-        """To these processes, or to the one that was started."""
+        """Sends a signal to the given processes, or to the main process."""
         self.fault_time = time.monotonic()
         for process in processes or (self.process.pid,):
             os.kill(process, number)
 
     def send_to_all(self, number: int) -> None:
-        """What a terminal's Ctrl-C does."""
+        """Sends a signal to the process group, as a terminal does for Ctrl-C."""
         self.fault_time = time.monotonic()
         os.killpg(self.process.pid, number)
 
     def ranks(self) -> list[int]:
-        """The processes of the ranks, by rank."""
-        found = {}
+        """Process ids of the ranks, in order of rank."""
+        process_of = {}
         for process in marked_processes(self.marker):
             rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(process, "environ"))
             if rank and MULTI.encode() in _read(process, "cmdline"):
-                found[int(rank[1])] = process
-        return [found[rank] for rank in sorted(found)]
+                process_of[int(rank[1])] = process
+        return [process_of[rank] for rank in sorted(process_of)]
 
     def workers(self) -> list[int]:
-        """The processes that load data: children of a server that forks them."""
+        """Process ids of the loading workers: children of the fork server."""
         servers = {p for p in marked_processes(self.marker) if b"forkserver" in _read(p, "cmdline")}
         return sorted(p for p in servers if _parent(p) in servers)
 
 
 def marked_processes(marker: str) -> list[int]:
-    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    wanted = f"{_MARKER}={marker}".encode()
-    return [process for process in found if wanted in _read(process, "environ") and not _is_dead(process)]
+    """Ids of the living processes with this marker in their environment."""
+    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    variable = f"{_MARKER}={marker}".encode()
+    return [process for process in processes if variable in _read(process, "environ") and not _is_dead(process)]
 
 
 def _read(process: int, name: str) -> bytes:
@@ -124,7 +130,7 @@ def _read(process: int, name: str) -> bytes:
 
 
 def _stat(process: int) -> list[bytes]:
-    """State, parent, ... of a process: what follows its name."""
+    """The fields after the process name: state, parent id, ..."""
     return _read(process, "stat").rpartition(b")")[2].split() or [b"Z", b"0"]
 
 
@@ -139,7 +145,7 @@ def _parent(process: int) -> int:
 def start(
     script: str, argv: Sequence[str], output: Path, environment: dict[str, str], shell: str | None = None
 ) -> tuple[subprocess.Popen, str]:
-    """Starts an entry script in a session of its own; returns the process and the mark that its descendants carry."""
+    """Starts an entry script in a new session. Returns the process, and the marker of it and its descendants."""
     marker = uuid.uuid4().hex
     command = [sys.executable, str(ROOT / script), *argv]
     if shell:
@@ -155,13 +161,13 @@ def start(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_heed_ctrl_c,
+            preexec_fn=_handle_ctrl_c,
         )
     return process, marker
 
 
-def _heed_ctrl_c() -> None:
-    """A shell starts what runs in its background deaf to it."""
+def _handle_ctrl_c() -> None:
+    """A shell starts background processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -171,8 +177,8 @@ def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -
     outcome = Outcome(fault.name, fault.expected)
     try:
         argv = fault.provoke(scene)
-    except Skipped as why:
-        outcome.skipped = str(why)
+    except Skipped as reason:
+        outcome.skipped = str(reason)
         return outcome
     process, marker = start(fault.script, argv, folder / "printed", fault.environment, fault.shell)
     running = Running(process, scene, marker)
@@ -183,18 +189,18 @@ def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -
     except TimeoutError as error:
         outcome.problems.append(str(error))
     except subprocess.TimeoutExpired:
-        outcome.problems.append("it hung")
+        outcome.problems.append("timeout")
     outcome.seconds = time.monotonic() - running.fault_time
-    outcome.problems += _leftovers(marker, fault.grace_seconds)
+    outcome.problems += _kill_leftovers(marker, fault.grace_seconds)
     process.wait()
-    _judge(fault, outcome, scene, process.returncode, (folder / "printed").read_text(errors="replace"))
+    _check(fault, outcome, scene, process.returncode, (folder / "printed").read_text(errors="replace"))
     if outcome.seconds > limit_seconds:
         outcome.problems.append(f"took {outcome.seconds:.1f} s")
     return outcome
 
 
-def _leftovers(marker: str, grace_seconds: float) -> list[str]:
-    """Ends what is left of the processes, and says so."""
+def _kill_leftovers(marker: str, grace_seconds: float) -> list[str]:
+    """Kills processes that are still alive after the grace time. Returns the problem, if there were any."""
     deadline = time.monotonic() + grace_seconds
     while (left := marked_processes(marker)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -204,34 +210,34 @@ def _leftovers(marker: str, grace_seconds: float) -> list[str]:
     return [f"{len(left)} process(es) left: {names[0]}"] if left else []
 
 
-def _judge(fault: Fault, outcome: Outcome, scene: Scene, status: int, printed: str) -> None:
+def _check(fault: Fault, outcome: Outcome, scene: Scene, status: int, printed: str) -> None:
     status = 128 - status if status < 0 else status
-    errors = [re.sub(r"\n +", " / ", found) for found in re.findall(r"^error: (.*(?:\n  .*)*)", printed, re.MULTILINE)]
+    errors = [re.sub(r"\n +", " / ", error) for error in re.findall(r"^error: (.*(?:\n  .*)*)", printed, re.MULTILINE)]
     state = _state(scene)
-    outcome.seen = ", ".join([f"status {status}", *([f"state {state}"] if fault.state else []), *errors[:1]])
+    outcome.observed = ", ".join([f"status {status}", *([f"state {state}"] if fault.state else []), *errors[:1]])
     problems = outcome.problems
     if status not in fault.status:
         problems.append(f"status {status}: {' '.join(printed.strip().splitlines()[-1:])[:200]}")
     if fault.line is None and errors:
-        problems.append("an error line that should not be")
+        problems.append("an unexpected error line")
     if fault.line is not None and len(errors) != 1:
         problems.append(f"{len(errors)} error lines")
     if fault.line is not None and errors and not re.search(fault.line, errors[0]):
-        problems.append("another line")
-    if fault.says and not re.search(fault.says, printed):
-        problems.append(f"does not say {fault.says}")
+        problems.append("another error line")
+    if fault.prints and not re.search(fault.prints, printed):
+        problems.append(f"does not print {fault.prints}")
     if "Traceback" in printed:
         problems.append("a traceback")
     if not all(line.isprintable() and len(line) <= 1200 for line in errors):
-        problems.append("a line that a terminal should not get")
+        problems.append("an error line that is too long or has control characters")
     if fault.state and state != fault.state:
         problems.append(f"state {state}")
-    problems += [f"a torso is left: {path.name}" for path in scene.folder.rglob("*.tmp")]
+    problems += [f"a temporary file is left: {path.name}" for path in scene.folder.rglob("*.tmp")]
     problems += [f"no good checkpoint in {folder.name}" for folder in _runs(scene) if not has_good_checkpoint(folder)]
 
 
 def _runs(scene: Scene) -> list[Path]:
-    """The newest last, and only those that have saved something."""
+    """Folders of runs that have saved a checkpoint, the newest last."""
     return sorted({path.parent for path in scene.output.glob("*/*.pth")}, key=lambda path: path.stat().st_mtime)
 
 

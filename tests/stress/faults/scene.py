@@ -1,6 +1,7 @@
-"""Where a fault is provoked: a folder of its own with a little data, and tiny runs that take a second or two."""
+"""The folder in which a fault is provoked, with a little data and flags of runs that take a second or two."""
 
 import io
+import os
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from engine.checkpoint.checkpoint import FORMAT, load_checkpoint
+from engine.checkpoint.reader import FORMAT, load_checkpoint
 from utils.atomic_file import atomic_save
 
 TINY = [
@@ -23,7 +24,14 @@ ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
 
 
 class Skipped(Exception):
-    """A fault that cannot be provoked on this machine; the message says why."""
+    """The fault cannot be provoked on this machine. The message is the reason."""
+
+
+class RunsCode:
+    """An object whose pickle runs a command when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch exploded",)
 
 
 def image_bytes(form: str = "JPEG", size: tuple[int, int] = (16, 12), **options: Any) -> bytes:
@@ -38,7 +46,7 @@ def torch_bytes(content: object) -> bytes:
 
 
 class Scene:
-    """`folder` is the fault's own. `trained` is the folder of a finished run, to be copied and not touched."""
+    """`folder` belongs to one fault. `trained` is the folder of a finished run: copy it, do not change it."""
 
     def __init__(self, folder: Path, trained: Path) -> None:
         self.folder, self.trained = folder, trained
@@ -55,7 +63,7 @@ class Scene:
 
     @cached_property
     def data(self) -> Path:
-        """The images as a folder per class, as lists and as csv files."""
+        """The images, as class folders, as lists and as csv files."""
         root = self.folder / "data"
         for split, count in (("train", 12), ("val", 4)):
             paths = [f"{split}/{name}/{number}.jpg" for number in range(count) for name in ("cat", "dog")]
@@ -75,17 +83,17 @@ class Scene:
         return path
 
     def run_copy(self) -> Path:
-        """A finished run of the digits, in the output folder."""
+        """Copies a finished run on the digits to the output folder."""
         return Path(shutil.copytree(self.trained, self.output / self.trained.name))
 
     def edited_checkpoint(self, **changes: Any) -> Path:
-        """The `last.pth` of a copied run with other content under a right seal."""
+        """The `last.pth` of a copied run with changed content and a valid checksum."""
         last = self.run_copy() / "last.pth"
         atomic_save(last, load_checkpoint(last) | {"format": FORMAT} | changes)
         return last
 
     def edited_weights(self, **changes: torch.Tensor | None) -> Path:
-        """A plain .pth of the trained weights; `__` in a name stands for its dots, None removes a tensor."""
+        """A plain .pth of the trained weights with changes: `__` in a name means a dot, None removes the tensor."""
         state = load_checkpoint(self.trained / "last.pth")["model"]
         for name, tensor in changes.items():
             state[name.replace("__", ".")] = tensor

@@ -1,4 +1,4 @@
-"""One long run on two ranks, killed again and again: does it end as the run that was left in peace?"""
+"""The soak test: a run on two ranks that is killed and resumed many times must end like an undisturbed run."""
 
 import os
 import random
@@ -9,57 +9,52 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults.endurance import LIVELY, state_hash, train
+from faults.endurance import RANDOM_OPTIONS, new_scene, state_hash, train
 from faults.runner import MULTI, Running, has_good_checkpoint, marked_processes, start
 from faults.scene import Scene
 
-from scripts.benchmarks.common import tell
+from scripts.benchmarks.common import print_progress
 from utils.errors import UserError
 
 _TIMEOUT = ["TIMEOUT_SECONDS=10"]
-_LONGEST_END_SECONDS = 25.0
+_MAX_END_SECONDS = 25.0
 _KINDS = ("a rank", "the launcher", "all", "SIGTERM")
 _CALIBRATION_EPOCHS = 40
 
 
 def soak(root: Path, minutes: float, rng: random.Random) -> dict[str, Any]:
-    """Trains once in peace, watching memory and open files, and once under fire for about as many minutes."""
+    """Trains once undisturbed, recording memory and open files; then once with kills for `minutes`."""
     epochs = _epochs_for(root / "calibration", minutes * 60 / 2)
-    options = [*LIVELY, *_TIMEOUT, "SAVE_FREQ_STEPS=7", "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}"]
-    tell(f"soak: {epochs} epochs in peace")
-    peace = _scene(root / "peace")
-    growth = _watched(peace, options)
-    (folder,) = peace.output.glob("train-*")
+    options = [*RANDOM_OPTIONS, *_TIMEOUT, "SAVE_FREQ_STEPS=7", "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}"]
+    print_progress(f"soak: {epochs} epochs undisturbed")
+    undisturbed = new_scene(root / "undisturbed")
+    growth = _train_undisturbed(undisturbed, options)
+    (folder,) = undisturbed.output.glob("train-*")
     expected = state_hash(folder / "last.pth")
-    war = _scene(root / "war")
-    kills, failures, lives = _war(war, options, minutes * 60, rng)
-    (folder,) = war.output.glob("train-*")
-    found = state_hash(folder / "last.pth")
-    failures += [] if found == expected else [f"ends with {found}, not {expected}"]
+    disturbed = new_scene(root / "disturbed")
+    kills, failures, starts = _train_with_kills(disturbed, options, minutes * 60, rng)
+    (folder,) = disturbed.output.glob("train-*")
+    actual = state_hash(folder / "last.pth")
+    failures += [] if actual == expected else [f"ends with state {actual}, not {expected}"]
     failures += growth.pop("failures")
-    return {"cases": lives, "kills": kills, "epochs": epochs, "hash": found, **growth, "failures": failures}
-
-
-def _scene(folder: Path) -> Scene:
-    folder.mkdir(parents=True)
-    return Scene(folder, folder)
+    return {"cases": starts, "kills": kills, "epochs": epochs, "hash": actual, **growth, "failures": failures}
 
 
 def _epochs_for(folder: Path, seconds: float) -> int:
-    scene = _scene(folder)
+    scene = new_scene(folder)
     started = time.monotonic()
-    train(scene, 2, *LIVELY, "TRAIN.NUM_EPOCHS=1")
+    train(scene, 2, *RANDOM_OPTIONS, "TRAIN.NUM_EPOCHS=1")
     one = time.monotonic() - started
     for run in scene.output.iterdir():
         run.rename(scene.folder / run.name)
     started = time.monotonic()
-    train(scene, 2, *LIVELY, f"TRAIN.NUM_EPOCHS={_CALIBRATION_EPOCHS}", "VALIDATE_FREQ=5")
+    train(scene, 2, *RANDOM_OPTIONS, f"TRAIN.NUM_EPOCHS={_CALIBRATION_EPOCHS}", "VALIDATE_FREQ=5")
     per_epoch = (time.monotonic() - started - one) / (_CALIBRATION_EPOCHS - 1)
     return max(10, round(seconds / max(per_epoch, 0.01)))
 
 
-def _watched(scene: Scene, options: list[str]) -> dict[str, Any]:
-    """The unbroken run; its ranks' open files and memory in the second quarter and in the last."""
+def _train_undisturbed(scene: Scene, options: list[str]) -> dict[str, Any]:
+    """Returns the open files and the memory of the ranks, in the second and in the last quarter of the run."""
     argv = scene.digits(*options, flags=("-ngpus=2",))
     process, marker = start(MULTI, argv, scene.folder / "printed", {})
     running, samples = Running(process, scene, marker), []
@@ -67,7 +62,7 @@ def _watched(scene: Scene, options: list[str]) -> dict[str, Any]:
         samples += [sample] if (sample := _sample(running)) else []
         time.sleep(1.0)
     if process.returncode:
-        raise UserError(f"the run in peace failed: {(scene.folder / 'printed').read_text().strip()[-300:]}")
+        raise UserError(f"the undisturbed run failed: {(scene.folder / 'printed').read_text().strip()[-300:]}")
     quarter = max(len(samples) // 4, 1)
     early, late = samples[quarter : 2 * quarter] or samples, samples[-quarter:]
     files = [statistics.median(files for files, _ in part) for part in (early, late)]
@@ -78,7 +73,7 @@ def _watched(scene: Scene, options: list[str]) -> dict[str, Any]:
 
 
 def _sample(running: Running) -> tuple[int, int] | None:
-    """Open files and resident bytes of all ranks; None while they are not all there."""
+    """Open files and resident bytes of all ranks; None unless both ranks are running."""
     try:
         ranks = running.ranks()
         files = sum(len(os.listdir(f"/proc/{rank}/fd")) for rank in ranks)
@@ -88,12 +83,14 @@ def _sample(running: Running) -> tuple[int, int] | None:
     return (files, pages * os.sysconf("SC_PAGESIZE")) if len(ranks) == 2 else None
 
 
-def _war(scene: Scene, options: list[str], seconds: float, rng: random.Random) -> tuple[int, list[str], int]:
-    """Kills and resumes until the time is over, then lets the run end. Returns kills, failures, lives."""
-    deadline, kills, failures, lives = time.monotonic() + seconds, 0, [], 0
+def _train_with_kills(
+    scene: Scene, options: list[str], seconds: float, rng: random.Random
+) -> tuple[int, list[str], int]:
+    """Kills and resumes the run for `seconds`, then waits for its end. Returns kills, failures, starts."""
+    deadline, kills, failures, starts = time.monotonic() + seconds, 0, [], 0
     while True:
-        lives += 1
-        printed = scene.folder / f"printed-{lives}"
+        starts += 1
+        printed = scene.folder / f"printed-{starts}"
         process, marker = start(MULTI, scene.digits(*options, flags=("-ngpus=2", "-resume=auto")), printed, {})
         running = Running(process, scene, marker)
         pause = rng.uniform(4, 30)
@@ -103,11 +100,11 @@ def _war(scene: Scene, options: list[str], seconds: float, rng: random.Random) -
             kind = rng.choice(_KINDS)
             failures += [f"kill {kills}, {kind}: {problem}" for problem in _kill(running, kind, rng)]
             kills += 1
-            tell(f"soak: kill {kills} after {pause:.0f} s: {kind} {failures[-1:]}")
+            print_progress(f"soak: kill {kills} after {pause:.0f} s: {kind} {failures[-1:]}")
             continue
         if process.returncode:
-            failures.append(f"life {lives} failed: {printed.read_text().strip()[-200:]}")
-        return kills, failures, lives
+            failures.append(f"start {starts} failed: {printed.read_text().strip()[-200:]}")
+        return kills, failures, starts
 
 
 def _kill(running: Running, kind: str, rng: random.Random) -> list[str]:
@@ -122,7 +119,7 @@ def _kill(running: Running, kind: str, rng: random.Random) -> list[str]:
         running.send(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
     problems = []
     while marked_processes(running.marker):
-        if time.monotonic() - running.fault_time > _LONGEST_END_SECONDS:
+        if time.monotonic() - running.fault_time > _MAX_END_SECONDS:
             problems.append(f"{len(marked_processes(running.marker))} processes left")
             for process in marked_processes(running.marker):
                 os.kill(process, signal.SIGKILL)

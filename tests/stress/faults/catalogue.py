@@ -1,0 +1,26 @@
+"""The catalogue of faults: all faults of this folder."""
+
+from faults.checkpoints import checkpoint_faults, resume_faults
+from faults.command_line import command_line_faults, recipe_faults
+from faults.data import data_set_faults, list_faults
+from faults.images import image_faults
+from faults.runner import Fault
+from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
+from faults.weights import weights_faults
+
+
+def all_faults() -> list[Fault]:
+    return [
+        *command_line_faults(),
+        *recipe_faults(),
+        *list_faults(),
+        *data_set_faults(),
+        *image_faults(),
+        *weights_faults(),
+        *checkpoint_faults(),
+        *resume_faults(),
+        *output_faults(),
+        *signal_faults(),
+        *rank_faults(),
+        *worker_faults(),
+    ]

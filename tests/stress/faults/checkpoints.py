@@ -1,0 +1,121 @@
+"""Faults in checkpoints and in resuming."""
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults.runner import Fault, Provoke
+from faults.scene import Scene, flipped, torch_bytes, truncated
+
+from engine.checkpoint.reader import load_checkpoint
+from utils.atomic_file import atomic_save
+
+
+def checkpoint_faults() -> list[Fault]:
+    damaged = r"last.pth: is damaged"
+    table: dict[str, tuple[Provoke, str]] = {
+        "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: there is no checkpoint"),
+        "a folder without one": (
+            lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)),
+            r"there is no checkpoint",
+        ),
+        "empty": (_resumed(lambda path: path.write_bytes(b"")), damaged),
+        "cut short": (_resumed(truncated), damaged),
+        "with a bit flipped": (_resumed(flipped), damaged),
+        "written by torch.save": (
+            _resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))),
+            r"is damaged or none of our",
+        ),
+        "PaddleViT's": (
+            lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
+            r"PaddleViT's optimizer state cannot be resumed",
+        ),
+        "of another format": (_edited(format=1), r"last.pth: is no checkpoint of format"),
+        "a list with a valid checksum": (
+            _resumed(lambda path: atomic_save(path, [1, 2])),
+            r"last.pth: is no checkpoint",
+        ),
+        "a valid checksum, but parts missing": (
+            _resumed(lambda path: atomic_save(path, {"format": load_checkpoint(path)["format"]})),
+            r"for model, ema, .* is missing",
+        ),
+        "not finite": (_not_finite, r"NaN|not finite|infinite"),
+        "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
+        "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"trained with AdamW"),
+        "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: is not what"),
+        "beyond the last epoch": (
+            _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
+            r"NUM_EPOCHS 1: the checkpoint has 2 already",
+        ),
+    }
+    return [Fault(f"checkpoint: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def resume_faults() -> list[Fault]:
+    longer = "TRAIN.NUM_EPOCHS=3"
+    return [
+        Fault("resume: another run has locked the folder", _locked_folder, r"train-.*: is in use by"),
+        Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"seen 192 samples .* steps of 80"),
+        Fault(
+            "resume a folder: the last is damaged",
+            _damaged_in_folder,
+            None,
+            (0,),
+            state="finished",
+            prints="passed over",
+        ),
+        Fault("resume auto: the last is damaged", _auto(flipped, longer), None, (0,), state="finished"),
+        Fault("resume auto: the last is cut short", _auto(truncated, longer), None, (0,), state="finished"),
+        Fault(
+            "resume auto: no run yet", lambda scene: scene.digits(flags=("-resume=auto",)), None, (0,), state="finished"
+        ),
+    ]
+
+
+def _resumed(change: Callable[[Path], Any], *options: str) -> Provoke:
+    def provoke(scene: Scene) -> list[str]:
+        last = scene.run_copy() / "last.pth"
+        change(last)
+        return scene.digits(*options, flags=(f"-resume={last}",))
+
+    return provoke
+
+
+def _edited(**changes: Any) -> Provoke:
+    return lambda scene: scene.digits(flags=(f"-resume={scene.edited_checkpoint(**changes)}",))
+
+
+def _not_finite(scene: Scene) -> list[str]:
+    model = load_checkpoint(scene.trained / "last.pth")["model"]
+    model["norm.bias"] = torch.full((16,), torch.nan)
+    return _edited(model=model)(scene)
+
+
+def _auto(change: Callable[[Path], Any], *options: str) -> Provoke:
+    def provoke(scene: Scene) -> list[str]:
+        change(scene.run_copy() / "last.pth")
+        return scene.digits(*options, flags=("-resume=auto",))
+
+    return provoke
+
+
+def _unchanged(path: Path) -> None:
+    pass
+
+
+def _damaged_in_folder(scene: Scene) -> list[str]:
+    return scene.digits("TRAIN.NUM_EPOCHS=3", flags=(f"-resume={flipped(scene.run_copy() / 'last.pth').parent}",))
+
+
+def _locked_folder(scene: Scene) -> list[str]:
+    folder = scene.run_copy()
+    scene.lock = open(folder / ".lock", "a")  # noqa: SIM115  # keeps the lock while the scene exists
+    fcntl.flock(scene.lock, fcntl.LOCK_EX)
+    return scene.digits(flags=(f"-resume={folder}",))
+
+
+def _inside_an_epoch(scene: Scene) -> list[str]:
+    last = scene.edited_checkpoint(epoch=1, done_steps=3)
+    return scene.digits("DATA.BATCH_SIZE=80", flags=(f"-resume={last}",))

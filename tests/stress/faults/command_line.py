@@ -1,0 +1,105 @@
+"""Faults in command lines and recipes."""
+
+import os
+
+from faults.runner import Fault, Provoke
+from faults.scene import Scene
+
+
+def command_line_faults() -> list[Fault]:
+    def given(*flags: str, options: tuple[str, ...] = ()) -> Provoke:
+        return lambda scene: scene.digits(*options, flags=flags)
+
+    def option(*options: str) -> Provoke:
+        return given(options=options)
+
+    timm = ("MODEL.TYPE=timm", "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12", "MODEL.NUM_HEADS=12")
+    table: dict[str, tuple[Provoke, str]] = {
+        "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
+        "abbreviated flag": (given("-e"), r"unknown flag -e"),
+        "text for a number": (given("-batch_size=x"), r"-batch_size.*invalid int value: 'x'"),
+        "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
+        "no value": (lambda scene: ["-cfg"], r"-cfg: expected one argument"),
+        "-ngpus=0": (given("-ngpus=0"), r"-ngpus 0: must be at least 1"),
+        "-ngpus=2 for the single-device script": (given("-ngpus=2"), r"-ngpus 2: this script is one process"),
+        "option without a value": (option("SEED"), r"-opts SEED: expected KEY=VALUE"),
+        "misspelt key": (option("TRAIN.BASE_LRR=1"), r"unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
+        "number of 9000 digits": (option("SEED=" + "9" * 9000), r"'9+\.\.\.9+' cannot be read as a value"),
+        "long unknown flag": (given("-" + "x" * 50_000), r"unknown flag -x{70,90}"),
+        "unknown half type": (given("-amp_dtype=int8"), r"-amp_dtype: AMP.DTYPE is 'int8'"),
+        "evaluation without weights": (given("-eval"), r"EVAL needs weights"),
+        "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
+        "patch size that does not divide the image size": (
+            option("DATA.IMAGE_SIZE=9"),
+            r"IMAGE_SIZE 9 is no multiple of MODEL.PATCH_SIZE",
+        ),
+        "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
+        "unknown timm model": (option(*timm, "MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
+        "image size that a timm model refuses": (
+            option(*timm, "MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
+            r"DATA.IMAGE_SIZE 16: MODEL.NAME convnext_atto does not take it",
+        ),
+        "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: nothing is left"),
+        "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
+    }
+    single = r"this script is one process, a launcher started several"
+    return [
+        *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
+        Fault(
+            "launcher: several processes of the single-device script", given(), single, environment={"WORLD_SIZE": "2"}
+        ),
+        Fault("launcher: WORLD_SIZE is not a number", given(), r"WORLD_SIZE", environment={"WORLD_SIZE": "two"}),
+    ]
+
+
+def recipe_faults() -> list[Fault]:
+    def recipe(content: str | bytes) -> Provoke:
+        return lambda scene: [f"-cfg={scene.write('recipe.yaml', content)}"]
+
+    def base_cycle(scene: Scene) -> list[str]:
+        scene.write("b.yaml", "BASE: [recipe.yaml]")
+        return recipe("BASE: [b.yaml]")(scene)
+
+    def pipe(scene: Scene) -> list[str]:
+        os.mkfifo(scene.folder / "pipe.yaml")
+        return [f"-cfg={scene.folder / 'pipe.yaml'}"]
+
+    def base_outside(scene: Scene) -> list[str]:
+        recipe = scene.write("deep/recipe.yaml", "BASE: [../../secret.yaml]")
+        return [f"-cfg={recipe}"]
+
+    def doubled_bases(scene: Scene) -> list[str]:
+        for number in range(40):
+            scene.write(f"{number}.yaml", f"BASE: [{number + 1}.yaml, {number + 1}.yaml]")
+        return [f"-cfg={scene.folder / '0.yaml'}"]
+
+    table: dict[str, tuple[Provoke, str]] = {
+        "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
+        "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"is no file but a folder"),
+        "a pipe": (pipe, r"pipe.yaml: cannot be read: is no file but a folder or a device"),
+        "an endless device": (
+            lambda scene: ["-cfg=/dev/zero"],
+            r"/dev/zero: cannot be read: is no file but a folder or a device",
+        ),
+        "bytes": (recipe(bytes(range(256))), r"recipe.yaml: is no text file in UTF-8"),
+        "two megabytes": (recipe("#" * 2_000_000), r"recipe.yaml: is larger than 65536 bytes"),
+        "a key twice": (recipe("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),
+        "a tag with code": (recipe("SAVE: !!python/object/apply:os.system [ls]"), r":1: the tag .* is not allowed"),
+        "an alias": (recipe("SEED: &a 1\nSAVE_FREQ: *a"), r":2: aliases are not allowed"),
+        "an unknown key": (recipe("TRAIN:\n  EPOCHS: 3"), r":2: unknown key TRAIN.EPOCHS; did you mean"),
+        "a wrong type": (recipe("DATA:\n  IMAGE_SIZE: big"), r":2: DATA.IMAGE_SIZE is 'big'"),
+        "not a number": (recipe("TRAIN: {BASE_LR: .nan}"), r":1: TRAIN.BASE_LR is '.nan'"),
+        "invalid YAML": (recipe("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
+        "nested 5000 deep": (recipe("SEED: " + "[" * 5000), r"nested too deeply"),
+        "a feature that is not available yet": (
+            recipe("TRAIN: {RAND_AUGMENT: true}"),
+            r":1: TRAIN.RAND_AUGMENT: .* not available yet",
+        ),
+        "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is no key"),
+        "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: no name holds a zero byte"),
+        "a missing base": (recipe("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
+        "a cycle of bases": (base_cycle, r"b.yaml:1: BASE runs in a circle: recipe.yaml -> b.yaml -> recipe.yaml"),
+        "a base outside": (base_outside, r"recipe.yaml:1: BASE '../../secret.yaml' leads out of"),
+        "40 levels of doubled bases": (doubled_bases, r"BASE leads to more than 32 files"),
+    }
+    return [Fault(f"recipe: {name}", provoke, line) for name, (provoke, line) in table.items()]

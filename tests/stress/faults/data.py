@@ -1,0 +1,131 @@
+"""Faults in data sets: lists, tables, class folders, packed files."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+from faults.runner import Fault, Provoke
+from faults.scene import RunsCode, Scene, flipped, image_bytes, truncated
+
+from datasets.sources.packed import Packable, write_packed
+
+
+def with_file(name: str, content: str | bytes, *options: str, dataset: str = "imagenet2012") -> Provoke:
+    """The data set with one file replaced."""
+
+    def provoke(scene: Scene) -> list[str]:
+        flags = scene.images(*options, dataset=dataset)
+        scene.write(f"data/{name}", content)
+        return flags
+
+    return provoke
+
+
+def list_faults() -> list[Fault]:
+    listed = "train_list.txt"
+    table: dict[str, tuple[Provoke, str]] = {
+        "no such folder": (_missing_folder, r"nowhere"),
+        "no list": (_without(listed), r"train_list.txt: cannot be read \(No such file"),
+        "no list for validation": (_without("val_list.txt"), r"val_list.txt: cannot be read \(No such file"),
+        "a pipe as list": (_pipe_as_list, r"train_list.txt"),
+        "an empty list": (with_file(listed, ""), r"train_list.txt: lists no images"),
+        "no label": (with_file(listed, "train/cat/0.jpg\n"), r"train_list.txt:1: .* is not a path and a label"),
+        "a label that is not a number": (
+            with_file(listed, "train/cat/0.jpg cat\n"),
+            r"train_list.txt:1: label 'cat' is no",
+        ),
+        "a negative label": (with_file(listed, "train/cat/0.jpg -1\n"), r"train_list.txt:1: label '-1' is no class"),
+        "a label out of range": (with_file(listed, "train/cat/0.jpg 10\n"), r"10.*MODEL.NUM_CLASSES is 10"),
+        "a path outside the folder": (with_file(listed, "../../etc/passwd 1\n"), r":1: path .* leads out of"),
+        "an absolute path": (with_file(listed, "/etc/passwd 1\n"), r":1: path '/etc/passwd' leads out of"),
+        "a listed file that is missing": (with_file(listed, "a.jpg 1\n"), r"train_list.txt:1: 'a.jpg' is no file"),
+        "a list of bytes": (with_file(listed, bytes(range(256))), r"train_list.txt:\d+: "),
+    }
+    return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def data_set_faults() -> list[Fault]:
+    table: dict[str, tuple[Provoke, str]] = {
+        "a table without a header": (with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
+        "a class that is not in the training table": (
+            with_file("val.csv", "image_path,target\nval/cat/0.jpg,emu\n", dataset="csv"),
+            r"val.csv:2: .*emu",
+        ),
+        "a class without images": (_empty_class, r"emu: holds no images"),
+        "one class": (_one_class, r"holds one folder only, cat"),
+        "different classes in train and val": (
+            with_file("val/emu/0.jpg", image_bytes(), dataset="folder"),
+            r"class folder 'emu' is only in one of train and val",
+        ),
+        "fewer images than a batch": (
+            lambda scene: scene.images(flags=("-batch_size=64",)),
+            r"24 training samples do not fill one batch of 64",
+        ),
+        "a pickle with code for CIFAR": (
+            _cifar_with_code,
+            r"batches.meta: is no batch of CIFAR \(it asks for posix.system",
+        ),
+        "a folder that is not packed": (
+            lambda scene: scene.images(dataset="packed"),
+            r"train.index: cannot be read \(No such file",
+        ),
+        "a packed index cut short": (_packed("val.index", truncated), r"val.index: is damaged \(its checksum"),
+        "a packed index with a bit flipped": (
+            _packed("train.index", flipped),
+            r"train.index: is damaged \(its checksum",
+        ),
+        "packed images cut short": (_packed("train.blob", truncated), r"train.index: is of a blob of"),
+        "a packed image with a bit flipped": (
+            _packed("train.blob", flipped),
+            r"train.blob: image \d .*its checksum does not",
+        ),
+    }
+    return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def _missing_folder(scene: Scene) -> list[str]:
+    return scene.images(flags=(f"-data_path={scene.folder / 'nowhere'}",))
+
+
+def _without(name: str) -> Provoke:
+    def provoke(scene: Scene) -> list[str]:
+        flags = scene.images()
+        (scene.data / name).unlink()
+        return flags
+
+    return provoke
+
+
+def _empty_class(scene: Scene) -> list[str]:
+    flags = scene.images(dataset="folder")
+    (scene.data / "train" / "emu").mkdir()
+    (scene.data / "val" / "emu").mkdir()
+    return flags
+
+
+def _one_class(scene: Scene) -> list[str]:
+    root = scene.write("one/cat/a.jpg", "").parents[1]
+    return scene.images(dataset="caltech101", flags=(f"-data_path={root}",))
+
+
+def _cifar_with_code(scene: Scene) -> list[str]:
+    scene.write("cifar/batches.meta", pickle.dumps(RunsCode()))
+    return scene.images(dataset="cifar10", flags=(f"-data_path={scene.folder / 'cifar'}",))
+
+
+def _pipe_as_list(scene: Scene) -> list[str]:
+    flags = _without("train_list.txt")(scene)
+    os.mkfifo(scene.data / "train_list.txt")
+    return flags
+
+
+def _packed(name: str, damage: Callable[[Path], Path]) -> Provoke:
+    def provoke(scene: Scene) -> list[str]:
+        folder = scene.write("packed/readme", "").parent
+        for split in ("train", "val"):
+            write_packed(folder, split, ["cat", "dog"], [Packable(image_bytes(), i % 2, f"{i}") for i in range(8)])
+        damage(folder / name)
+        return scene.images(dataset="packed", flags=(f"-data_path={folder}",))
+
+    return provoke

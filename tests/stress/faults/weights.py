@@ -1,0 +1,72 @@
+"""Faults in weights: damaged, unsuitable and hostile files."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults.runner import Fault, Provoke
+from faults.scene import RunsCode, Scene, flipped, torch_bytes, truncated
+
+
+def weights_faults() -> list[Fault]:
+    def named(name: str, content: bytes | None = None) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            path = scene.folder / name if content is None else scene.write(name, content)
+            return scene.digits(flags=(f"-pretrained={path}",))
+
+        return provoke
+
+    def trained(change: Callable[[Path], Any]) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            last = scene.run_copy() / "last.pth"
+            change(last)
+            return scene.digits(flags=(f"-pretrained={last}",))
+
+        return provoke
+
+    def edited(**changes: torch.Tensor | None) -> Provoke:
+        return lambda scene: scene.digits(flags=(f"-pretrained={scene.edited_weights(**changes)}",))
+
+    def other_head(scene: Scene) -> list[str]:
+        weights = scene.edited_weights(head__weight=torch.ones(7, 16), head__bias=torch.ones(7))
+        return scene.digits(flags=("-eval", f"-pretrained={weights}"))
+
+    table: dict[str, tuple[Provoke, str]] = {
+        "missing": (named("none"), r"none: no such file, nor one with the ending"),
+        "with an unknown file extension": (named("vit.onnx", b""), r"vit.onnx: the ending says no kind of weights"),
+        "an HTML page": (
+            named("vit.pdparams", b"<html></html>"),
+            r"vit.pdparams: is damaged or no .pdparams file",
+        ),
+        "empty": (named("vit.safetensors", b""), r"vit.safetensors: is damaged or no .safetensors file"),
+        "cut short": (trained(truncated), r"last.pth: is damaged"),
+        "with a bit flipped": (trained(flipped), r"last.pth: is damaged \(its checksum does not match\)"),
+        "not finite": (edited(norm__bias=torch.full((16,), torch.nan)), r"NaN or infinite values: norm.bias"),
+        "of another shape": (edited(norm__bias=torch.ones(17)), r"shapes unlike the model's: norm.bias 17, not 16"),
+        "incomplete": (edited(norm__bias=None), r"tensors missing: norm.bias"),
+        "with tensors larger than the file": (
+            edited(norm__bias=torch.ones(1).expand(10**12)),
+            r"norm.bias claims numbers",
+        ),
+        "with another head, in evaluation": (other_head, r"head: 7 classes in the file, 10 in the model"),
+        "pdparams with code": (
+            named("vit.pdparams", pickle.dumps(RunsCode())),
+            r"asks for posix.system, which no weights",
+        ),
+        "pth with code": (named("vit.pth", torch_bytes({"a": RunsCode()})), r"asks for posix.system, which no weights"),
+        "a ZIP bomb": (
+            named("vit.npz", zip_bomb()),
+            r"would unpack from \d+ to 200000000 bytes",
+        ),
+    }
+    return [Fault(f"weights: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def zip_bomb() -> bytes:
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("embedding/kernel.npy", bytes(200_000_000))
+    return buffer.getvalue()

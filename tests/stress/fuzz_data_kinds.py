@@ -1,0 +1,133 @@
+"""Valid examples and readers of data: images, lists, CIFAR batches, packed images."""
+
+import hashlib
+import io
+import pickle
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from configs.schema import Data
+from datasets.decoding.decode import centre_crop, open_image
+from datasets.sources.cifar import read_batch
+from datasets.sources.listing import read_list, read_table
+from datasets.sources.packed import Packable, read_packed, write_packed
+
+_INDEX_LENGTH_BYTES = 4
+
+
+def image_examples() -> list[bytes]:
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(256, size=(19, 24, 3), dtype=np.uint8))
+    deep = Image.fromarray(rng.integers(60000, size=(9, 9)).astype("u2"))
+    grey, exif = colour.convert("L"), Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    animation = {"save_all": True, "append_images": [colour.rotate(90)]}
+    images = [
+        (colour, "JPEG", {}), (grey, "JPEG", {}), (colour.convert("CMYK"), "JPEG", {}),
+        (colour, "JPEG", {"progressive": True}), (colour, "JPEG", {"exif": exif}),
+        (colour, "PNG", {}), (grey, "PNG", {}), (colour.convert("P"), "PNG", {"transparency": 3}),
+        (colour.convert("RGBA"), "PNG", {}), (deep, "PNG", {}),
+        (colour, "WEBP", {}), (colour, "WEBP", {"lossless": True}), (colour, "BMP", {}), (grey, "BMP", {}),
+        (colour, "GIF", animation), (colour, "TIFF", {"compression": "tiff_lzw"}), (colour, "TIFF", {}),
+        (grey.convert("F"), "TIFF", {}), (grey.convert("I"), "TIFF", {}), (colour, "PPM", {}), (grey, "PPM", {}),
+    ]  # fmt: skip
+    written = []
+    for image, form, options in images:
+        image.save(buffer := io.BytesIO(), form, **options)
+        written.append(buffer.getvalue())
+    return written
+
+
+def read_image(data: bytes, folder: Path) -> None:
+    picture = open_image(data, 3 if len(data) % 2 else 1, "image")
+    height, width = picture.size
+    picture.region((height // 3, width // 3, height - height // 2, width - width // 2))
+    centre_crop(picture.pixels, 16, 0.875)
+
+
+def repair_png(data: bytes) -> bytes:
+    """A PNG with valid checksums; other files unchanged."""
+    if not data.startswith(b"\x89PNG"):
+        return data
+    result, place = data[:8], 8
+    while place + 12 <= len(data):
+        size = min(int.from_bytes(data[place : place + 4], "big"), len(data) - place - 12)
+        chunk = data[place + 4 : place + 8 + size]
+        result += data[place : place + 4] + chunk + struct.pack(">I", zlib.crc32(chunk))
+        place += 12 + size
+    return result
+
+
+def list_examples() -> list[bytes]:
+    lines = "".join(f"a.png {label}\nb c.png\t{label}\n" for label in range(5))
+    rows = "image_path,target\na.png,0\n" + "".join(f'"b,{label}.png",{label}\n' for label in range(5))
+    return [lines.encode(), rows.encode(), rows.replace(",0", ",cat").replace(",1", ",dog").encode()]
+
+
+def read_list_file(data: bytes, folder: Path) -> None:
+    (folder / "a.png").touch()
+    (folder / "list").write_bytes(data)
+    if data.startswith(b"image"):
+        read_table(folder / "list", folder / "list")
+    else:
+        read_list(folder / "list")
+
+
+def cifar_examples() -> list[bytes]:
+    content = {
+        b"data": np.zeros((2, 3072), "u1"),
+        b"labels": [1, 2],
+        "labels": [1, 2],
+        "data": np.ones((2, 3072), "u1"),
+    }
+    return [pickle.dumps(content, protocol=protocol) for protocol in (0, 2, 4)]
+
+
+def read_cifar(data: bytes, folder: Path) -> None:
+    (folder / "batch").write_bytes(data)
+    read_batch(folder / "batch", "labels", 10)
+
+
+def packed_examples() -> list[bytes]:
+    """Length of the index, index, blob."""
+    images = image_examples()
+    encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
+    pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
+    written = []
+    for packables in encoded, pixels:
+        with tempfile.TemporaryDirectory() as folder:
+            write_packed(Path(folder), "val", ["a", "b", "c"], packables)
+            index, blob = ((Path(folder) / f"val.{ending}").read_bytes() for ending in ("index", "blob"))
+            written.append(len(index).to_bytes(_INDEX_LENGTH_BYTES) + index + blob)
+    return written
+
+
+def read_packed_files(data: bytes, folder: Path) -> None:
+    for ending, content in zip(("index", "blob"), _index_and_blob(data), strict=True):
+        (folder / f"val.{ending}").unlink(missing_ok=True)
+        (folder / f"val.{ending}").write_bytes(content)
+    samples = read_packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    for index in range(len(samples)):
+        assert samples.image(index, 1 + 2 * (index % 2)).dtype == torch.uint8
+        assert samples.class_names[samples.targets[index]]
+
+
+def _index_and_blob(data: bytes) -> tuple[bytes, bytes]:
+    end = _INDEX_LENGTH_BYTES + int.from_bytes(data[:_INDEX_LENGTH_BYTES])
+    return data[_INDEX_LENGTH_BYTES:end], data[end:]
+
+
+def repair_packed(data: bytes) -> bytes:
+    index, blob = _index_and_blob(data)
+    return data[:_INDEX_LENGTH_BYTES] + _repair_index(index) + blob
+
+
+def _repair_index(data: bytes) -> bytes:
+    """The index with a valid checksum: 16 bytes, SHA-256 of the content, content."""
+    return data[:16] + hashlib.sha256(data[48:]).digest() + data[48:]

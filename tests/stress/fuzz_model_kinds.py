@@ -1,0 +1,127 @@
+"""Valid examples and readers of configurations, checkpoints and weights."""
+
+import functools
+import hashlib
+import pickle
+import re
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from timm.models import VisionTransformer
+
+from configs.command_line import parse_command_line, to_yaml
+from engine.checkpoint.reader import FORMAT, load_checkpoint
+from models.weights.load import load_pretrained, read_weights
+from utils.atomic_file import atomic_save
+from utils.metrics import NUM_SUMS
+
+ROOT = Path(__file__).parents[2]
+
+
+def config_examples() -> list[bytes]:
+    """Flags in the first line, then a YAML file."""
+    recipes = [path.read_text() for path in sorted((ROOT / "configs").glob("vit_*.yaml"))]
+    recipes = [re.sub(r"(?m)^BASE:.*", "BASE: [base.yaml]", text) for text in recipes]
+    every_key = to_yaml(parse_command_line([]).config)
+    flags = (
+        "-amp -batch_size=4 -opts TRAIN.BASE_LR=1e-3 DATA.IMAGENET_MEAN=[0.5,0.5,0.5]",
+        "-image_size 32 -num_workers=0 -output=a -opts MODEL.PATCH_SIZE=8 'TRAIN.OPTIMIZER.BETAS=(0.9, 0.98)'",
+        "-dataset=digits --eval -pretrained=x -debug -dry_run -amp_dtype bfloat16",
+    )
+    texts = [f"{flags[number % 3]}\n{text}" for number, text in enumerate([every_key, every_key, *recipes])]
+    return [text.encode() for text in texts]
+
+
+def read_config(data: bytes, folder: Path) -> None:
+    flags, _, recipe = data.partition(b"\n")
+    (folder / "a.yaml").write_bytes(recipe)
+    (folder / "base.yaml").write_text("DATA: {IMAGE_SIZE: 64}\nTRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 1}")
+    text = flags.decode(errors="replace").replace("\0", " ")  # a command line cannot contain a zero byte
+    try:
+        argv = [word for word in shlex.split(text) if word.lstrip("-") not in ("h", "help")]
+    except ValueError:
+        argv = text.split()
+    try:
+        config = parse_command_line([f"-cfg={folder / 'a.yaml'}", *argv]).config
+    except SystemExit:  # -h
+        return
+    (folder / "saved.yaml").write_text(to_yaml(config))
+    assert parse_command_line([f"-cfg={folder / 'saved.yaml'}"]).config == config
+
+
+def _small_model() -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
+
+
+@functools.cache
+def checkpoint_examples() -> list[bytes]:
+    model = _small_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    state = {
+        "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
+        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
+        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
+        "best": None, "train_seconds": 1.0, "images": 9, "choices": {"attention": "fused"}, "options": "SEED: 0",
+    }  # fmt: skip
+    return [_bytes_written_by(lambda path: atomic_save(path, state))]
+
+
+def read_checkpoint(data: bytes, folder: Path) -> None:
+    (folder / "last.pth").write_bytes(data)
+    load_checkpoint(folder / "last.pth")
+    has_valid_checksum = data == repair_checkpoint(data)
+    assert data in checkpoint_examples() or has_valid_checksum, "the damage was not detected"
+
+
+def repair_checkpoint(data: bytes) -> bytes:
+    """The file with a valid checksum at its end (utils/atomic_file.py), as a forger would write it."""
+    tail_bytes = 2 + len("sha256=") + 64
+    content, tail = data[:-tail_bytes], data[-tail_bytes:]
+    return content + tail[:9] + hashlib.sha256(content + b"\0\0").hexdigest().encode()
+
+
+def pdparams_examples() -> list[bytes]:
+    folder = ROOT / "tests" / "fixtures" / "paddlevit_small"
+    state = {f"encoder.layers.0.mlp.fc{i}.weight": np.ones((4, 4), "f4") for i in (1, 2)}
+    plain = [pickle.dumps(state, protocol=protocol) for protocol in (0, 2, 4)]
+    return [*plain, *(path.read_bytes() for path in sorted(folder.glob("*.pdparams")))]
+
+
+def weights_examples() -> list[bytes]:
+    """.pth in both formats of torch, .safetensors, .npz"""
+    state = _small_model().state_dict()
+    arrays = {"embedding/kernel": np.ones((8, 8, 3, 12), "f4"), "cls": np.ones((1, 1, 12), "f4")}
+    arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((1, 12), "f4")
+    return [
+        _bytes_written_by(lambda path: torch.save(state, path)),
+        _bytes_written_by(lambda path: torch.save({"model": state}, path, _use_new_zipfile_serialization=False)),
+        safetensors.torch.save(state),
+        _bytes_written_by(lambda path: np.savez(path, **arrays)),
+        _bytes_written_by(lambda path: np.savez_compressed(path, **arrays)),
+    ]
+
+
+def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.npz"
+        write(path)
+        return path.read_bytes()
+
+
+def read_pdparams(data: bytes, folder: Path) -> None:
+    (folder / "vit.pdparams").write_bytes(data)
+    read_weights(str(folder / "vit.pdparams"))
+
+
+def read_weights_file(data: bytes, folder: Path) -> None:
+    ending = "npz" if b".npy" in data else "pth" if data[:1] in (b"P", b"\x80") else "safetensors"
+    (folder / f"vit.{ending}").write_bytes(data)
+    load_pretrained(_small_model(), str(folder / f"vit.{ending}"))
