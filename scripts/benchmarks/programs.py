@@ -53,8 +53,8 @@ class OurLog:
         self.last = Reading(
             self.done_steps,
             self.last.seconds + seconds,
-            self.last.waiting_seconds + (seconds * int(wait[1]) / 100 if wait else 0),
-            float(memory[1]) * 1e9 if memory else 0,
+            self.last.waiting_seconds + seconds * wait_percent / 100,
+            gigabytes * 1e9,
         )
         return self.last
 

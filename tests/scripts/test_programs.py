@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.telemetry.step_report import StepReport, log_lines
-from scripts.benchmarks.programs import OurLog, PlainLog, Program, Reading, TimmLog, Window
+from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, Reading, TimmLog, Window
 from utils.metrics import Metrics
 
 STEP = "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%"
