@@ -56,7 +56,7 @@ _FLAGS = {
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "epochs already done"),
     ),
     "data": (
-        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, digits, ...: see datasets/__init__.py"),
+        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, digits, ...: see datasets/registry.py"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "its folder"),
         Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), int, "images per device and forward pass"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same in evaluation (default: -batch_size)"),

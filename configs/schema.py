@@ -93,12 +93,9 @@ class Data(Section):
     batch_size: int = Field(256, ge=1, description="images per device in one forward pass of training")
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder (or file) of the data set")
-    dataset: str = Field("imagenet2012", description="which data set; see datasets/__init__.py for the table")
+    dataset: str = Field("imagenet2012", description="which data set; see datasets/registry.py for the table")
     on_bad_image: Literal["error", "skip"] = Field(
         "error", description="an image that cannot be read ends the run, or counts for nothing and is listed"
-    )
-    decode: Literal["host", "device", "auto"] = Field(
-        "host", description="who decodes training JPEGs: the workers, the GPU (nvJPEG), or who is faster here"
     )
     image_size: int = Field(224, ge=1, description="pixels on a side of the model's input")
     image_channels: Literal[1, 3] = Field(3, description="1: grey, 3: RGB")

@@ -2,7 +2,6 @@
 
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
-from datasets.decoding.device_decode import HOST
 from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler, TrainSampler
 from datasets.sources import packed
@@ -82,10 +81,8 @@ def train_loader(
     sampler: TrainSampler,
     context: ProcessContext,
     bad_images: BadImageList | None = None,
-    decode: str = HOST,
 ) -> Loader:
-    """`decode` is who decodes JPEGs: HOST or DEVICE. Evaluation's are decoded by the host, alike on every machine."""
-    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed), decode)
+    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed))
     return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
 
 

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
-from datasets.decoding.decode import Picture, centre_crop, open_image, resize
-from datasets.decoding.device_decode import DEVICE, HOST, CropCollector, EncodedCrops, decode_crops, is_for_device
+from datasets.decoding.decode import Picture, centre_crop
 from datasets.loading.sampler import PADDING, EvalSampler, Key, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -34,24 +33,21 @@ class Batch(NamedTuple):
     """images uint8 (B, C, S, S); targets int64 (B,), `PADDING` where there is no sample; what the device is to augment.
 
     `bad` are the images whose places are empty because they cannot be used; the host knows them without the device.
-    Until a batch has reached the device, some of its images may be `encoded`.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
     augmentation: Augmentation = NO_AUGMENTATION
     bad: tuple[BadImage, ...] = ()
-    encoded: EncodedCrops | None = None
 
 
 class BatchReader(Dataset):
     """Keys -> one `Batch`. With a `TrainTransform` as training sees it, without as evaluation does."""
 
-    def __init__(self, samples: Samples, options: Data, transform: TrainTransform | None, decode: str = HOST) -> None:
+    def __init__(self, samples: Samples, options: Data, transform: TrainTransform | None) -> None:
         self.samples = samples
         self.options = options
         self.transform = transform
-        self.decode = decode
 
     def __getitems__(self, keys: list[Key]) -> Batch | UserError:
         """An unreadable image is returned as its error: raised here, a worker's traceback would come with it."""
@@ -66,17 +62,13 @@ class BatchReader(Dataset):
         channels, size = self.options.image_channels, self.options.image_size
         images, targets = _zeros((len(keys), channels, size, size)), torch.full((len(keys),), PADDING)
         generators: list[random.Random | None] = [None] * len(keys)
-        bad, encoded = [], CropCollector()
+        bad = []
         for place, (epoch, index) in enumerate(keys):
             if index == PADDING:
                 continue
             rng = self.transform.generator(epoch, index) if self.transform else None
             try:
-                picture = self.samples.open(index, channels)
-                if self.decode == DEVICE and is_for_device(picture):
-                    encoded.add(place, picture, *self.transform.draw_crop(picture.size, rng))
-                else:
-                    images[place] = self._image(picture, rng)
+                images[place] = self._image(self.samples.open(index, channels), rng)
             except BadImage as error:
                 if self.options.on_bad_image == "error":
                     raise
@@ -85,7 +77,7 @@ class BatchReader(Dataset):
                 targets[place] = int(self.samples.targets[index])
                 generators[place] = rng
         augmentation = self.transform.draw(generators) if self.transform else NO_AUGMENTATION
-        return Batch(images, targets, augmentation, tuple(bad), encoded.collected(_zeros))
+        return Batch(images, targets, augmentation, tuple(bad))
 
     def _image(self, picture: Picture, rng: random.Random | None) -> torch.Tensor:
         if self.transform:
@@ -119,7 +111,6 @@ class Loader:
         bad_images: BadImageList | None,
     ) -> None:
         self.sampler = sampler
-        self.on_bad_image = reader.options.on_bad_image
         self.device = context.device
         self.bad_images = bad_images
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -159,35 +150,10 @@ class Loader:
         """The batch on the device."""
         if isinstance(batch, UserError):
             raise batch
-        encoded, batch = batch.encoded, batch._replace(encoded=None)
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-        if encoded:
-            batch = self._decoded(batch, encoded)
         if self.bad_images:
             self.bad_images.add(batch.bad)
         return batch
-
-    def _decoded(self, batch: Batch, encoded: EncodedCrops) -> Batch:
-        size = batch.images.shape[-1]
-        try:
-            batch.images[encoded.places] = decode_crops(encoded, size, self.device)
-            return batch
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # one of them is damaged: the host says which
-            bad = []
-        for file, place, name, box, flips in zip(encoded.files(), *encoded[2:], strict=True):
-            try:
-                image = resize(
-                    open_image(file.numpy().tobytes(), len(batch.images[place]), name).region(box), size, size
-                )
-                batch.images[place] = image.flip(-1) if flips else image
-            except BadImage as error:
-                if self.on_bad_image == "error":
-                    raise
-                bad.append(error)
-                batch.targets[place] = PADDING
-        return batch._replace(bad=(*batch.bad, *bad))
 
 
 def num_workers(samples: Samples, options: Data, context: ProcessContext) -> int:

@@ -1,6 +1,5 @@
 """What a run chooses by measuring when it starts: alike on all ranks, and alike again when it is resumed."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -8,17 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.schema import Config, Model
-from datasets.decoding.device_decode import DEVICE, HOST, DecodeTrial
-from datasets.loading.loader import num_workers
-from datasets.sources.samples import Samples
-from datasets.transforms.host import TrainTransform
+from configs.schema import Model
 from engine.precision.policy import Precision
 from models.attention import EXPLICIT, FUSED, attention_seconds, attention_shape, use_attention
 from utils.cache import found_once
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object
-from utils.errors import UserError
 from utils.logger import RunLogger
 
 _NOTABLE = 1.1  # times as fast: less may be noise
@@ -88,27 +82,3 @@ def choose_attention(model: nn.Module, options: Model, batch_size: int, precisio
             lambda: attention_seconds(shape, measured, device, precision.dtype, precision.autocast),
         )
         use_attention(model, kind)
-
-
-def choose_decode(samples: Samples, config: Config, choices: Choices) -> str:
-    """Who decodes the training JPEGs, `HOST` or `DEVICE`. A CPU is the host, whatever `auto` would measure.
-
-    Raises:
-        UserError: the device is to decode, and cannot.
-    """
-    data, context = config.data, choices.context
-    on_cpu = context.device.type == "cpu"
-    trial = functools.cache(lambda: DecodeTrial(samples, TrainTransform(data, config.train, config.seed)))
-    if data.decode == DEVICE:
-        if on_cpu or not trial().device_can(context.device):
-            raise UserError("DATA.DECODE device: no GPU with nvJPEG in torchvision is at hand; take auto or host")
-        return DEVICE
-    if data.decode == HOST or on_cpu:
-        return HOST
-    workers = max(1, num_workers(samples, data, context))
-    return choices.fastest(
-        "decode",
-        (HOST, DEVICE),
-        lambda: {"workers": workers, "file_bytes": trial().file_bytes(), "image_size": data.image_size},
-        lambda: trial().seconds(workers, context.device),
-    )

@@ -27,7 +27,7 @@ from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.telemetry.flops import build_mfu_meter
 from engine.telemetry.reporter import Reporter, peak_memory_bytes, validation_line
-from engine.training.choices import Choices, choose_attention, choose_decode
+from engine.training.choices import Choices, choose_attention
 from engine.training.optimizer import build_optimizer, load_optimizer, set_lr
 from engine.training.schedule import build_schedule
 from engine.training.step import TooManySkippedSteps, TrainState, evaluate, train_one_epoch
@@ -69,7 +69,6 @@ class Trainer:
         self.best: Best | None = None
         self.train_seconds, self.images = 0.0, 0
         self.choices = Choices(context, logger, checkpoint["choices"] if checkpoint else None)
-        self.decode = choose_decode(self.train_samples, config, self.choices)
         self.learner = build_train_state(config, context, self.geometry, logger, self.choices)
         logger.info(f"----- {context.world_size} process(es), {context.device}, {self.learner.precision.describe()}")
         classes = len(self.train_samples.class_names)
@@ -136,7 +135,7 @@ class Trainer:
         progress = self.progress
         first_batch = progress.epoch * progress.batches + self._batches_done()
         sampler = replace(self.sampler, first_batch=first_batch)
-        loader = train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images, self.decode)
+        loader = train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images)
         return iter(loader)
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:

@@ -9,14 +9,12 @@ from conftest import TINY_VIT, assert_same_state, states, train
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp
-from datasets.registry import read_samples
 from engine.checkpoint.checkpoint import load_checkpoint
 from engine.precision.policy import Precision
-from engine.training.choices import Choices, choose_attention, choose_decode
+from engine.training.choices import Choices, choose_attention
 from models import attention
 from models.attention import AttentionShape, attention_seconds, attention_shape
 from models.build import build_model
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -130,15 +128,3 @@ def test_waiting_is_no_work_of_an_attention(monkeypatch):
     shape = AttentionShape(tokens=5, heads=2, head_size=4, dropout=0.0)
     seconds = attention_seconds(shape, 2, CPU, torch.float32, Precision(Amp(), CPU).autocast)
     assert all(value < 0.02 for value in seconds.values()) and torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize(("decode", "chosen"), [("host", "host"), ("auto", "host"), ("device", None)])
-def test_a_cpu_decodes_as_the_host(digits_argv, cpu, decode, chosen):
-    config = parse_command_line([*digits_argv, f"DATA.DECODE={decode}"]).config
-    (samples,) = read_samples(config, cpu, "train")
-    choices = Choices(cpu, Log())
-    if chosen:
-        assert choose_decode(samples, config, choices) == chosen and not choices.made
-    else:
-        with pytest.raises(UserError, match="no GPU with nvJPEG in torchvision"):
-            choose_decode(samples, config, choices)
