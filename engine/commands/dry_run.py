@@ -31,7 +31,7 @@ def dry_run(config: Config, context: ProcessContext) -> None:
         weights = str(found.path if found else config.model.pretrained)
         model, _ = build_model(config.with_model(pretrained=weights), context.device)
         Precision(config.amp, context.device).prepare(model)
-        (samples,) = read_samples(config, context, "val")
+        (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
         logger.info(f"validation: {len(samples)} images")
     else:
         state = found.state if found else None

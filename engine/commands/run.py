@@ -13,8 +13,9 @@ import torch
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
-from datasets.registry import eval_loader, read_samples
-from datasets.transforms.device import DeviceTransform
+from datasets.loading.batches import build_eval_loader
+from datasets.registry import read_samples
+from datasets.transforms.device import build_eval_transform
 from engine.checkpoint.checkpoint import FoundCheckpoint, find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import is_run_folder, lock_run_folder, make_run_folder
 from engine.commands.dry_run import dry_run
@@ -161,12 +162,13 @@ def _evaluate(config: Config, context: ProcessContext) -> None:
     precision.prepare(model)
     model = precision.computing(model)
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
-    (samples,) = read_samples(config, context, "val")
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     for note in samples.notes:
         logger.info(f"----- Data: {note}")
-    loader = eval_loader(config, samples, context, BadImageList(folder, context.rank))
+    bad_images = BadImageList(folder, context.rank)
+    loader = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
-    transform = DeviceTransform(config.data, config.train).to(context.device)
+    transform = build_eval_transform(config.data).to(context.device)
     metrics = evaluate(model, loader, transform, precision, context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, len(samples), seconds))

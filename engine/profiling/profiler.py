@@ -4,13 +4,13 @@ import gzip
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from datasets.loading.loader import Batch, num_workers
+from datasets.batch import Batch
+from datasets.loading.loader import num_workers
 from engine.profiling.advice import Op, Profile
 from engine.profiling.page import page_of
 from engine.profiling.step_times import WINDOW, step_times
@@ -32,13 +32,12 @@ def profile_run(trainer: Trainer, status: RunStatus) -> None:
     slows them down.
     """
     context = trainer.context
-    trainer.sampler = replace(trainer.sampler, num_epochs=10**6)
     trainer.open(status)
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         with _profiler(context.device):  # its first start takes long; later, loading workers would catch up meanwhile
             pass
-    batches = trainer.batches()
+    batches = trainer.batches(num_epochs=10**6)
     trainer.train_steps(batches, _WARMUP_STEPS)
     _use_up_what_was_read_ahead(trainer, batches)
     images_before = trainer.images

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from configs.schema import Config
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import eagerly
 from engine.precision.policy import Precision

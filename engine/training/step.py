@@ -15,9 +15,8 @@ from torch import nn
 from torch.profiler import record_function
 
 from configs.schema import Config
-from datasets.loading.loader import Batch, Loader
-from datasets.loading.sampler import PADDING
-from datasets.transforms.device import DeviceTransform
+from datasets.batch import PADDING, Batch
+from datasets.loading.loader import Loader
 from engine.parallel.compile import eagerly
 from engine.parallel.strategy import gradient_sync, share_buffers
 from engine.precision.master_weights import MasterWeights
@@ -47,8 +46,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     precision: Precision
     schedule: Schedule
-    transform: DeviceTransform
-    mixup: nn.Module
+    transform: nn.Module
+    eval_transform: nn.Module
 
     @property
     def eval_model(self) -> nn.Module:
@@ -109,9 +108,7 @@ def micro_step_pass(
     samples = window * learner.config.data.batch_size  # on this rank; the exchange averages over the ranks
     torch.manual_seed(derive_seed(learner.config.seed, "step", step, micro_step, learner.context.rank))
     with record_function(TRANSFORM):
-        images, targets = learner.transform(batch.images, batch.augmentation), batch.targets
-        if not batch.bad:  # an empty place is nothing to mix with
-            images, targets = learner.mixup(images, targets)
+        images, targets = learner.transform(batch)
     with record_function(FORWARD):
         with learner.precision.autocast():
             logits = learner.parallel(images)
@@ -164,7 +161,7 @@ def _why_skipped(learner: TrainState, batch: Batch, step: int, window: int) -> s
 def evaluate(
     model: nn.Module,
     loader: Loader,
-    transform: DeviceTransform,
+    transform: nn.Module,
     precision: Precision,
     context: ProcessContext,
     after_batch: Callable[[], None] = lambda: None,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,12 +12,12 @@ from timm.utils import ModelEmaV3
 
 from configs.command_line import differences, to_yaml
 from configs.schema import Config
+from datasets.batch import Batch
 from datasets.decoding.bad_images import BadImageList
-from datasets.loading.loader import Batch
-from datasets.registry import eval_loader, read_samples, train_loader, train_sampler
+from datasets.loading.batches import build_eval_loader, build_train_batches
+from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.transforms.device import DeviceTransform
-from datasets.transforms.mixup import build_mixup
+from datasets.transforms.device import build_eval_transform, build_train_transform
 from engine.checkpoint.checkpoint import BEST, LAST, CheckpointWriter, saved_best
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.save_trigger import SaveTrigger
@@ -59,10 +59,16 @@ class Trainer:
         self, config: Config, context: ProcessContext, folder: Path, logger: RunLogger, checkpoint: dict | None
     ) -> None:
         self.config, self.context, self.folder, self.logger = config, context, folder, logger
-        self.train_samples, self.val_samples = read_samples(config, context, "train", "val")
+        self.train_samples, self.val_samples = read_samples(
+            config.data, config.model.num_classes, context, "train", "val"
+        )
         self.bad_images = BadImageList(folder, context.rank)
-        self.val_loader = eval_loader(config, self.val_samples, context, self.bad_images)
-        self.sampler = train_sampler(config, self.train_samples, context)
+        self.val_loader = build_eval_loader(
+            config.data, self.val_samples, context, config.timeout_seconds, self.bad_images
+        )
+        self.train_batches = build_train_batches(
+            config.data, config.train, self.train_samples, config.seed, context, config.timeout_seconds, self.bad_images
+        )
         self.geometry = EpochLayout(
             len(self.train_samples), config.data.batch_size * context.world_size, config.train.accum_iter, config.seed
         )
@@ -130,13 +136,10 @@ class Trainer:
         if self._best_is_due:
             self._save(is_best=True)
 
-    def batches(self) -> Iterator[Batch]:
-        """Endless, from where the run stands."""
-        progress = self.progress
-        first_batch = progress.epoch * progress.batches + self._batches_done()
-        sampler = replace(self.sampler, first_batch=first_batch)
-        loader = train_loader(self.config, self.train_samples, sampler, self.context, self.bad_images)
-        return iter(loader)
+    def batches(self, num_epochs: int | None = None) -> Iterator[Batch]:
+        """The batches from the run's position to the end of its last epoch, or of epoch `num_epochs`."""
+        last_epoch = num_epochs or self.config.train.num_epochs
+        return self.train_batches.iterate(self.progress.epoch, self._batches_done(), last_epoch)
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, records and saves one epoch; False when `TRAIN.MAX_STEPS` ends the run."""
@@ -225,7 +228,7 @@ class Trainer:
             metrics = evaluate(
                 learner.eval_model,
                 self.val_loader,
-                learner.transform,
+                learner.eval_transform,
                 learner.precision,
                 self.context,
                 self._after_batch,
@@ -357,6 +360,6 @@ def build_train_state(
         optimizer=build_optimizer(weights.full, options),
         precision=precision,
         schedule=build_schedule(options, geometry.steps_per_epoch, global_batch_size),
-        transform=DeviceTransform(config.data, config.train).to(context.device),
-        mixup=build_mixup(options, config.model.num_classes),
+        transform=build_train_transform(config.data, options, config.model.num_classes).to(context.device),
+        eval_transform=build_eval_transform(config.data).to(context.device),
     )

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, cycle, repeat
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.schema import Config
-from datasets.loading.loader import Batch
-from datasets.registry import read_samples, train_loader, train_sampler
+from datasets.batch import Batch
+from datasets.loading.batches import build_train_batches
+from datasets.registry import read_samples
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
@@ -418,9 +419,9 @@ def _learner(config: Config, context: ProcessContext) -> TrainState:
 
 
 def _loaded_batches(config: Config, context: ProcessContext) -> Iterator[Batch]:
-    (samples,) = read_samples(config, context, "train")
-    loader = train_loader(config, samples, train_sampler(config, samples, context), context)
-    return chain.from_iterable(repeat(loader))
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    return batches.iterate(epoch=0, batch=0, num_epochs=10**6)
 
 
 def train(learner: TrainState, batches: Iterator[Batch], iterations: int) -> tuple[float, Metrics]:

@@ -18,7 +18,6 @@ machine's drift falls on all; a ratio is the median of those within the rounds.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,10 +39,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.decoding.decode import random_crop_box
-from datasets.registry import read_samples, train_loader, train_sampler
-from datasets.transforms.device import DeviceTransform
-from datasets.transforms.host import TrainTransform
+from datasets.loading.batches import build_train_batches
+from datasets.loading.sampler import TrainSampler
+from datasets.registry import read_samples
+from datasets.transforms.crops import random_crop_box
+from datasets.transforms.device import build_eval_transform
+from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.common import (
     add_flag,
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> int:
     _refuse_more_than_crop_and_flip(config)
     context = single_process()
     sections = []
-    with TemporaryDirectory() as folder, own_cache(Path(folder) / "cache"):
+    with TemporaryDirectory() as folder:
         for name, images, share in _image_folders(flags, Path(folder)):
             different = link_images(images, Path(folder) / f"{name}-linked", EPOCH)
             tell(f"{name}: {len(different)} JPEGs of {mean_kilobytes(different):.0f} KB")
@@ -125,23 +126,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse_more_than_crop_and_flip(config: Config) -> None:
-    if config.data.image_channels != 3 or TrainTransform(config.data, config.train, config.seed).draws_affine:
+    if (
+        config.data.image_channels != 3
+        or build_host_transform(config.data, config.train, config.seed).device_operations
+    ):
         raise UserError("DATA: only the random crop and flip of RGB images are compared; leave AFFINE_* and grey out")
     if not config.data.num_workers:
         raise UserError("-num_workers: loaders are compared with one worker or more")
-
-
-@contextmanager
-def own_cache(folder: Path) -> Iterator[None]:
-    """What is kept of these images' folders goes with them."""
-    if "AMPVIT_CACHE" in os.environ:
-        yield
-        return
-    os.environ["AMPVIT_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["AMPVIT_CACHE"]
 
 
 def _image_folders(flags: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path, float]]:
@@ -289,12 +280,12 @@ def one_by_one(images: Any) -> Iterator[int]:
 
 
 def our_batches(config: Config, context: ProcessContext, normalized: bool = True) -> Iterator[int]:
-    (samples,) = read_samples(config, context, "train")
-    loader = train_loader(config, samples, train_sampler(config, samples, context), context)
-    transform = DeviceTransform(config.data, config.train).to(context.device)
-    for batch in chain.from_iterable(repeat(loader)):
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    transform = build_eval_transform(config.data).to(context.device)
+    for batch in batches.iterate(epoch=0, batch=0, num_epochs=10**6):
         if normalized:
-            transform(batch.images, batch.augmentation)
+            transform(batch.images)
         yield len(batch.images)
 
 
@@ -382,20 +373,20 @@ def fidelity(config: Config, context: ProcessContext, count: int) -> dict[str, A
     """The mean absolute difference of so many of our crops from Pillow's: the mean and the largest of them, of 255."""
     data = config.data.model_copy(update={"num_workers": 0, "hflip_prob": 0.0})
     config = config.model_copy(update={"data": data})
-    (samples,) = read_samples(config, context, "train")
-    sampler = train_sampler(config, samples, context)
-    loader = train_loader(config, samples, sampler, context)
-    transform = TrainTransform(data, config.train, config.seed)
+    (samples,) = read_samples(data, config.model.num_classes, context, "train")
+    sampler = TrainSampler(len(samples), data.batch_size, 1, config.seed)
+    batches = build_train_batches(data, config.train, samples, config.seed, context, config.timeout_seconds)
+    transform = build_host_transform(data, config.train, config.seed)
     differences = []
-    for keys, batch in islice(zip(sampler, loader, strict=False), -(-count // data.batch_size)):
+    for keys, batch in islice(zip(sampler, batches.iterate(0, 0, 1), strict=False), -(-count // data.batch_size)):
         for (epoch, index), crop in zip(keys, batch.images.cpu(), strict=True):
-            theirs = pillow_crop(Path(samples.where(index)), data, transform.generator(epoch, index))
+            theirs = pillow_crop(Path(samples.location(index)), data, transform.generator(epoch, index))
             differences.append(np.abs(crop.permute(1, 2, 0).numpy().astype(int) - theirs).mean())
     return {"crops": len(differences), "mean": float(np.mean(differences)), "largest": float(np.max(differences))}
 
 
 def pillow_crop(path: Path, data: Data, rng: Any) -> np.ndarray:
-    """What `TrainTransform` draws first from `rng` is the box; Pillow resamples it: integers (S, S, 3)."""
+    """`build_host_transform` draws the box first from `rng`; Pillow resamples it: integers (S, S, 3)."""
     with Image.open(path) as image:
         top, left, height, width = random_crop_box(
             image.height, image.width, data.random_crop_scale, data.random_crop_ratio, rng

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.optimizer import build_optimizer, set_lr
@@ -144,7 +144,7 @@ def bare_loop(learner: TrainState, batches: list[Batch]) -> Callable[[int], None
     model, options, precision = learner.weights.full, learner.config.train, learner.precision
     optimizer = build_optimizer(model, options)
     scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
-    stream = cycle([(learner.transform(batch.images), batch.targets) for batch in batches])
+    stream = cycle([(learner.eval_transform(batch.images), batch.targets) for batch in batches])
     steps_done = 0
 
     def run(steps: int) -> None:

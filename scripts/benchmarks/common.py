@@ -15,7 +15,7 @@ import torch
 
 from configs.command_line import Parser, entry_parser, parse_command_line
 from configs.schema import Config
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from utils.device import device_name
 from utils.device import timed as timed
 from utils.distributed import ProcessContext, visible_gpus

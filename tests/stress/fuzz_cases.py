@@ -25,16 +25,15 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Data
-from datasets.decoding.decode import centre_crop, open_image
+from datasets.decoding.decode import open_image
 from datasets.sources.cifar import read_batch
-from datasets.sources.index import keep, load_index
-from datasets.sources.listing import read_list, read_table
-from datasets.sources.packed import Packable, read_packed, write_packed
-from datasets.sources.stamps import Stamps
+from datasets.sources.lists import read_list, read_table
+from datasets.sources.packed import CHECKSUMS, COLUMNS, packed
+from datasets.transforms.crops import center_crop
 from engine.checkpoint.checkpoint import FORMAT, load_checkpoint
 from models.weights.load import load_pretrained, read_weights
+from scripts.pack_dataset import Packable, write_packed
 from utils.atomic_file import atomic_save
-from utils.errors import UserError
 from utils.seeding import derive_seed
 
 ROOT = Path(__file__).parents[2]
@@ -122,10 +121,10 @@ def _image_examples() -> list[bytes]:
 
 
 def _read_image(data: bytes, folder: Path) -> None:
-    picture = open_image(data, 3 if len(data) % 2 else 1, "image")
-    height, width = picture.size
-    picture.region((height // 3, width // 3, height - height // 2, width - width // 2))
-    centre_crop(picture.pixels, 16, 0.875)
+    image = open_image(data, 3 if len(data) % 2 else 1, "image")
+    height, width = image.size
+    image.crop((height // 3, width // 3, height - height // 2, width - width // 2))
+    center_crop(image.pixels, 16, 0.875)
 
 
 def _with_png_checksums(data: bytes) -> bytes:
@@ -273,41 +272,12 @@ def _read_cifar(data: bytes, folder: Path) -> None:
     read_batch(folder / "batch", "labels", 10)
 
 
-def _index_examples() -> list[bytes]:
-    """Of lists, without the stamps that would not hold in another folder."""
-    written = []
-    for text in (_list_examples()[0], _list_examples()[2]):
-        with tempfile.TemporaryDirectory() as folder:
-            file, index = Path(folder) / "list", Path(folder) / "index"
-            file.write_bytes(text)
-            listing = read_table(file, file) if text.startswith(b"image") else read_list(file)
-            listing.stamps, listing.kept_as = Stamps(), (index, "")
-            keep(listing)
-            written.append(index.read_bytes())
-    return written
-
-
-def _read_index(data: bytes, folder: Path) -> None:
-    (folder / "index").unlink(missing_ok=True)  # it is mapped
-    (folder / "index").write_bytes(data)
-    try:
-        listing = load_index(folder / "index", "")
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    for place, path in enumerate(listing.paths):
-        assert f"{path} {listing.where(place)} {listing.class_names[listing.arrays['targets'][place]]}"
-    assert data in _examples("indexes") or data == _with_index_checksum(data), "damage was not detected"
-
-
-def _with_index_checksum(data: bytes) -> bytes:
-    return data[:16] + hashlib.sha256(data[48:]).digest() + data[48:]
-
-
-_INDEX_LENGTH_BYTES = 4
+_PACKED_FILES = ("val.blob", *(f"val.index/{name}" for name in (CHECKSUMS, *(f"{column}.npy" for column in COLUMNS))))
+_LENGTH_BYTES = 4
 
 
 def _packed_examples() -> list[bytes]:
-    """The length of the index, the index, the blob."""
+    """The files of a packed split, each after its length."""
     images = _image_examples()
     encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
     pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
@@ -315,29 +285,40 @@ def _packed_examples() -> list[bytes]:
     for packables in encoded, pixels:
         with tempfile.TemporaryDirectory() as folder:
             write_packed(Path(folder), "val", ["a", "b", "c"], packables)
-            index, blob = ((Path(folder) / f"val.{ending}").read_bytes() for ending in ("index", "blob"))
-            written.append(len(index).to_bytes(_INDEX_LENGTH_BYTES) + index + blob)
+            written.append(_joined([(Path(folder) / name).read_bytes() for name in _PACKED_FILES]))
     return written
 
 
+def _joined(files: list[bytes]) -> bytes:
+    return b"".join(len(content).to_bytes(_LENGTH_BYTES) + content for content in files)
+
+
+def _separated(data: bytes) -> list[bytes]:
+    files = []
+    for _ in _PACKED_FILES:
+        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES])
+        files.append(data[_LENGTH_BYTES:end])
+        data = data[end:]
+    return files
+
+
 def _read_packed(data: bytes, folder: Path) -> None:
-    for ending, content in zip(("index", "blob"), _index_and_blob(data), strict=True):
-        (folder / f"val.{ending}").unlink(missing_ok=True)
-        (folder / f"val.{ending}").write_bytes(content)
-    samples = read_packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    (folder / "val.index").mkdir(exist_ok=True)
+    for name, content in zip(_PACKED_FILES, _separated(data), strict=True):
+        (folder / name).unlink(missing_ok=True)  # it may be mapped
+        (folder / name).write_bytes(content)
+    samples = packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
     for index in range(len(samples)):
-        assert samples.image(index, 1 + 2 * (index % 2)).dtype == torch.uint8
+        assert samples.open(index, 1 + 2 * (index % 2)).pixels.dtype == torch.uint8
         assert samples.class_names[samples.targets[index]]
 
 
-def _index_and_blob(data: bytes) -> tuple[bytes, bytes]:
-    end = _INDEX_LENGTH_BYTES + int.from_bytes(data[:_INDEX_LENGTH_BYTES])
-    return data[_INDEX_LENGTH_BYTES:end], data[end:]
-
-
-def _with_packed_checksum(data: bytes) -> bytes:
-    index, blob = _index_and_blob(data)
-    return data[:_INDEX_LENGTH_BYTES] + _with_index_checksum(index) + blob
+def _with_packed_checksums(data: bytes) -> bytes:
+    blob, _, *columns = _separated(data)
+    lines = [
+        f"{hashlib.sha256(content).hexdigest()}  {name}.npy\n" for name, content in zip(COLUMNS, columns, strict=True)
+    ]
+    return _joined([blob, "".join(lines).encode(), *columns])
 
 
 KINDS = {
@@ -348,6 +329,5 @@ KINDS = {
     "pdparams": Kind(_pdparams_examples, _read_pdparams),
     "weights": Kind(_weights_examples, _read_weights),
     "cifar": Kind(_cifar_examples, _read_cifar),
-    "indexes": Kind(_index_examples, _read_index, _with_index_checksum),
-    "packed": Kind(_packed_examples, _read_packed, _with_packed_checksum),
+    "packed": Kind(_packed_examples, _read_packed, _with_packed_checksums),
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["images", "configs", "pdparams", "weights", "cifar", "indexes", "packed"])
+@pytest.mark.parametrize("kind", ["images", "configs", "pdparams", "weights", "cifar", "packed"])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(number=st.integers(0, 10**9))
 def test_damage_is_read_or_refused(kind, number, tmp_path):

@@ -169,12 +169,13 @@ def test_a_nan_image_leaves_all_of_the_model_finite(digits_argv, cpu, monkeypatc
     def build_spoiled(*args):
         learner, batches = build(*args), 0
 
-        def spoil(module, inputs, images):
+        def spoil(module, inputs, outputs):
             nonlocal batches
-            batches += module.training
-            return images.index_fill(0, torch.tensor([3]), math.nan) if batches == 2 else images
+            batches += 1
+            images, targets = outputs
+            return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if batches == 2 else outputs
 
-        learner.transform.train().register_forward_hook(spoil)
+        learner.transform.register_forward_hook(spoil)
         return learner
 
     monkeypatch.setattr(trainer, "build_train_state", build_spoiled)

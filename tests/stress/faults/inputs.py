@@ -16,7 +16,7 @@ from faults.runner import Fault, Provoke
 from faults.scene import Scene, Skipped, flipped, image_bytes, torch_bytes, truncated
 from PIL import Image
 
-from datasets.sources.packed import Packable, write_packed
+from scripts.pack_dataset import Packable, write_packed
 
 
 class _Code:
@@ -182,20 +182,26 @@ def _data() -> list[Fault]:
         "a pipe for a list": (pipe_for_a_list, r"train_list.txt"),
         "an empty list": (_with_file(listed, ""), r"train_list.txt: lists no images"),
         "no label": (_with_file(listed, "train/cat/0.jpg\n"), r"train_list.txt:1: .* is not a path and a label"),
-        "a label of letters": (_with_file(listed, "train/cat/0.jpg cat\n"), r"train_list.txt:1: label 'cat' is no"),
-        "a negative label": (_with_file(listed, "train/cat/0.jpg -1\n"), r"train_list.txt:1: label '-1' is no class"),
+        "a label of letters": (_with_file(listed, "train/cat/0.jpg cat\n"), r"train_list.txt:1: label 'cat' is not a"),
+        "a negative label": (
+            _with_file(listed, "train/cat/0.jpg -1\n"),
+            r"train_list.txt:1: label '-1' is not a class",
+        ),
         "a label out of range": (_with_file(listed, "train/cat/0.jpg 10\n"), r"10.*MODEL.NUM_CLASSES is 10"),
-        "a path that leads out": (_with_file(listed, "../../etc/passwd 1\n"), r":1: path .* leads out of"),
-        "a path from the root": (_with_file(listed, "/etc/passwd 1\n"), r":1: path '/etc/passwd' leads out of"),
-        "a listed file that is not there": (_with_file(listed, "a.jpg 1\n"), r"train_list.txt:1: 'a.jpg' is no file"),
+        "a path that leads out": (_with_file(listed, "../../etc/passwd 1\n"), r":1: path .* is not inside"),
+        "a path from the root": (_with_file(listed, "/etc/passwd 1\n"), r":1: path '/etc/passwd' is not inside"),
+        "a listed file that is not there": (
+            _with_file(listed, "a.jpg 1\n"),
+            r"train_list.txt:1: 'a.jpg' is not a file",
+        ),
         "a list of bytes": (_with_file(listed, bytes(range(256))), r"train_list.txt:\d+: "),
         "a table without a header": (_with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
         "a class that training lacks": (
             _with_file("val.csv", "image_path,target\nval/cat/0.jpg,emu\n", dataset="csv"),
             r"val.csv:2: .*emu",
         ),
-        "a class without images": (empty_class, r"emu: holds no images"),
-        "one class": (one_class, r"holds one folder only, cat"),
+        "a class without images": (empty_class, r"emu: contains no images"),
+        "one class": (one_class, r"contains only one folder, cat"),
         "classes that differ": (
             _with_file("val/emu/0.jpg", image_bytes(), dataset="folder"),
             r"class folder 'emu' is only in one of train and val",
@@ -206,15 +212,15 @@ def _data() -> list[Fault]:
         ),
         "a pickle with code for CIFAR": (
             cifar_with_code,
-            r"batches.meta: is no batch of CIFAR \(it asks for posix.system",
+            r"batches.meta: is not a CIFAR batch \(it refers to posix.system",
         ),
         "a folder that is not packed": (
             lambda scene: scene.images(dataset="packed"),
-            r"train.index: cannot be read \(No such file",
+            r"train.index/ends.npy: cannot be read \(No such file",
         ),
-        "a packed index cut short": (packed("val.index", truncated), r"val.index: is damaged \(its checksum"),
-        "a bit of a packed index": (packed("train.index", flipped), r"train.index: is damaged \(its checksum"),
-        "packed images cut short": (packed("train.blob", truncated), r"train.index: is of a blob of"),
+        "a packed index cut short": (packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),
+        "a bit of a packed index": (packed("train.index/crcs.npy", flipped), r"train.index: is damaged \(a checksum"),
+        "packed images cut short": (packed("train.blob", truncated), r"train.index: describes a blob of"),
         "a bit of a packed image": (packed("train.blob", flipped), r"train.blob: image \d .*its checksum does not"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
@@ -258,11 +264,11 @@ def _images() -> list[Fault]:
         "cut short": (replaced(image_bytes()[:400]), cut),
         "cut short, read by a worker": (replaced(image_bytes()[:400], "train/cat/3.jpg", "DATA.NUM_WORKERS=1"), cut),
         "cut short, in validation": (replaced(image_bytes()[:400], "val/cat/3.jpg"), cut),
-        "text": (replaced(b"hello"), r"3\.jpg: is no image in any of JPEG, PNG"),
-        "empty": (replaced(b""), r"3\.jpg: is no image in any of JPEG, PNG"),
+        "text": (replaced(b"hello"), r"3\.jpg: is not an image of a supported format"),
+        "empty": (replaced(b""), r"3\.jpg: is not an image of a supported format"),
         "PostScript": (
             replaced(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-            r"3\.jpg: is no image in any of",
+            r"3\.jpg: is not an image of",
         ),
         "a bomb of 10^10 pixels": (replaced(_png_of(100_000, 100_000)), r"3\.jpg: cannot be decoded \(.*pixels"),
         "a bomb of 10^8 pixels": (replaced(_png_of(10_000, 10_000)), r"3\.jpg: cannot be decoded"),
@@ -270,9 +276,9 @@ def _images() -> list[Fault]:
             replaced(_encoded(np.ones((8, 8), "f4"), "TIFF")),
             r"3\.jpg: cannot be decoded \(floating-point",
         ),
-        "missing": (_without_image, r"train_list.txt:7: 'train/cat/3\.jpg' is no file"),
-        "a folder": (folder_for_an_image, r"3\.jpg' is no file"),
-        "a pipe": (pipe_for_an_image, r"3\.jpg' is no file"),
+        "missing": (_without_image, r"train_list.txt:7: 'train/cat/3\.jpg' is not a file"),
+        "a folder": (folder_for_an_image, r"3\.jpg' is not a file"),
+        "a pipe": (pipe_for_an_image, r"3\.jpg' is not a file"),
         "not to be read": (forbidden, r"3\.jpg: cannot be read \(Permission denied"),
     }
     return [

@@ -231,7 +231,7 @@ def _ranks() -> list[Fault]:
         ),
         Fault("rank 1 stands still", two, ended.format(1), (1, 137), MULTI, hurt(signal.SIGSTOP, 1), "failed"),
         Fault("rank 1 ended from outside", two, None, (143,), MULTI, hurt(signal.SIGTERM, 1), "interrupted"),
-        Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is no image", (1,), MULTI),
+        Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", (1,), MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _sending(signal.SIGTERM), "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _sending(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
@@ -256,6 +256,6 @@ def _workers() -> list[Fault]:
         return act
 
     return [
-        Fault("worker killed", loading, r"loading worker \d+ was ended by SIGKILL", act=hurt(signal.SIGKILL)),
+        Fault("worker killed", loading, r"loading worker \d+ was killed by SIGKILL", act=hurt(signal.SIGKILL)),
         Fault("worker stands still", loading, r"no loading worker has answered", act=hurt(signal.SIGSTOP)),
     ]
