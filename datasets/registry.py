@@ -1,98 +1,79 @@
-"""What it is trained on: `DATA.DATASET` -> source."""
+"""The table DATA.DATASET -> data source, and reading a data set with all checks."""
 
-from configs.schema import Config
-from datasets.decoding.bad_images import BadImageList
-from datasets.decoding.device_decode import HOST
-from datasets.loading.loader import BatchReader, Loader
-from datasets.loading.sampler import EvalSampler, TrainSampler
-from datasets.sources import packed
-from datasets.sources import samples as sources
-from datasets.sources.checks import findings_of
+from collections.abc import Callable
+
+from configs.schema import Data
+from datasets.sources.checks import find_invalid_labels, find_too_few_samples
+from datasets.sources.cifar import cifar10, cifar100
+from datasets.sources.class_folders import caltech101, caltech256, folder
+from datasets.sources.in_memory import digits, fake
+from datasets.sources.lists import csv_tables, imagenet2012
+from datasets.sources.packed import packed
 from datasets.sources.samples import Samples
-from datasets.transforms.host import TrainTransform
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings, did_you_mean
 
-DATASETS = {
-    "imagenet2012": sources.imagenet2012,
-    "folder": sources.folder,
-    "csv": sources.csv,
-    "caltech101": sources.caltech101,
-    "caltech256": sources.caltech256,
-    "cifar10": sources.cifar10,
-    "cifar100": sources.cifar100,
-    "packed": packed.read_packed,
-    "digits": sources.digits,
-    "fake": sources.fake,
+# Each source takes the DATA options and a split, 'train' or 'val'. It raises a UserError if nothing can be read.
+DATASETS: dict[str, Callable[[Data, str], Samples]] = {
+    "imagenet2012": imagenet2012,
+    "folder": folder,
+    "csv": csv_tables,
+    "caltech101": caltech101,
+    "caltech256": caltech256,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "packed": packed,
+    "digits": digits,
+    "fake": fake,
 }
 
 
-def read_samples(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
-    """The samples of 'train', of 'val', or of both, with all checked that can be without opening an image.
+def read_samples(data: Data, num_classes: int, context: ProcessContext, *splits: str) -> list[Samples]:
+    """The samples of each split ('train', 'val'), with every check that does not open an image.
 
-    Every rank must call it. The main process alone looks for the files, and all raise what it found.
+    Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
+    other ranks only read the lists or list the folders.
 
     Raises:
-        UserError: an unknown data set; or whatever is wrong with the data, all at once: lists and folders that are
-            missing or malformed, files that are missing or may not be read, labels that the model has no class for,
-            fewer training samples than one batch on every rank.
+        UserError: an unknown data set; or, in one report, all problems of all splits: missing or malformed lists and
+            folders, missing or unreadable files, labels that are not below `num_classes`, fewer training samples than
+            one batch on every rank.
     """
-    name = config.data.dataset
-    if name not in DATASETS:
+    if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
-        raise UserError(f"DATA.DATASET: unknown data set {name}{did_you_mean(name, DATASETS)} (known: {known})")
-    samples, error = _read(config, context, splits) if context.is_main else ([], None)
+        raise UserError(
+            f"DATA.DATASET: unknown data set {data.dataset}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
+        )
+    samples, error = _read(data, num_classes, context, splits) if context.is_main else ([], None)
     error = broadcast_object(error, context)
     if not (context.is_main or error):
-        samples, error = _read(config, context, splits)  # what the main process has kept by now, if it is on this host
+        samples, error = _read(data, num_classes, context, splits)
     if error:
         raise error
     return samples
 
 
-def _read(config: Config, context: ProcessContext, splits: tuple[str, ...]) -> tuple[list[Samples], UserError | None]:
+def _read(
+    data: Data, num_classes: int, context: ProcessContext, splits: tuple[str, ...]
+) -> tuple[list[Samples], UserError | None]:
     samples, findings = [], []
     for split in splits:
         try:
-            samples.append(DATASETS[config.data.dataset](config.data, split))
+            samples.append(DATASETS[data.dataset](data, split))
         except UserError as error:
             findings.append(str(error))
         else:
-            findings += findings_of(samples[-1], split, config, context)
+            findings += _find_problems(samples[-1], split, data, num_classes, context)
     if not findings:
         return samples, None
-    findings = list(dict.fromkeys(findings))  # two splits of one list have the same
-    return samples, combine_findings(f"{config.data.data_path}: {len(findings)} things to put right", findings)
+    findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
+    return samples, combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
 
 
-def train_sampler(config: Config, samples: Samples, context: ProcessContext) -> TrainSampler:
-    return TrainSampler(
-        len(samples),
-        config.data.batch_size,
-        config.train.num_epochs,
-        config.seed,
-        context.rank,
-        context.world_size,
-    )
-
-
-def train_loader(
-    config: Config,
-    samples: Samples,
-    sampler: TrainSampler,
-    context: ProcessContext,
-    bad_images: BadImageList | None = None,
-    decode: str = HOST,
-) -> Loader:
-    """`decode` is who decodes JPEGs: HOST or DEVICE. Evaluation's are decoded by the host, alike on every machine."""
-    reader = BatchReader(samples, config.data, TrainTransform(config.data, config.train, config.seed), decode)
-    return Loader(reader, sampler, context, config.timeout_seconds, bad_images)
-
-
-def eval_loader(
-    config: Config, samples: Samples, context: ProcessContext, bad_images: BadImageList | None = None
-) -> Loader:
-    largest_useful = -(-len(samples) // context.world_size)
-    batch_size = min(config.data.eval_batch_size, largest_useful)
-    sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
-    return Loader(BatchReader(samples, config.data, None), sampler, context, config.timeout_seconds, bad_images)
+def _find_problems(samples: Samples, split: str, data: Data, num_classes: int, context: ProcessContext) -> list[str]:
+    findings = samples.findings + find_invalid_labels(samples, split, num_classes)
+    if split == "train" and not samples.findings:
+        findings += find_too_few_samples(len(samples), data.dataset, data.batch_size, context.world_size)
+    if context.is_main:  # many ranks at once would overload a shared disk
+        findings += samples.check_files()
+    return findings

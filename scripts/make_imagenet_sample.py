@@ -1,10 +1,10 @@
-"""Makes a small data set in ImageNet's form, of real photographs, without a download.
+"""Creates a small data set of real photographs in ImageNet's layout, without a download.
 
     python scripts/make_imagenet_sample.py -output data/imagenet_sample
 
-The images are random crops of the sample photographs that come with scikit-learn and matplotlib. A class is one quarter
-of one photograph in one order of its colours, so that it can be learned from a few images. The lists are PaddleViT's:
-train_list.txt and val_list.txt, a path and a label a line.
+The images are random crops of the sample photographs in scikit-learn and matplotlib. A class is one quarter of one
+photograph in one order of its color channels, so that a model can learn it from a few images. The lists are
+PaddleViT's train_list.txt and val_list.txt, one path and label per line.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import matplotlib
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-QUARTERS = list(itertools.product((0, 0.5), (0, 0.5)))  # left, top as shares of the photograph
-COLOUR_ORDERS = list(itertools.permutations(range(3)))
+QUARTERS = list(itertools.product((0, 0.5), (0, 0.5)))  # left, top, as shares of the photograph's sides
+CHANNEL_ORDERS = list(itertools.permutations(range(3)))
 
 
 def main() -> None:
@@ -39,20 +39,20 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Makes a small data set in ImageNet's form.", allow_abbrev=False)
-    parser.add_argument("-output", type=Path, required=True, help="folder to make")
-    parser.add_argument("-classes", type=int, default=10, help="classes (default: 10)")
-    parser.add_argument("-train", type=int, default=200, help="training images in all (default: 200)")
-    parser.add_argument("-val", type=int, default=51, help="validation images in all (default: 51)")
-    parser.add_argument("-size", type=width_and_height, default="500x375", help="pixels (default: 500x375)")
-    parser.add_argument("-seed", type=int, default=0, help="of the crops (default: 0)")
+    parser = argparse.ArgumentParser(description="Creates a small data set in ImageNet's layout.", allow_abbrev=False)
+    parser.add_argument("-output", type=Path, required=True, help="folder to create")
+    parser.add_argument("-classes", type=int, default=10, help="number of classes (default: 10)")
+    parser.add_argument("-train", type=int, default=200, help="number of training images (default: 200)")
+    parser.add_argument("-val", type=int, default=51, help="number of validation images (default: 51)")
+    parser.add_argument("-size", type=width_and_height, default="500x375", help="image size (default: 500x375)")
+    parser.add_argument("-seed", type=int, default=0, help="seed of the crops (default: 0)")
     options = parser.parse_args()
     if options.output.exists():
-        parser.error(f"{options.output} exists: remove it or name another folder")
+        parser.error(f"{options.output} exists: remove it or give another folder")
     if not 1 <= options.classes <= min(options.train, options.val):
-        parser.error(f"{options.classes} classes need as many images in train and in val")
-    if options.classes > len(photographs()) * len(QUARTERS) * len(COLOUR_ORDERS):
-        parser.error(f"{options.classes} classes are more than the photographs give")
+        parser.error(f"{options.classes} classes need at least as many images in train and in val")
+    if options.classes > len(photographs()) * len(QUARTERS) * len(CHANNEL_ORDERS):
+        parser.error(f"{options.classes} classes: the photographs provide fewer")
     return options
 
 
@@ -68,24 +68,24 @@ def photographs() -> list[Image.Image]:
 
 
 def class_scenes(count: int) -> list[Image.Image]:
-    """One picture per class: what its images are crops of."""
-    kinds = itertools.product(COLOUR_ORDERS, QUARTERS, photographs())
-    return [scene(photo, quarter, order) for order, quarter, photo in itertools.islice(kinds, count)]
+    """One photograph part per class; the images of the class are crops of it."""
+    combinations = itertools.product(CHANNEL_ORDERS, QUARTERS, photographs())
+    return [scene(photo, quarter, order) for order, quarter, photo in itertools.islice(combinations, count)]
 
 
-def scene(photo: Image.Image, quarter: tuple[float, float], colour_order: tuple[int, ...]) -> Image.Image:
+def scene(photo: Image.Image, quarter: tuple[float, float], channel_order: tuple[int, ...]) -> Image.Image:
     left, top = int(photo.width * quarter[0]), int(photo.height * quarter[1])
     part = photo.crop((left, top, left + photo.width // 2, top + photo.height // 2))
     bands = part.split()
-    return Image.merge("RGB", [bands[index] for index in colour_order])
+    return Image.merge("RGB", [bands[index] for index in channel_order])
 
 
-def random_crop(picture: Image.Image, size: tuple[int, int], rng: random.Random) -> Image.Image:
-    """Of 70 to 100 % of the picture's sides, resized to `size` (width, height)."""
+def random_crop(image: Image.Image, size: tuple[int, int], rng: random.Random) -> Image.Image:
+    """A crop of 70 to 100% of the image's sides, resized to `size` (width, height)."""
     share = rng.uniform(0.7, 1)
-    left, top = (rng.uniform(0, side * (1 - share)) for side in picture.size)
-    box = (left, top, left + picture.width * share, top + picture.height * share)
-    return picture.resize(size, Image.Resampling.BICUBIC, box=box)
+    left, top = (rng.uniform(0, side * (1 - share)) for side in image.size)
+    box = (left, top, left + image.width * share, top + image.height * share)
+    return image.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
 def class_name(label: int) -> str:

@@ -6,12 +6,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from configs.command_line import parse_command_line
+from configs.schema import Config
+from datasets.batch import Batch
+from datasets.loading.batches import build_eval_loader, build_train_batches
+from datasets.loading.loader import Loader
+from datasets.registry import read_samples
+from datasets.sources.samples import Samples
 from utils.distributed import ProcessContext
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +41,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def cpu() -> ProcessContext:
     return ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
+    return read_samples(config.data, config.model.num_classes, context, *splits)
+
+
+def train_batches_for(config: Config, samples: Samples, context: ProcessContext) -> Iterator[Batch]:
+    """All training batches of a run."""
+    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    return batches.iterate(0, 0, config.train.num_epochs)
+
+
+def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -> Loader:
+    return build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
 
 @pytest.fixture

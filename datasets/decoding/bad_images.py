@@ -1,4 +1,4 @@
-"""Images that cannot be used: what is said of one, and the list of those that a run passed over."""
+"""Images that cannot be used: the error about one image, and a run's list of all of them."""
 
 import csv
 from collections.abc import Iterable
@@ -11,27 +11,30 @@ _COLUMNS = ["path", "reason"]
 
 
 class BadImage(UserError):
-    """An image file that cannot be used: its `path`, the `reason`, and what to do. It travels pickled."""
+    """An image that cannot be used: its `path`, the `reason`, and the `fix`. It can be pickled."""
 
-    def __init__(self, path: str, reason: str, cure: str) -> None:
-        super().__init__(path, reason, cure)
-        self.path, self.reason, self.cure = path, reason, cure
+    def __init__(self, path: str, reason: str, fix: str) -> None:
+        super().__init__(path, reason, fix)
+        self.path, self.reason, self.fix = path, reason, fix
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}; {self.cure}"
+        return f"{self.path}: {self.reason}; {self.fix}"
 
 
 class BadImageList:
-    """One rank's `bad_images_{rank}.csv` in a run's folder: each file once, with the reason. None bad: no list."""
+    """One rank's `bad_images_{rank}.csv` in a run's folder: each image once, with the reason.
+
+    The file is created when the first bad image is added. A resumed run appends to the file of the original run.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = folder / f"bad_images_{rank}.csv"
         self._listed: set[str] = set()
-        if self.file.exists():  # of a run that is resumed
+        if self.file.exists():
             self._listed = {row.get("path", "") for row in read_rows(self.file)}
 
     def add(self, images: Iterable[BadImage]) -> None:
-        rows = {_as_text(image.path): _as_text(image.reason) for image in images}
+        rows = {_to_cell(image.path): _to_cell(image.reason) for image in images}
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
@@ -41,5 +44,5 @@ class BadImageList:
         self._listed |= rows.keys()
 
 
-def _as_text(text: str) -> str:
+def _to_cell(text: str) -> str:
     return escape_control_characters(text.replace("\n", r"\n"))

@@ -1,4 +1,4 @@
-"""A part of a JPEG, decoded without most of the rest: libjpeg-turbo, as nvImageCodec has it for CPUs."""
+"""Decodes a part of a JPEG with libjpeg-turbo, through nvImageCodec's CPU backend."""
 
 import functools
 import os
@@ -12,14 +12,15 @@ import torch
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 
-# As libjpeg does by itself; without it colours are 1.7 of 255 off.
+# libjpeg's own default; without it colors differ by 1.7 of 255.
 _OPTIONS = ":fancy_upsampling=1"
 
 
 def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
-    """The box of a colour JPEG as torch.uint8 (3, height, width), whatever its EXIF data say of turning.
+    """Decodes a box of a color JPEG to torch.uint8 (3, height, width); ignores the EXIF orientation.
 
-    None where the library is not there, or refuses. Of a file that was cut off it may make up the rest.
+    Returns None if nvImageCodec is not installed or cannot decode the file. The missing end of a truncated file may be
+    filled with arbitrary pixels.
     """
     codec = _codec(threading.get_ident())
     if codec is None:
@@ -38,8 +39,8 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
 
 @functools.cache
 def _codec(thread: int) -> tuple[Any, Any, Any] | None:
-    """The library, a decoder, which two threads may not share, and how to decode; None where it is not installed."""
-    with _silenced():
+    """The library, a decoder for one thread (threads cannot share one), and its parameters; None if not available."""
+    with _stderr_suppressed():
         try:
             from nvidia import nvimgcodec as library
 
@@ -54,15 +55,15 @@ def _codec(thread: int) -> tuple[Any, Any, Any] | None:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
-    """While it is loaded, the library tells of parts for a GPU that it does not find; they are not needed."""
+def _stderr_suppressed() -> Iterator[None]:
+    """While the library is loaded, it prints warnings about missing GPU backends, which are not needed."""
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     standard_error = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null_device = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null_device, 2)
         yield
     finally:
         os.dup2(standard_error, 2)
         os.close(standard_error)
-        os.close(nowhere)
+        os.close(null_device)

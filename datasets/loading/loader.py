@@ -1,114 +1,84 @@
-"""Batching, prefetch to the device."""
+"""Reading batches, with or without worker processes, and copying them to the device."""
 
-import math
-import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
+from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
-from datasets.decoding.decode import Picture, centre_crop, open_image, resize
-from datasets.decoding.device_decode import DEVICE, HOST, CropCollector, EncodedCrops, decode_crops, is_for_device
-from datasets.loading.sampler import PADDING, EvalSampler, Key, TrainSampler
+from datasets.loading.sampler import EvalSampler, Key, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
-    SHARED_MEMORY_CURE,
+    SHARED_MEMORY_FIX,
     default_num_workers,
     exit_with_rank,
     iter_with_timeout,
     worker_context,
 )
 from datasets.sources.samples import Samples
-from datasets.transforms.host import NO_AUGMENTATION, Augmentation, TrainTransform
+from datasets.transforms.host import HostTransform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.torch_compat import shared_zeros
 
-_PATIENCE = 0.9  # share of TIMEOUT_SECONDS after which the rank speaks, before the others give it up
-
-
-class Batch(NamedTuple):
-    """images uint8 (B, C, S, S); targets int64 (B,), `PADDING` where there is no sample; what the device is to augment.
-
-    `bad` are the images whose places are empty because they cannot be used; the host knows them without the device.
-    Until a batch has reached the device, some of its images may be `encoded`.
-    """
-
-    images: torch.Tensor
-    targets: torch.Tensor
-    augmentation: Augmentation = NO_AUGMENTATION
-    bad: tuple[BadImage, ...] = ()
-    encoded: EncodedCrops | None = None
+# Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
+_TIMEOUT_SHARE = 0.9
 
 
 class BatchReader(Dataset):
-    """Keys -> one `Batch`. With a `TrainTransform` as training sees it, without as evaluation does."""
+    """Keys -> one `Batch`, read by a worker."""
 
-    def __init__(self, samples: Samples, options: Data, transform: TrainTransform | None, decode: str = HOST) -> None:
-        self.samples = samples
-        self.options = options
-        self.transform = transform
-        self.decode = decode
+    def __init__(self, samples: Samples, data: Data, transform: HostTransform) -> None:
+        self.samples, self.data, self.transform = samples, data, transform
 
     def __getitems__(self, keys: list[Key]) -> Batch | UserError:
-        """An unreadable image is returned as its error: raised here, a worker's traceback would come with it."""
+        """Returns a UserError instead of raising it: torch would add the worker's traceback to its message."""
         try:
             return self._read(keys)
         except UserError as error:
             return error
         except MemoryError:
-            return UserError("host memory is short; lower -num_workers or -batch_size")
+            return UserError("out of host memory; lower -num_workers or -batch_size")
 
     def _read(self, keys: list[Key]) -> Batch:
-        channels, size = self.options.image_channels, self.options.image_size
-        images, targets = _zeros((len(keys), channels, size, size)), torch.full((len(keys),), PADDING)
-        generators: list[random.Random | None] = [None] * len(keys)
-        bad, encoded = [], CropCollector()
-        for place, (epoch, index) in enumerate(keys):
+        channels, size = self.data.image_channels, self.data.image_size
+        images = _zeros((len(keys), channels, size, size))
+        targets = torch.full((len(keys),), PADDING)
+        drawn: list[list[Any] | None] = [None] * len(keys)
+        bad = []
+        for position, (epoch, index) in enumerate(keys):
             if index == PADDING:
                 continue
-            rng = self.transform.generator(epoch, index) if self.transform else None
             try:
-                picture = self.samples.open(index, channels)
-                if self.decode == DEVICE and is_for_device(picture):
-                    encoded.add(place, picture, *self.transform.draw_crop(picture.size, rng))
-                else:
-                    images[place] = self._image(picture, rng)
+                images[position], drawn[position] = self.transform(self.samples.open(index, channels), epoch, index)
             except BadImage as error:
-                if self.options.on_bad_image == "error":
+                if self.data.on_bad_image == "error":
                     raise
                 bad.append(error)
             else:
-                targets[place] = int(self.samples.targets[index])
-                generators[place] = rng
-        augmentation = self.transform.draw(generators) if self.transform else NO_AUGMENTATION
-        return Batch(images, targets, augmentation, tuple(bad), encoded.collected(_zeros))
-
-    def _image(self, picture: Picture, rng: random.Random | None) -> torch.Tensor:
-        if self.transform:
-            return self.transform.crop(picture, rng)
-        return centre_crop(picture.pixels, self.options.image_size, self.options.crop_pct)
+                targets[position] = int(self.samples.targets[index])
+        return Batch(images, targets, self.transform.collate(drawn), tuple(bad))
 
 
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """torch.uint8; in a worker in the shared memory in which tensors travel, as torch's own collation allocates it.
+    """torch.uint8; in a worker, in the shared memory that carries it to the rank.
 
-    That there is none left can still be told here.
+    Allocated here, because a UserError can still be returned if shared memory is full.
     """
     if not get_worker_info():
         return torch.zeros(shape, dtype=torch.uint8)
     try:
-        storage = torch.UntypedStorage._new_shared(math.prod(shape))
+        return shared_zeros(shape)
     except RuntimeError as error:
-        raise UserError(f"no shared memory is left for a batch ({error}); {SHARED_MEMORY_CURE}") from error
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+        raise UserError(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
 
 
 class Loader:
-    """Batches of one rank on its device, in the sampler's order. Images that cannot be used go to `bad_images`."""
+    """Batches of one rank on its device, in the sampler's order. Unusable images are added to `bad_images`."""
 
     def __init__(
         self,
@@ -118,20 +88,18 @@ class Loader:
         timeout_seconds: float,
         bad_images: BadImageList | None,
     ) -> None:
-        self.sampler = sampler
-        self.on_bad_image = reader.options.on_bad_image
-        self.device = context.device
-        self.bad_images = bad_images
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.patience_seconds = _PATIENCE * timeout_seconds
-        workers = num_workers(reader.samples, reader.options, context)
+        self.sampler, self.device, self.bad_images = sampler, context.device, bad_images
+        self.timeout_seconds = _TIMEOUT_SHARE * timeout_seconds
+        is_cuda = self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if is_cuda else None
+        workers = num_workers(reader.samples, reader.data, context)
         self._batches = DataLoader(
             reader,
             batch_sampler=sampler,
             num_workers=workers,
-            collate_fn=_as_it_is,
-            pin_memory=self.device.type == "cuda",
-            timeout=min(POLL_SECONDS, self.patience_seconds) if workers else 0,
+            collate_fn=_identity,
+            pin_memory=is_cuda,
+            timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
             worker_init_fn=exit_with_rank,
             multiprocessing_context=worker_context() if workers else None,
@@ -141,63 +109,37 @@ class Loader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises UserError where a sample cannot be read, or a worker does not answer."""
+        """Raises UserError if a sample cannot be read or a worker fails."""
         has_workers = self._batches.num_workers > 0
-        batches = iter_with_timeout(self._batches, self.patience_seconds) if has_workers else iter(self._batches)
+        batches = iter_with_timeout(self._batches, self.timeout_seconds) if has_workers else iter(self._batches)
         if self.device.type == "cpu":
             yield from map(self._to_device, batches)
             return
         current = torch.cuda.current_stream(self.device)
-        for batch in batches:  # on a stream of its own, so that it travels while the one before it is being computed
-            with torch.cuda.stream(self._stream):
+        for batch in batches:
+            with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
                 batch = self._to_device(batch)
             current.wait_stream(self._stream)
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch
 
     def _to_device(self, batch: Batch | UserError) -> Batch:
-        """The batch on the device."""
         if isinstance(batch, UserError):
             raise batch
-        encoded, batch = batch.encoded, batch._replace(encoded=None)
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-        if encoded:
-            batch = self._decoded(batch, encoded)
         if self.bad_images:
             self.bad_images.add(batch.bad)
         return batch
 
-    def _decoded(self, batch: Batch, encoded: EncodedCrops) -> Batch:
-        size = batch.images.shape[-1]
-        try:
-            batch.images[encoded.places] = decode_crops(encoded, size, self.device)
-            return batch
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # one of them is damaged: the host says which
-            bad = []
-        for file, place, name, box, flips in zip(encoded.files(), *encoded[2:], strict=True):
-            try:
-                image = resize(
-                    open_image(file.numpy().tobytes(), len(batch.images[place]), name).region(box), size, size
-                )
-                batch.images[place] = image.flip(-1) if flips else image
-            except BadImage as error:
-                if self.on_bad_image == "error":
-                    raise
-                bad.append(error)
-                batch.targets[place] = PADDING
-        return batch._replace(bad=(*batch.bad, *bad))
 
-
-def num_workers(samples: Samples, options: Data, context: ProcessContext) -> int:
-    """Loading processes of this rank."""
-    if options.num_workers is not None:
-        return options.num_workers
+def num_workers(samples: Samples, data: Data, context: ProcessContext) -> int:
+    """Loading workers of this rank."""
+    if data.num_workers is not None:
+        return data.num_workers
     if samples.in_memory:
         return 0
     return default_num_workers(context.local_world_size)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _identity(batch: Batch) -> Batch:
     return batch

@@ -1,25 +1,26 @@
-"""The order of samples: a pure function of (seed, epoch), strided over ranks, resumable anywhere.
+"""The order of samples: a pure function of (seed, epoch), divided among the ranks, that can start at any batch.
 
-A key is (epoch, index). Epochs count from 0.
+A key is (epoch, sample index). Epochs count from 0.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from datasets.batch import PADDING
 from utils.seeding import seeded_generator
 
 Key = tuple[int, int]
-PADDING = -1
 
 
 @dataclass(frozen=True)
 class TrainSampler:
-    """One rank's batches of the whole run, from `first_batch` on, as one unbroken stream over the epochs.
+    """One rank's batches from `first_batch` of the run to its end, as one sequence over all epochs.
 
-    Together the ranks' n-th batches are the next `batch_size * world_size` samples of the epoch's order, whatever the
-    number of ranks. What does not fill a batch on every rank is left out; each epoch leaves out others.
+    The n-th batches of all ranks together are the next `batch_size * world_size` samples in the epoch's order,
+    independently of the number of ranks. Samples that do not fill a batch on every rank are dropped, other samples in
+    each epoch.
     """
 
     num_samples: int
@@ -33,6 +34,10 @@ class TrainSampler:
     @property
     def batches_per_epoch(self) -> int:
         return self.num_samples // (self.batch_size * self.world_size)
+
+    def from_position(self, epoch: int, batch: int, num_epochs: int) -> "TrainSampler":
+        """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1."""
+        return replace(self, num_epochs=num_epochs, first_batch=epoch * self.batches_per_epoch + batch)
 
     def __len__(self) -> int:
         return self.num_epochs * self.batches_per_epoch - self.first_batch
@@ -49,15 +54,15 @@ class TrainSampler:
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
-    """The permutation (num_samples,) in which an epoch goes through the samples."""
+    """The permutation (num_samples,) of an epoch."""
     return torch.randperm(num_samples, generator=seeded_generator(seed, "order", epoch))
 
 
 @dataclass(frozen=True)
 class EvalSampler:
-    """One rank's batches of an evaluation: each sample once over all ranks, equally many full batches on each.
+    """One rank's batches of an evaluation: each sample once over all ranks, the same number of full batches on each.
 
-    The places left over hold the index `PADDING`.
+    The remaining positions have the index `PADDING`.
     """
 
     num_samples: int
@@ -71,5 +76,5 @@ class EvalSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         for batch in range(len(self)):
             start = batch * self.batch_size * self.world_size + self.rank
-            places = range(start, start + self.batch_size * self.world_size, self.world_size)
-            yield [(0, place if place < self.num_samples else PADDING) for place in places]
+            indices = range(start, start + self.batch_size * self.world_size, self.world_size)
+            yield [(0, index if index < self.num_samples else PADDING) for index in indices]

@@ -1,6 +1,6 @@
-"""Loading processes: how many, how they start and end, and what is said of one that does not answer.
+"""Loading workers: how many, how they start and end, and errors about workers that fail.
 
-They are started by a server process, which Python calls a fork server, and belong to it.
+Python's fork server starts the workers and is their parent process.
 """
 
 import atexit
@@ -16,38 +16,40 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS, kill_children
+from utils.torch_compat import close_fork_server_pipe, loader_workers
 
-POLL_SECONDS = 5.0  # between two looks for workers that have died
-START_SECONDS = 30.0  # more, until the first batch: workers import torch
-DEATH_SECONDS = 1.0  # after which it is known that one has
-_MOST_WORKERS = 16
-SHARED_MEMORY_CURE = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or load without: -num_workers=0"
+POLL_SECONDS = 5.0  # between two checks for workers that have died
+START_SECONDS = 30.0  # additional time for the first batch: workers import torch
+_DEATH_SECONDS = 1.0  # until the death of a worker is visible
+_MAX_WORKERS = 16
+SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or use no workers: -num_workers=0"
 _CAUSES = {
-    signal.SIGKILL: "as when host memory is short; lower -num_workers, or give the job more host memory",
-    signal.SIGBUS: f"as when /dev/shm is full; {SHARED_MEMORY_CURE}",
+    signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
+    signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
 
 
 def default_num_workers(local_world_size: int) -> int:
-    """One for each core of this rank's share, of which there are `local_world_size` on this host."""
-    return max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // local_world_size))
+    """One worker for each core of this rank's share; `local_world_size` ranks share the cores of this host."""
+    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // local_world_size))
 
 
 def worker_context() -> multiprocessing.context.BaseContext:
-    """Workers from a server process without threads: a fork of a process that has some can hang for ever.
+    """Starts workers from a server process without threads: a fork of a process with threads can deadlock.
 
-    The signals that a terminal or a launcher sends to all processes are for the rank, which may want more batches
-    before it ends. The server inherits that they are blocked, and the workers from it.
+    Terminals and launchers send signals to all processes. Only the rank handles them, because it may need more batches
+    before it ends: they are blocked in the server, and the workers inherit that.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["datasets.loading.loader"])
-    resource_tracker.ensure_running()  # or the server starts it first, and with it unblocks them
+    resource_tracker.ensure_running()  # otherwise the server starts it, and unblocks the signals while doing so
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -55,82 +57,82 @@ def worker_context() -> multiprocessing.context.BaseContext:
 
 
 def exit_with_rank(worker: int) -> None:
-    """Called in a worker: lets it end with its server, even while it is stopped, and the server with the rank."""
+    """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # while any process has it, the server goes on
+    close_fork_server_pipe()
 
 
 @functools.cache
 def _kill_workers_at_exit() -> None:
-    """Python, when it exits, waits for its workers, and for one that hangs without end.
+    """At exit Python waits for its workers without a limit; a worker that hangs must be killed before.
 
-    To be called when workers have started: what was registered last is done first.
+    Call it after the workers have started: exit functions run in reverse order.
     """
     atexit.register(kill_children)
 
 
-def _kill(workers: Iterable[multiprocessing.Process]) -> None:
+def _kill(workers: Iterable[BaseProcess]) -> None:
     for worker in workers:
         worker.kill()
 
 
-class _Watch:
-    """Ends workers that are waited for too long by someone who cannot notice it.
+class _Watchdog:
+    """Kills the workers if the rank waits too long for a batch.
 
-    To receive a batch its worker must pass over the memory it lies in; of one that is stopped just then, torch waits
-    without end.
+    To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
+    moment would block the rank forever.
     """
 
-    def __init__(self, workers: list[multiprocessing.Process], limit_seconds: float) -> None:
+    def __init__(self, workers: list[BaseProcess], limit_seconds: float) -> None:
         self.workers, self.limit_seconds = workers, limit_seconds
         self.waiting_since = math.inf
         self.has_killed = False
         self.finished = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def waited(self) -> float:
+    def waited_seconds(self) -> float:
         return time.monotonic() - self.waiting_since
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self.finished.wait(1.0):
-            if self.waited() > self.limit_seconds + POLL_SECONDS:
+            if self.waited_seconds() > self.limit_seconds + POLL_SECONDS:
                 self.has_killed = True
                 _kill(self.workers)
                 return
 
 
 def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any]:
-    """What the workers of `batches` read, in order. Left before the last of it, it ends them.
+    """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
 
     Raises:
-        UserError: a worker was killed, none has answered for `limit_seconds`, or the system has no more to give.
+        UserError: a worker was killed, no worker has answered for `limit_seconds`, or a system resource is exhausted.
     """
     try:
         iterator = iter(batches)
     except (OSError, EOFError) as error:
-        otherwise = f"loading workers cannot start ({error!r}); load without: -num_workers=0"
-        raise UserError(_shortage(error) or otherwise) from error
+        otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
+        raise UserError(_exhausted_resource(error) or otherwise) from error
     _kill_workers_at_exit()
-    watch = _Watch(iterator._workers, limit_seconds + START_SECONDS)  # torch says that one died, but not of what
+    watchdog = _Watchdog(loader_workers(iterator), limit_seconds + START_SECONDS)
     is_exhausted = False
     try:
         while True:
-            watch.waiting_since = time.monotonic()
-            batch = _next(iterator, watch)
-            watch.limit_seconds = limit_seconds
-            watch.waiting_since = math.inf
+            watchdog.waiting_since = time.monotonic()
+            batch = _next(iterator, watchdog)
+            watchdog.limit_seconds = limit_seconds
+            watchdog.waiting_since = math.inf
             yield batch
     except StopIteration:
         is_exhausted = True
     finally:
-        watch.finished.set()
+        watchdog.finished.set()
         if not is_exhausted:
-            _kill(watch.workers)
+            _kill(watchdog.workers)
 
 
-def _next(iterator: Iterator[Any], watch: _Watch) -> Any:
+def _next(iterator: Iterator[Any], watchdog: _Watchdog) -> Any:
     while True:
         try:
             return next(iterator)
@@ -138,37 +140,39 @@ def _next(iterator: Iterator[Any], watch: _Watch) -> Any:
             raise
         except Exception as error:
             timed_out = str(error).startswith("DataLoader timed out")
-            if timed_out and watch.waited() < watch.limit_seconds:
+            if timed_out and watchdog.waited_seconds() < watchdog.limit_seconds:
                 continue
-            problem = _shortage(error) or (_silence(watch) if timed_out or watch.has_killed else _death(watch))
+            problem = _exhausted_resource(error) or (
+                _timeout_message(watchdog) if timed_out or watchdog.has_killed else _death_message(watchdog)
+            )
             if problem is None:
-                raise  # what a worker raised, with its traceback
+                raise  # an exception in a worker, with its traceback
             raise UserError(problem) from error
 
 
-def _shortage(error: Exception) -> str | None:
+def _exhausted_resource(error: Exception) -> str | None:
     code = getattr(error, "errno", None)
     if code == errno.EMFILE or str(error).startswith("Too many open files"):
         return "too many open files for loading workers; raise the limit (ulimit -n 65536), or lower -num_workers"
-    return f"no shared memory is left for loading workers; {SHARED_MEMORY_CURE}" if code == errno.ENOSPC else None
+    return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}" if code == errno.ENOSPC else None
 
 
-def _silence(watch: _Watch) -> str:
+def _timeout_message(watchdog: _Watchdog) -> str:
     return (
-        f"no loading worker has answered for {watch.limit_seconds:.0f} s; see that the disk of DATA.DATA_PATH answers, "
-        "or raise TIMEOUT_SECONDS"
+        f"no loading worker has answered for {watchdog.limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
+        "responds, or raise TIMEOUT_SECONDS"
     )
 
 
-def _death(watch: _Watch) -> str | None:
-    """None if all are alive."""
-    connection.wait([worker.sentinel for worker in watch.workers], DEATH_SECONDS)
-    dead = [worker for worker in watch.workers if not worker.is_alive()]
+def _death_message(watchdog: _Watchdog) -> str | None:
+    """None if all workers are alive. torch reports that a worker died, but not why."""
+    connection.wait([worker.sentinel for worker in watchdog.workers], _DEATH_SECONDS)
+    dead = [worker for worker in watchdog.workers if not worker.is_alive()]
     if not dead:
         return None
     worker, status = dead[0].pid, dead[0].exitcode
     if status >= 0:
-        return f"loading worker {worker} ended with status {status}; to see more, load without: -num_workers=0"
-    ended_by = signal.Signals(-status)
-    cause = _CAUSES.get(ended_by, "perhaps over a file; to see more, load without: -num_workers=0")
-    return f"loading worker {worker} was ended by {ended_by.name}, {cause}"
+        return f"loading worker {worker} exited with status {status}; for details, use no workers: -num_workers=0"
+    killed_by = signal.Signals(-status)
+    cause = _CAUSES.get(killed_by, "perhaps by a damaged file; for details, use no workers: -num_workers=0")
+    return f"loading worker {worker} was killed by {killed_by.name}, {cause}"

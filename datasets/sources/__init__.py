@@ -1,1 +1,1 @@
-"""Where the samples are and which labels they have."""
+"""Data sources: where the images are and which labels they have."""

@@ -1,1 +1,1 @@
-"""Augmentation: per image on the host, per batch on the device."""
+"""Transforms: operations on the host, per image, and on the device, per batch."""

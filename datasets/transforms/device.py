@@ -1,48 +1,194 @@
-"""Augmentation and normalization of a batch, on the device.
+"""Device transforms: operations on a batch, after it was copied to the device.
+
+To add an operation, write an `nn.Module` that maps images to images and add it to `device_operations`. If it needs
+random parameters per sample, subclass `RandomDeviceOperation`: loading workers draw them, seeded by sample.
 
 Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each.
 """
 
+import math
+import random
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.transforms import v2
 
 from configs.schema import Data, Train
-from datasets.transforms.host import NO_AUGMENTATION, Augmentation
+from datasets.batch import Batch
+from datasets.decoding.partial_jpeg import Box
+
+_ERASED_AREA = (0.02, 1 / 3)  # of all rectangles together, as a share of the image, and their height / width: from
+_ERASED_RATIO = (0.3, 1 / 0.3)  # Random Erasing (Zhong et al., 2017)
+_MAX_TRIES = 10
 
 
-class DeviceTransform(nn.Module):
-    """What is left to do on the device: uint8 -> float32, affine map, normalization, erasing."""
+class RandomDeviceOperation(nn.Module):
+    """An operation with random parameters for each sample.
 
-    def __init__(self, options: Data, train: Train) -> None:
+    A loading worker calls `draw` per sample and `collate` per batch; `forward` gets the resulting tensors.
+    """
+
+    name: str
+
+    def draw(self, rng: random.Random) -> Any:
+        """The parameters for one sample, or None if the operation does not apply to it."""
+        raise NotImplementedError
+
+    def collate(self, drawn: list[Any]) -> tuple[torch.Tensor, ...] | None:
+        """The parameters (B,) as tensors, or None if there is nothing to do. None in `drawn` also means padding."""
+        raise NotImplementedError
+
+    def forward(self, images: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class RandomAffine(RandomDeviceOperation):
+    """Rotation, translation and scaling in one bilinear resampling; returns float32 in 0..255."""
+
+    name = "affine"
+
+    def __init__(self, data: Data) -> None:
         super().__init__()
-        self.erase_mode = train.random_erase_mode
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.imagenet_mean, options.imagenet_std))
+        self.degrees, self.translate, self.scale = data.affine_degrees, data.affine_translate, data.affine_scale
+
+    def draw(self, rng: random.Random) -> list[list[float]]:
+        """The map (2, 3) from a pixel of the new image to a pixel of the old one, in coordinates from -1 to 1."""
+        angle = math.radians(rng.uniform(-self.degrees, self.degrees))
+        zoom = rng.uniform(*self.scale)
+        right, down = (2 * rng.uniform(-self.translate, self.translate) for _ in range(2))
+        cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
+        return [[cos, -sin, right], [sin, cos, down]]
+
+    def collate(self, drawn: list[list[list[float]] | None]) -> tuple[torch.Tensor, ...]:
+        """float32 (B, 2, 3), zeros for padding."""
+        return (torch.tensor([matrix or [[0.0] * 3] * 2 for matrix in drawn]),)
+
+    def forward(self, images: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        images = images.to(torch.float32)
+        grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
+
+
+class Normalize(nn.Module):
+    """Images (B, C, S, S) of values 0..255 -> normalized float32. A float32 input is overwritten."""
+
+    def __init__(self, data: Data) -> None:
+        super().__init__()
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         self.register_buffer("factor", 1 / (255 * std), persistent=False)
         self.register_buffer("offset", -mean / std, persistent=False)
 
-    def forward(self, images: torch.Tensor, augmentation: Augmentation = NO_AUGMENTATION) -> torch.Tensor:
-        """images uint8 (B, C, S, S) -> normalized float32 (B, C, S, S). Noise is from torch's global chance."""
-        images = images.to(torch.float32)
-        if augmentation.affine is not None:
-            grid = F.affine_grid(augmentation.affine, list(images.shape), align_corners=False)
-            images = F.grid_sample(images, grid, align_corners=False)
-        images = images.mul_(self.factor).add_(self.offset)
-        if augmentation.erased is not None:
-            self._erase(images, augmentation.erased, augmentation.boxes)
-        return images
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.to(torch.float32).mul_(self.factor).add_(self.offset)
 
-    def _erase(self, images: torch.Tensor, erased: torch.Tensor, boxes: torch.Tensor) -> None:
-        parts = images[erased]
+
+class RandomErase(RandomDeviceOperation):
+    """Random Erasing (Zhong et al., 2017) as timm implements it; the noise comes from torch's global generator."""
+
+    name = "erase"
+
+    def __init__(self, data: Data, train: Train) -> None:
+        super().__init__()
+        self.size, self.mode = data.image_size, train.random_erase_mode
+        self.probability, self.count = train.random_erase_prob, train.random_erase_count
+
+    def draw(self, rng: random.Random) -> list[Box] | None:
+        if rng.random() >= self.probability:
+            return None
+        return [random_erase_box(self.size, self.count, rng) for _ in range(self.count)]
+
+    def collate(self, drawn: list[list[Box] | None]) -> tuple[torch.Tensor, ...] | None:
+        """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4)."""
+        positions = [position for position, boxes in enumerate(drawn) if boxes]
+        if not positions:
+            return None
+        return torch.tensor(positions), torch.tensor([drawn[position] for position in positions])
+
+    def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        """Overwrites the erased parts of normalized float32 (B, C, S, S)."""
+        parts = images[positions]
         top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)
         pixel = torch.arange(images.shape[-1], device=images.device)
         rows = (pixel >= top) & (pixel < top + height)  # (K, R, S)
         columns = (pixel >= left) & (pixel < left + width)
         mask = (rows[..., :, None] & columns[..., None, :]).any(1, keepdim=True)  # (K, 1, S, S)
-        if self.erase_mode == "pixel":
+        if self.mode == "pixel":
             fill = torch.randn_like(parts)
-        elif self.erase_mode == "rand":
+        elif self.mode == "rand":
             fill = torch.randn((*parts.shape[:2], 1, 1), device=parts.device)
         else:
             fill = torch.zeros((), device=parts.device)
-        images[erased] = torch.where(mask, fill, parts)
+        images[positions] = torch.where(mask, fill, parts)
+        return images
+
+
+def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
+    """One of `count` boxes in an image of `size` x `size` pixels; empty if ten boxes in a row do not fit."""
+    low, high = (math.log(bound) for bound in _ERASED_RATIO)
+    for _ in range(_MAX_TRIES):
+        area = rng.uniform(*_ERASED_AREA) * size * size / count
+        ratio = math.exp(rng.uniform(low, high))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if height < size and width < size:
+            return rng.randint(0, size - height), rng.randint(0, size - width), height, width
+    return 0, 0, 0, 0
+
+
+def device_operations(data: Data, train: Train) -> list[nn.Module]:
+    """The operations on training images, in this order; their draws follow each other in the same order."""
+    operations: list[nn.Module] = []
+    if data.affine_degrees or data.affine_translate or data.affine_scale != (1.0, 1.0):
+        operations.append(RandomAffine(data))
+    operations.append(Normalize(data))
+    if train.random_erase_prob:
+        operations.append(RandomErase(data, train))
+    return operations
+
+
+class TrainTransform(nn.Module):
+    """The device operations, then mixup or CutMix."""
+
+    def __init__(self, operations: list[nn.Module], mixup: nn.Module) -> None:
+        super().__init__()
+        self.operations, self.mixup = nn.ModuleList(operations), mixup
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns images float32 (B, C, S, S), and targets int64 (B,) or, if mixed, float32 (B, classes).
+
+        A batch with unreadable images is not mixed: its padding has no label. Noise and mixup use torch's global
+        generator.
+        """
+        images, targets = batch.images, batch.targets
+        for operation in self.operations:
+            if not isinstance(operation, RandomDeviceOperation):
+                images = operation(images)
+            elif operation.name in batch.drawn:
+                images = operation(images, *batch.drawn[operation.name])
+        return (images, targets) if batch.bad else self.mixup(images, targets)
+
+
+def build_train_transform(data: Data, train: Train, num_classes: int) -> TrainTransform:
+    """The device transform of training batches: `images, targets = transform(batch)`."""
+    return TrainTransform(device_operations(data, train), build_mixup(train, num_classes))
+
+
+def build_eval_transform(data: Data) -> nn.Module:
+    """The device transform of validation images: `images = transform(batch.images)`."""
+    return Normalize(data)
+
+
+def build_mixup(train: Train, num_classes: int) -> nn.Module:
+    """(images, targets (B,)) -> (images, targets (B, classes)), or both unchanged.
+
+    Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019) with the probabilities of PaddleViT and timm.
+    """
+    mixup = v2.MixUp(num_classes=num_classes, alpha=train.mixup_alpha) if train.mixup_alpha else None
+    cutmix = v2.CutMix(num_classes=num_classes, alpha=train.cutmix_alpha) if train.cutmix_alpha else None
+    if mixup and cutmix:
+        switch = train.mixup_switch_prob
+        return v2.RandomApply([v2.RandomChoice([mixup, cutmix], p=[1 - switch, switch])], p=train.mixup_prob)
+    if mixup or cutmix:
+        return v2.RandomApply([mixup or cutmix], p=train.mixup_prob)
+    return v2.Identity()

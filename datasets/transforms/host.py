@@ -1,103 +1,107 @@
-"""Random augmentation: drawn per sample on the host; what takes long is computed in batches on the device.
+"""Host transforms: operations on one image, in a loading worker.
 
-Flipping is left to the host: there it costs a hundredth of the decoding, in a batch on a CPU a tenth of it.
+To add an operation, write a class with `__call__(image, rng)` and add it to `host_operations`. The operations of a
+sample share one generator, which is a function of (seed, epoch, sample index).
 
-Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each. Batches travel as
-uint8 (B, C, S, S).
+Flips are computed here: on the host a flip takes a hundredth of the time of decoding; in a batch on a CPU, a tenth.
+
+Legend: B images per batch, C channels, S pixels on a side.
 """
 
-import math
 import random
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from configs.schema import Data, Train
-from datasets.decoding.decode import Picture, random_crop_box, resize
-from datasets.decoding.partial_jpeg import Box
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.crops import center_crop, random_crop_box, resize
+from datasets.transforms.device import RandomDeviceOperation, device_operations
 from utils.seeding import derive_seed
 
-_ERASED_AREA = (0.02, 1 / 3)  # of the image, over all rectangles, and their height / width: as in the paper
-_ERASED_RATIO = (0.3, 1 / 0.3)
+_ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
-class Augmentation(NamedTuple):
-    """What was drawn for the samples of a batch, to be done on the device.
+class RandomResizedCrop:
+    """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
 
-    affine float32 (B, 2, 3); the places of erased images int64 (K,) and their boxes int64 (K, R, 4) of top, left,
-    height, width in pixels. None where no image has it.
+    def __init__(self, data: Data) -> None:
+        self.size, self.scale, self.ratio = data.image_size, data.random_crop_scale, data.random_crop_ratio
+
+    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
+        box = random_crop_box(*image.size, self.scale, self.ratio, rng)
+        return resize(image.crop(box), self.size, self.size)
+
+
+class CenterCrop:
+    """The center of the image, resized to (C, S, S)."""
+
+    def __init__(self, data: Data) -> None:
+        self.size, self.crop_pct = data.image_size, data.crop_pct
+
+    def __call__(self, image: LazyImage, rng: None) -> torch.Tensor:
+        return center_crop(image.pixels, self.size, self.crop_pct)
+
+
+class RandomHorizontalFlip:
+    def __init__(self, data: Data) -> None:
+        self.probability = data.hflip_prob
+
+    def __call__(self, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+        return image.flip(-1) if rng.random() < self.probability else image
+
+
+def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
+    """The operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order."""
+    return [RandomHorizontalFlip(data)]
+
+
+class HostTransform:
+    """A crop and operations on one image; it also draws the random parameters of the device operations.
+
+    A device operation's parameters depend on the sample, not on its batch, so they are drawn here. Without a `seed`, no
+    operation may be random.
     """
 
-    affine: torch.Tensor | None = None
-    erased: torch.Tensor | None = None
-    boxes: torch.Tensor | None = None
-
-
-NO_AUGMENTATION = Augmentation()
-
-
-class TrainTransform:
-    """A sample's crop, flip, affine map and erased boxes, each a function of (seed, epoch, index)."""
-
-    def __init__(self, options: Data, train: Train, seed: int) -> None:
-        self.options, self.train = options, train
-        self.seed = seed
-        self.draws_affine = bool(
-            options.affine_degrees or options.affine_translate or options.affine_scale != (1.0, 1.0)
-        )
+    def __init__(
+        self,
+        crop: Callable[[LazyImage, random.Random | None], torch.Tensor],
+        operations: Sequence[_ImageOperation] = (),
+        device_operations: Sequence[RandomDeviceOperation] = (),
+        seed: int | None = None,
+    ) -> None:
+        self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
 
     def generator(self, epoch: int, index: int) -> random.Random:
         return random.Random(derive_seed(self.seed, "augment", epoch, index))
 
-    def crop(self, picture: Picture, rng: random.Random) -> torch.Tensor:
-        """-> uint8 (C, S, S): random resized crop (Szegedy et al., 2014) and flip."""
-        box, flips = self.draw_crop(picture.size, rng)
-        image = resize(picture.region(box), self.options.image_size, self.options.image_size)
-        return image.flip(-1) if flips else image
+    def __call__(self, image: LazyImage, epoch: int, index: int) -> tuple[torch.Tensor, list[Any]]:
+        """Returns uint8 (C, S, S) and what each device operation has drawn for this sample."""
+        rng = None if self.seed is None else self.generator(epoch, index)
+        pixels = self.crop(image, rng)
+        for operation in self.operations:
+            pixels = operation(pixels, rng)
+        return pixels, [operation.draw(rng) for operation in self.device_operations]
 
-    def draw_crop(self, size: tuple[int, int], rng: random.Random) -> tuple[Box, bool]:
-        """The box of an image of that height and width, and whether it is flipped."""
-        options = self.options
-        box = random_crop_box(*size, options.random_crop_scale, options.random_crop_ratio, rng)
-        return box, rng.random() < options.hflip_prob
-
-    def draw(self, generators: list[random.Random | None]) -> Augmentation:
-        """For a batch, of which the places without a generator are empty."""
-        size, train = self.options.image_size, self.train
-        affine, erased, boxes = [], [], []
-        for place, rng in enumerate(generators):
-            if self.draws_affine:
-                affine.append(self.affine(rng) if rng else [[0.0] * 3] * 2)
-            if rng and train.random_erase_prob and rng.random() < train.random_erase_prob:
-                erased.append(place)
-                count = train.random_erase_count
-                boxes.append([random_erase_box(size, count, rng) for _ in range(count)])
-        return Augmentation(
-            torch.tensor(affine) if affine else None,
-            torch.tensor(erased) if erased else None,
-            torch.tensor(boxes) if boxes else None,
-        )
-
-    def affine(self, rng: random.Random) -> list[list[float]]:
-        """The map (2, 3) from a pixel of the new image to the old one's, in coordinates from -1 to 1."""
-        options = self.options
-        angle = math.radians(rng.uniform(-options.affine_degrees, options.affine_degrees))
-        zoom = rng.uniform(*options.affine_scale)
-        right, down = (2 * rng.uniform(-options.affine_translate, options.affine_translate) for _ in range(2))
-        cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
-        return [[cos, -sin, right], [sin, cos, down]]
+    def collate(self, drawn: Sequence[list[Any] | None]) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The drawn parameters of a batch (B,), None for padding, as tensors by the name of their operation."""
+        tensors = {}
+        for number, operation in enumerate(self.device_operations):
+            parameters = operation.collate([sample and sample[number] for sample in drawn])
+            if parameters is not None:
+                tensors[operation.name] = parameters
+        return tensors
 
 
-def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
-    """One of `count` boxes to erase of an image of `size` x `size` pixels (Zhong et al., 2017), as timm draws it.
+def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
+    """The host transform of training images."""
+    drawing = [
+        operation for operation in device_operations(data, train) if isinstance(operation, RandomDeviceOperation)
+    ]
+    return HostTransform(RandomResizedCrop(data), host_operations(data, train), drawing, seed)
 
-    It is empty where ten boxes in a row would not lie inside the image.
-    """
-    low, high = (math.log(bound) for bound in _ERASED_RATIO)
-    for _ in range(10):
-        area = rng.uniform(*_ERASED_AREA) * size * size / count
-        ratio = math.exp(rng.uniform(low, high))
-        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if height < size and width < size:
-            return rng.randint(0, size - height), rng.randint(0, size - width), height, width
-    return 0, 0, 0, 0
+
+def build_eval_host_transform(data: Data) -> HostTransform:
+    """The host transform of validation images."""
+    return HostTransform(CenterCrop(data))

@@ -4,9 +4,9 @@ import time
 
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
-from datasets.loading.build import build_eval_loader
+from datasets.loading.batches import build_eval_loader
 from datasets.registry import read_samples
-from datasets.transforms.build import build_eval_transform
+from datasets.transforms.device import build_eval_transform
 from engine.commands.open_run import find_on_all_ranks, log_found, open_new_run
 from engine.parallel.strategy import build_strategy
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result

@@ -71,12 +71,12 @@ class LossScaler(torch.amp.GradScaler):
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if torch_compat.is_amp_fused(optimizer):
+        if torch_compat.unscales_in_step(optimizer):
             scaled_norm = self.total_norm(gradients)
-            norm = scaled_norm / self._scale
+            norm = scaled_norm / torch_compat.loss_scale(self)
             # The fused kernel divides the gradients by `grad_scale`; the formula is that of clip_grad_norm_.
             clip = ((norm + 1e-6) / max_norm).clamp(min=1) if max_norm else 1
-            optimizer.grad_scale = self._scale * clip
+            optimizer.grad_scale = torch_compat.loss_scale(self) * clip
             torch_compat.mark_unscaled(self, optimizer, found_inf=(~scaled_norm.isfinite()).float())
         else:
             self.unscale_(optimizer)
@@ -96,10 +96,11 @@ class LossScaler(torch.amp.GradScaler):
         shrinks = (self._counts[2] >= self.backoff_after).float() * overflow
         self._counts[2] *= 1 - shrinks
         # The base class counts a step without shrinking as a good one: an overflow starts from -1, so it counts as 0.
-        self._growth_tracker.copy_(self._growth_tracker * (1 - overflow) - overflow)
+        tracker = torch_compat.growth_tracker(self)
+        tracker.copy_(tracker * (1 - overflow) - overflow)
         torch_compat.set_found_inf(self, shrinks)
         super().update(new_scale)
-        self._scale.clamp_(min=self.min_scale)
+        torch_compat.loss_scale(self).clamp_(min=self.min_scale)
 
     def skipped_too_often(self) -> bool:
         """Whether at least the last `max_skipped` steps were skipped; equal on all ranks.
@@ -122,7 +123,7 @@ class LossScaler(torch.amp.GradScaler):
 
     def restart(self) -> None:
         """Resets the scale and the consecutive count, for a run that is resumed after it was aborted."""
-        self._scale.fill_(self.initial_scale)
+        torch_compat.loss_scale(self).fill_(self.initial_scale)
         self._counts[1:] = 0
 
     def state_dict(self) -> dict:

@@ -5,9 +5,10 @@ import copy
 import torch
 from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, _BatchNorm)
+from utils.torch_compat import BatchNorm
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
 
 
 def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Module:
@@ -15,7 +16,7 @@ def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Mo
 
     With `include_norms`, norms and buffers are in half too, except batch norms: running statistics need fp32.
     """
-    fp32_modules = (_BatchNorm,) if include_norms else _NORMS
+    fp32_modules = (BatchNorm,) if include_norms else _NORMS
     memo = {}
     for module in model.modules():
         shared = isinstance(module, fp32_modules)
@@ -45,7 +46,7 @@ class MasterWeights:
         self._half = [half for full, half in pairs if full.requires_grad]
         self._sizes = [full.numel() for full in self._full]
         self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
-        batch_norms = [module for module in compute.modules() if isinstance(module, _BatchNorm)]
+        batch_norms = [module for module in compute.modules() if isinstance(module, BatchNorm)]
         self._stats = [buffer for norm in batch_norms for buffer in norm.buffers() if buffer.is_floating_point()]
         self._saved_stats = [buffer.clone() for buffer in self._stats]
         self.sync_after_load()

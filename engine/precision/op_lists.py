@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from utils.errors import UserError, did_you_mean
-from utils.torch_compat import keep_forward_dtypes_in_compiled_backward
+from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward
 
 OPS = (
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention",
@@ -55,7 +55,7 @@ class CastingMode(TorchFunctionMode):
             args = (_cast(args[0], dtype), *args[1:])
         else:
             args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
-        with torch._C.DisableTorchFunction(), torch.autocast(self.device_type, enabled=False):
+        with DisableTorchFunction(), torch.autocast(self.device_type, enabled=False):
             result = func(*args, **kwargs)
         return result if self.result_dtype is None else _cast(result, self.result_dtype)
 
@@ -94,7 +94,7 @@ def apply_op_lists(
     black_ops, black_paths = _resolve(model, black, _BLACK)
     if not (white_ops or white_paths or black_ops or black_paths):
         return
-    keep_forward_dtypes_in_compiled_backward()
+    disable_autocast_in_compiled_backward()
     tables = {
         "": _table(half, white_ops) | _table(torch.float32, black_ops),
         _WHITE: _table(half, OPS) | _table(torch.float32, black_ops),

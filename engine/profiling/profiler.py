@@ -72,7 +72,7 @@ def _write(run: Run, model_name: str, profiler: profile, images_per_second: floa
             device_type=context.device.type,
             is_half_precision=state.precision.dtype != torch.float32,
             has_fast_half=has_fast_half_precision(context.device),
-            is_compiled=is_compiled(state.precision.weights.compute),
+            is_compiled=any(map(is_compiled, state.precision.weights.compute.modules())),
             has_fused_optimizer=bool(state.optimizer.defaults.get("fused")),
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),

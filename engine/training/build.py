@@ -11,11 +11,11 @@ from torch import nn
 from configs.command_line import to_yaml
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
-from datasets.loading.build import build_eval_loader, build_train_batches
+from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.samples import Samples
-from datasets.transforms.build import build_eval_transform, build_train_transform
+from datasets.transforms.device import build_eval_transform, build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import build_strategy

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.training.state import Run
 from engine.training.step import train_steps
 

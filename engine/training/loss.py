@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from configs.schema import Train
-from datasets.loading.sampler import PADDING
+from datasets.batch import PADDING
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

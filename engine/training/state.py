@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from datasets.loading.batches import BatchSource
 from datasets.loading.loader import Loader
-from datasets.loading.source import BatchSource
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch.profiler import record_function
 
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.parallel.compile import run_eagerly
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.checkpoint.reader import BEST, LAST
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter

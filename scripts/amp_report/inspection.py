@@ -15,11 +15,11 @@ from utils.torch_compat import (
     DispatchMode,
     current_sequence_number,
     graph_backend,
-    is_backward_pass,
+    in_backward_pass,
     is_op,
-    is_view,
     next_sequence_number,
     op_name,
+    returns_view,
 )
 
 FP16_MAX = torch.finfo(torch.float16).max
@@ -89,13 +89,13 @@ class OpRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        backward = is_backward_pass()
+        backward = in_backward_pass()
         self._record(func, args, result, self._module_tracker.current(backward), backward)
         return result
 
     def _record(self, func: Any, args: tuple, result: Any, module: str, backward: bool) -> None:
         outputs = float_tensors(result)
-        if not outputs or func.namespace != "aten" or is_view(func) or op_name(func) in _COPY_OPS:
+        if not outputs or func.namespace != "aten" or returns_view(func) or op_name(func) in _COPY_OPS:
             return
         op, dtype = op_name(func), outputs[0].dtype
         if op == "_to_copy":
@@ -113,7 +113,7 @@ class OpRecorder(DispatchMode):
         compilers = (partial(self._interpreter, backward=backward) for backward in (False, True))
         return graph_backend(*compilers)(graph, inputs)
 
-    def _interpreter(self, graph: torch.fx.GraphModule, backward: bool) -> Callable:
+    def _interpreter(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], backward: bool) -> Callable:
         record = self._record
 
         class RecordingInterpreter(torch.fx.Interpreter):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.schema import Config
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.precision.policy import Precision
 from engine.telemetry.flops import forward_flops
 from engine.telemetry.reporter import peak_memory_bytes

@@ -34,9 +34,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.decoding.decode import random_crop_box
-from datasets.registry import read_samples, train_loader, train_sampler
-from datasets.transforms.host import TrainTransform
+from datasets.loading.batches import build_train_batches
+from datasets.loading.sampler import TrainSampler
+from datasets.registry import read_samples
+from datasets.transforms.crops import random_crop_box
+from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.common import (
     add_flag,
@@ -107,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_comparable(config: Config) -> None:
-    if config.data.image_channels != 3 or TrainTransform(config.data, config.train, config.seed).draws_affine:
+    transform = build_host_transform(config.data, config.train, config.seed)
+    if config.data.image_channels != 3 or transform.device_operations:
         raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and grey")
     if not config.data.num_workers:
         raise UserError("-num_workers 0: the loaders need one worker or more")
@@ -221,20 +224,20 @@ def fidelity(config: Config, context: ProcessContext, count: int) -> dict[str, A
     """Mean absolute difference between `count` of our crops and Pillow's, of 255: the mean and the largest."""
     data = config.data.model_copy(update={"num_workers": 0, "hflip_prob": 0.0})
     config = config.model_copy(update={"data": data})
-    (samples,) = read_samples(config, context, "train")
-    sampler = train_sampler(config, samples, context)
-    loader = train_loader(config, samples, sampler, context)
-    transform = TrainTransform(data, config.train, config.seed)
+    (samples,) = read_samples(data, config.model.num_classes, context, "train")
+    sampler = TrainSampler(len(samples), data.batch_size, 1, config.seed)
+    batches = build_train_batches(data, config.train, samples, config.seed, context, config.timeout_seconds)
+    transform = build_host_transform(data, config.train, config.seed)
     differences = []
-    for keys, batch in islice(zip(sampler, loader, strict=False), -(-count // data.batch_size)):
+    for keys, batch in islice(zip(sampler, batches.iterate(0, 0, 1), strict=False), -(-count // data.batch_size)):
         for (epoch, index), crop in zip(keys, batch.images.cpu(), strict=True):
-            reference = pillow_crop(Path(samples.where(index)), data, transform.generator(epoch, index))
+            reference = pillow_crop(Path(samples.location(index)), data, transform.generator(epoch, index))
             differences.append(np.abs(crop.permute(1, 2, 0).numpy().astype(int) - reference).mean())
     return {"crops": len(differences), "mean": float(np.mean(differences)), "largest": float(np.max(differences))}
 
 
 def pillow_crop(path: Path, data: Data, rng: Any) -> np.ndarray:
-    """Pillow's crop, int (S, S, 3), of the box that `TrainTransform` draws first from `rng`."""
+    """Pillow's crop, int (S, S, 3), of the box that the host transform draws first from `rng`."""
     with Image.open(path) as image:
         top, left, height, width = random_crop_box(
             image.height, image.width, data.random_crop_scale, data.random_crop_ratio, rng

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config, Train
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.progress import EpochProgress
 from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.step import TrainState

@@ -12,9 +12,12 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from configs.schema import Config, Data
-from datasets.registry import read_samples, train_loader, train_sampler
-from datasets.transforms.device import DeviceTransform
+from datasets.loading.batches import build_train_batches
+from datasets.registry import read_samples
+from datasets.transforms.device import build_eval_transform
 from utils.distributed import ProcessContext
+
+ENDLESS_EPOCHS = 10**6
 
 
 class Contender(NamedTuple):
@@ -71,12 +74,12 @@ def one_by_one(images: Any) -> Iterator[int]:
 
 
 def our_batches(config: Config, context: ProcessContext, normalized: bool = True) -> Iterator[int]:
-    (samples,) = read_samples(config, context, "train")
-    loader = train_loader(config, samples, train_sampler(config, samples, context), context)
-    transform = DeviceTransform(config.data, config.train).to(context.device)
-    for batch in chain.from_iterable(repeat(loader)):
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    transform = build_eval_transform(config.data).to(context.device)
+    for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         if normalized:
-            transform(batch.images, batch.augmentation)
+            transform(batch.images)
         yield len(batch.images)
 
 

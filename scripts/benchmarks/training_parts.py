@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from configs.schema import Config
-from datasets.loading.loader import Batch
+from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_run, build_train_state

@@ -1,4 +1,4 @@
-"""`ON_BAD_IMAGE: skip`: an image that cannot be read counts for nothing, is listed, and nothing stands in for it."""
+"""`ON_BAD_IMAGE: skip`: unreadable images are listed, and count neither in the loss nor in accuracy."""
 
 import csv
 from pathlib import Path
@@ -6,15 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, read_result, train
+from conftest import (
+    GREY,
+    TINY_VIT,
+    assert_same_state,
+    eval_loader_for,
+    only_run,
+    read_result,
+    samples_for,
+    train,
+    train_batches_for,
+)
 from PIL import Image
 
 from configs.command_line import parse_command_line
+from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
-from datasets.loading.loader import Batch
-from datasets.loading.sampler import PADDING
-from datasets.registry import eval_loader, read_samples, train_loader, train_sampler
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.checkpoint import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import micro_step_pass
 from engine.training.trainer import Trainer
@@ -26,9 +34,9 @@ BAD_IN_VAL = {"class1/3.png": b"?"}
 
 
 @pytest.fixture
-def pictures(tmp_path) -> Path:
-    """40 small pictures for training, of which three are none, and seven for validation, of which one is none."""
-    root = tmp_path / "pictures"
+def image_folder(tmp_path) -> Path:
+    """40 small training images, three of them unreadable, and seven validation images, one of them unreadable."""
+    root = tmp_path / "image_folder"
     rng = np.random.default_rng(0)
     for split, count, bad in (("train", 40, BAD), ("val", 7, BAD_IN_VAL)):
         for number in range(count):
@@ -40,10 +48,10 @@ def pictures(tmp_path) -> Path:
     return root
 
 
-def argv_for(pictures: Path, output: Path, *options: str) -> list[str]:
+def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
     chance = ["TRAIN.MIXUP_ALPHA=0.8", "MODEL.DROPOUT=0.1", "DATA.AFFINE_DEGREES=9", "TRAIN.SMOOTHING=0.1"]
     return [
-        "-dataset=folder", f"-data_path={pictures}", "-batch_size=4", "-accum_iter=2", "-num_workers=0",
+        "-dataset=folder", f"-data_path={image_folder}", "-batch_size=4", "-accum_iter=2", "-num_workers=0",
         f"-output={output}", "-opts", *TINY_VIT, *GREY, *chance, "DATA.ON_BAD_IMAGE=skip", *options,
     ]  # fmt: skip
 
@@ -56,34 +64,34 @@ def rows(path: Path) -> list[dict]:
 def assert_lists_each_once(folder: Path) -> None:
     listed = rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
-    assert all("is no image in any of" in row["reason"] or "cannot be decoded" in row["reason"] for row in listed)
+    assert all("is not an image of" in row["reason"] or "cannot be decoded" in row["reason"] for row in listed)
 
 
-def test_its_place_stays_empty_and_the_others_are_as_ever(pictures, tmp_path, cpu):
+def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):
     def batches(*options: str) -> list:
-        config = parse_command_line(argv_for(pictures, tmp_path, *options)).config
-        (samples,) = read_samples(config, cpu, "train")
-        return list(train_loader(config, samples, train_sampler(config, samples, cpu), cpu))
+        config = parse_command_line(argv_for(image_folder, tmp_path, *options)).config
+        (samples,) = samples_for(config, cpu, "train")
+        return list(train_batches_for(config, samples, cpu))
 
     skipping = batches()
     for name in BAD:
-        Image.new("L", (20, 24), 99).save(pictures / "train" / name)
-    mended = batches()
+        Image.new("L", (20, 24), 99).save(image_folder / "train" / name)
+    repaired = batches()
     assert sum(len(batch.bad) for batch in skipping) == 2 * len(BAD)
-    for one, other in zip(skipping, mended, strict=True):
+    for one, other in zip(skipping, repaired, strict=True):
         assert not other.bad
         empty = one.targets == PADDING
         assert int(empty.sum()) == len(one.bad)
-        assert not one.images[empty].any() and not one.augmentation.affine[empty].any()
-        pairs = zip((*one[:2], one.augmentation.affine), (*other[:2], other.augmentation.affine), strict=True)
+        assert not one.images[empty].any() and not one.drawn["affine"][0][empty].any()
+        pairs = zip((*one[:2], *one.drawn["affine"]), (*other[:2], *other.drawn["affine"]), strict=True)
         assert all(torch.equal(skipped[~empty], whole[~empty]) for skipped, whole in pairs)
 
 
-def test_it_adds_nothing_to_loss_and_gradient_and_is_not_mixed(pictures, tmp_path, cpu):
-    config = parse_command_line(argv_for(pictures, tmp_path, "MODEL.DROPOUT=0")).config
+def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp_path, cpu):
+    config = parse_command_line(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0")).config
     trainer = Trainer(config, cpu, tmp_path, RunLogger(None, cpu), None)
     learner = trainer.learner
-    learner.mixup = None  # not to be asked
+    learner.transform.mixup = None  # must not be called
     batch = next(batch for batch in trainer.batches() if batch.bad)
     there = batch.targets != PADDING
 
@@ -94,16 +102,16 @@ def test_it_adds_nothing_to_loss_and_gradient_and_is_not_mixed(pictures, tmp_pat
 
     losses = []
     whole = gradients(batch)
-    augmentation = batch.augmentation._replace(affine=batch.augmentation.affine[there])
-    without = gradients(Batch(batch.images[there], batch.targets[there], augmentation, batch.bad))
+    drawn = {"affine": (batch.drawn["affine"][0][there],)}
+    without = gradients(Batch(batch.images[there], batch.targets[there], drawn, batch.bad))
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
     assert losses[0] == pytest.approx(losses[1])
     for name, value in gradients(batch._replace(images=noise)).items():
         assert torch.allclose(value, whole[name], atol=1e-7) and torch.allclose(without[name], whole[name], atol=1e-6)
 
 
-def test_a_run_counts_and_lists_them(pictures, tmp_path, cpu, capsys):
-    folder = train(argv_for(pictures, tmp_path / "out"), cpu)
+def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
+    folder = train(argv_for(image_folder, tmp_path / "out"), cpu)
     assert [row["skipped_images"] for row in rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
@@ -113,19 +121,19 @@ def test_a_run_counts_and_lists_them(pictures, tmp_path, cpu, capsys):
     )
     assert printed.count("1 of 7 images skipped: see bad_images_*.csv") == 2
 
-    argv = argv_for(pictures, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
+    argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
     run(parse_command_line(argv), cpu, "main_single_gpu.py")
     evaluated = only_run(tmp_path / "out", "eval")
     assert read_result(evaluated)["top1"] == read_result(folder)["top1"]
     assert [Path(row["path"]).name for row in rows(evaluated / "bad_images_0.csv")] == ["3.png"]
 
 
-def test_accuracy_counts_the_others_only(pictures, tmp_path, cpu):
-    """The same as if the bad ones had never been there."""
-    folder = train(argv_for(pictures, tmp_path / "out", "TRAIN.NUM_EPOCHS=1"), cpu)
+def test_accuracy_counts_only_the_other_images(image_folder, tmp_path, cpu):
+    """The result equals that of a data set without the bad images."""
+    folder = train(argv_for(image_folder, tmp_path / "out", "TRAIN.NUM_EPOCHS=1"), cpu)
     for name in BAD_IN_VAL:
-        (pictures / "val" / name).unlink()
-    argv = argv_for(pictures, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
+        (image_folder / "val" / name).unlink()
+    argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
     run(parse_command_line(argv), cpu, "main_single_gpu.py")
     result = read_result(only_run(tmp_path / "out", "eval"))
     assert result["top1"] == read_result(folder)["top1"]
@@ -133,9 +141,9 @@ def test_accuracy_counts_the_others_only(pictures, tmp_path, cpu):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_stopped_and_resumed_it_is_the_same_run(pictures, tmp_path, cpu, workers):
-    unbroken = train(argv_for(pictures, tmp_path / "unbroken"), cpu)
-    argv = argv_for(pictures, tmp_path / "stopped", f"DATA.NUM_WORKERS={workers}")
+def test_a_resumed_run_equals_an_uninterrupted_one(image_folder, tmp_path, cpu, workers):
+    unbroken = train(argv_for(image_folder, tmp_path / "unbroken"), cpu)
+    argv = argv_for(image_folder, tmp_path / "stopped", f"DATA.NUM_WORKERS={workers}")
     stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
     resumed = train([f"-resume={stopped}", *argv], cpu)
     one, other = (load_checkpoint(folder / "last.pth") for folder in (unbroken, resumed))
@@ -145,33 +153,33 @@ def test_stopped_and_resumed_it_is_the_same_run(pictures, tmp_path, cpu, workers
     assert_lists_each_once(resumed)
 
 
-def test_without_skip_the_first_ends_the_run(pictures, tmp_path, cpu):
+def test_without_skip_the_first_bad_image_ends_the_run(image_folder, tmp_path, cpu):
     with pytest.raises(BadImage, match=r"\.png: .*; replace or remove it$"):
-        train(argv_for(pictures, tmp_path / "out", "DATA.ON_BAD_IMAGE=error"), cpu)
+        train(argv_for(image_folder, tmp_path / "out", "DATA.ON_BAD_IMAGE=error"), cpu)
 
 
 @pytest.mark.parametrize(
     ("split", "words"), [("train", "no training image of epoch 1"), ("val", "no image of the val")]
 )
-def test_all_bad_is_an_error(pictures, tmp_path, cpu, split, words):
-    for path in (pictures / split).rglob("*.png"):
+def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words):
+    for path in (image_folder / split).rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match=f"{words}.* can be read; bad_images_"):
-        train(argv_for(pictures, tmp_path / "out"), cpu)
+        train(argv_for(image_folder, tmp_path / "out"), cpu)
 
 
-def test_no_memory_is_no_bad_image(pictures, tmp_path, cpu, monkeypatch):
+def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypatch):
     def no_memory(*_):
         raise MemoryError
 
-    config = parse_command_line(argv_for(pictures, tmp_path)).config
-    (samples,) = read_samples(config, cpu, "val")
+    config = parse_command_line(argv_for(image_folder, tmp_path)).config
+    (samples,) = samples_for(config, cpu, "val")
     monkeypatch.setattr("datasets.sources.samples.open_image", no_memory)
-    with pytest.raises(UserError, match="host memory is short; lower -num_workers"):
-        next(iter(eval_loader(config, samples, cpu)))
+    with pytest.raises(UserError, match="out of host memory; lower -num_workers"):
+        next(iter(eval_loader_for(config, samples, cpu)))
 
 
-def test_the_list_escapes_what_is_no_text_and_goes_on_where_it_was(tmp_path):
+def test_the_list_escapes_control_characters_and_is_continued(tmp_path):
     hostile = "a\n\x1b[31m,\"\udcff'=cmd.jpg"
     first = BadImageList(tmp_path, 3)
     first.add(())

@@ -1,5 +1,4 @@
 import io
-import math
 import random
 import sys
 import warnings
@@ -10,13 +9,12 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
-from torchvision.transforms import InterpolationMode, RandomResizedCrop
-from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets.decoding import decode
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.decode import Picture, centre_crop, decode_image, open_image, random_crop_box, resize
-from datasets.decoding.partial_jpeg import Box, decode_part
+from datasets.decoding.decode import decode_image, open_image
+from datasets.decoding.partial_jpeg import decode_part
+from datasets.transforms.crops import random_crop_box
 from utils.errors import UserError
 
 PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
@@ -95,7 +93,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decodes_as_pillow_does(kind):
+def test_pixels_equal_pillows(kind):
     assert_like_pillow(KINDS[kind]())
 
 
@@ -108,13 +106,13 @@ def test_does_not_warn(kind):
 
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_turns_as_exif_says(kind, orientation):
+def test_exif_orientation(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert_like_pillow(encode(PHOTO, kind, exif=exif))
 
 
-def test_turns_a_jpeg_as_its_xmp_says():
+def test_xmp_orientation():
     data = encode(PHOTO, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>')
     assert decode_image(data, 3, "x").shape == (3, PHOTO.width, PHOTO.height)
     assert_like_pillow(data)
@@ -122,7 +120,7 @@ def test_turns_a_jpeg_as_its_xmp_says():
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
-def test_damaged_exif_spoils_no_image(exif):
+def test_damaged_exif_is_ignored(exif):
     plain = encode(PHOTO, "JPEG", quality=90)
     segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
     image = decode_image(plain[:2] + segment + plain[2:], 3, "x")
@@ -138,14 +136,14 @@ def test_16_bits_are_scaled(kind):
     assert torch.equal(decode_image(data, 3, "x"), grey.expand(3, -1, -1))
 
 
-def test_16_bits_are_turned_too():
+def test_16_bits_with_exif_orientation():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encode(Image.fromarray(np.full((20, 30), 40000, dtype=np.uint16)), "PNG", exif=exif)
     assert decode_image(data, 1, "x").shape == (1, 30, 20)
 
 
-def test_jpegs_take_the_fast_path(monkeypatch):
+def test_torchvision_decodes_jpegs(monkeypatch):
     calls = []
     decode_jpeg = decode.decode_jpeg
     monkeypatch.setattr(decode, "decode_jpeg", lambda data: calls.append(1) or decode_jpeg(data))
@@ -154,7 +152,7 @@ def test_jpegs_take_the_fast_path(monkeypatch):
     assert len(calls) == 2
 
 
-def test_pillow_decides_where_torchvision_refuses(monkeypatch):
+def test_pillow_decodes_jpegs_that_torchvision_refuses(monkeypatch):
     def refuse(_):
         raise RuntimeError("not this one")
 
@@ -166,40 +164,40 @@ JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_region_is_that_of_the_whole(kind):
+def test_a_crop_equals_that_of_the_whole_image(kind):
     data = KINDS[kind]()
     rng = random.Random(0)
     for channels in (1, 3):
         whole = decode_image(data, channels, "x")
         boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
-            part = open_image(data, channels, "x").region((top, left, height, width))
+            part = open_image(data, channels, "x").crop((top, left, height, width))
             assert torch.equal(part, whole[:, top : top + height, left : left + width])
 
 
-def test_a_region_does_not_need_the_library(monkeypatch):
+def test_a_crop_without_nvimagecodec(monkeypatch):
     box = (20, 30, 150, 100)
     data = KINDS["jpeg 4:2:0"]()
-    with_it = open_image(data, 3, "x").region(box)
+    with_it = open_image(data, 3, "x").crop(box)
     monkeypatch.setattr(decode, "decode_part", lambda *_: None)
-    assert torch.equal(open_image(data, 3, "x").region(box), with_it)
+    assert torch.equal(open_image(data, 3, "x").crop(box), with_it)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is there for Linux")
-def test_parts_are_decoded_where_the_library_is():
+@pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is installed on Linux only")
+def test_a_part_is_decoded_with_nvimagecodec():
     assert decode_part(KINDS["jpeg 4:2:0"](), (20, 30, 150, 100)).shape == (3, 150, 100)
 
 
 @pytest.mark.parametrize("box", [(0, 0, 20, 20), (150, 0, 40, 100)])
-def test_a_truncated_jpeg_has_no_region_either(box):
+def test_a_crop_of_a_truncated_jpeg_is_an_error(box):
     data = KINDS["jpeg 4:2:0"]()
     for kept in (0.5, 0.9, 0.999):
         with pytest.raises(BadImage, match="x: cannot be decoded"):
-            open_image(data[: int(len(data) * kept)], 3, "x").region(box)
+            open_image(data[: int(len(data) * kept)], 3, "x").crop(box)
 
 
 def bomb() -> bytes:
-    """A PNG that says it has 30000 x 30000 pixels."""
+    """A PNG whose header claims 30000 x 30000 pixels."""
     data = bytearray(encode(PHOTO, "PNG"))
     data[16:24] = (30000).to_bytes(4, "big") * 2
     return bytes(data[:29]) + zlib.crc32(data[12:29]).to_bytes(4, "big") + bytes(data[33:])
@@ -217,13 +215,13 @@ def flat(width: int, height: int, kind: str, **options) -> bytes:
 
 
 def scan_bomb() -> bytes:
-    """A progressive JPEG with a scan more than any, and again, and again."""
+    """A progressive JPEG with 125,000 additional scans."""
     data = encode(PHOTO, "JPEG", progressive=True)
     return data[:-2] + b"\xff\xda" * 125_000 + data[-2:]
 
 
 def webp_bomb() -> bytes:
-    """An animation that says it has 16384 x 16384 pixels."""
+    """An animation whose header claims 16384 x 16384 pixels."""
     data = bytearray(encode(PHOTO, "WEBP", save_all=True, append_images=[ALPHA.convert("RGB")]))
     data[24:30] = (16383).to_bytes(3, "little") * 2
     return bytes(data)
@@ -265,7 +263,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refuses_in_one_line(kind):
+def test_refused_files_are_one_line(kind):
     with pytest.raises(UserError) as caught:
         decode_image(REFUSED[kind](), 3, "some/file.jpg")
     message = str(caught.value)
@@ -274,26 +272,26 @@ def test_refuses_in_one_line(kind):
     assert "0x" not in message
 
 
-def test_says_how_large_an_image_is_that_is_refused():
+def test_the_error_about_a_large_image_names_its_size():
     with pytest.raises(BadImage, match=r"64008000 pixels\) exceeds limit of 64000000"):
         decode_image(flat(8000, 8001, "PNG"), 3, "x")
-    with pytest.raises(BadImage, match=r"x: cannot be decoded \(of its sides, 1001 x 10 pixels, one is more than 100"):
+    with pytest.raises(BadImage, match=r"x: cannot be decoded \(1001 x 10 pixels: one side is more than 100"):
         decode_image(flat(1001, 10, "PNG"), 3, "x")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_largest_and_the_longest_are_decoded():
+def test_the_largest_images_are_decoded():
     assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1, "x").shape == (1, 8000, 8000)
     assert decode_image(flat(1000, 10, "PNG"), 3, "x").shape == (3, 10, 1000)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
-def test_of_many_frames_the_first_is_decoded_and_no_other(kind, monkeypatch):
+def test_only_the_first_frame_is_decoded(kind, monkeypatch):
     options = {"lossless": True} if kind == "WEBP" else {}
     many = encode(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(90 * turn) for turn in (1, 2, 3)], **options)
     with Image.open(io.BytesIO(many)) as image:
         assert image.n_frames == 4
-        monkeypatch.setattr(type(image), "seek", lambda *_: pytest.fail("looks for another frame"))
+        monkeypatch.setattr(type(image), "seek", lambda *_: pytest.fail("reads another frame"))
     assert torch.equal(decode_image(many, 3, "x"), decode_image(encode(PHOTO, kind, **options), 3, "x"))
 
 
@@ -307,7 +305,7 @@ def test_a_truncated_jpeg_is_an_error(kind, channels):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_bytes_never_raise_anything_else():
+def test_damaged_bytes_raise_only_user_errors():
     rng = random.Random(0)
     sources = [KINDS[kind]() for kind in KINDS]
     for number in range(400):
@@ -321,108 +319,3 @@ def test_damaged_bytes_never_raise_anything_else():
         else:
             assert image.dtype == torch.uint8
             assert len(image) == 3
-
-
-# resize, centre_crop, random_crop_box
-
-BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
-
-
-def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
-    return resize(Picture(image).region(box), size, size)
-
-
-@pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("size", [32, 224])
-def test_resize_crop_is_pillows_antialiased_bicubic(box, mode, size):
-    photo = PHOTO.resize((320, 280)).convert(mode)
-    top, left, height, width = box
-    part = photo.crop((left, top, left + width, top + height))
-    reference = as_tensor(part.resize((size, size), Image.Resampling.BICUBIC))
-    crop = resize_crop(as_tensor(photo), box, size)
-    assert crop.dtype == torch.uint8
-    assert crop.shape == reference.shape
-    difference = (crop.int() - reference.int()).abs()
-    assert difference.float().mean() < 0.25
-    assert difference.max() <= 3
-
-
-def test_resize_crop_does_not_depend_on_the_memory_layout():
-    image = as_tensor(PHOTO)
-    for box in BOXES[:2]:
-        assert torch.equal(resize_crop(image, box, 64), resize_crop(image.contiguous(), box, 64))
-    grey = as_tensor(PHOTO.convert("L")).expand(3, -1, -1)
-    assert torch.equal(resize_crop(grey, BOXES[1], 64), resize_crop(grey.contiguous(), BOXES[1], 64))
-
-
-def test_resize_crop_of_its_own_size_touches_no_pixel():
-    image = as_tensor(PHOTO)
-    assert torch.equal(resize_crop(image, (40, 7, 96, 96), 96), image[:, 40:136, 7:103])
-
-
-def test_resize_crop_stays_in_range_at_hard_edges():
-    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
-    image[:, :, 32:] = 255
-    crop = resize_crop(image, (0, 0, 64, 64), 200)
-    assert (crop[:, :, :60] < 30).all()
-    assert (crop[:, :, 140:] > 225).all()
-
-
-@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (500, 375), (333, 500), (224, 224), (90, 64)])
-@pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 1.0), (96, 0.9), (64, 0.56), (33, 0.8)])
-def test_centre_crop_is_torchvisions(width, height, size, crop_pct):
-    photo = PHOTO.resize((width, height))
-    image = as_tensor(photo)
-    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode.BICUBIC, antialias=True)
-    crop = centre_crop(image, size, crop_pct)
-    assert torch.equal(crop, CenterCrop(size)(resize(image)))
-    on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
-    assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
-
-
-@pytest.mark.parametrize(("size", "crop_pct", "resized"), [(224, 0.875, 256), (224, 0.56, 400), (224, 0.9, 248)])
-def test_centre_crop_resizes_to_the_exact_floor(monkeypatch, size, crop_pct, resized):
-    seen = []
-    interpolate = decode.interpolate
-    monkeypatch.setattr(decode, "interpolate", lambda x, size, **_: seen.append(size) or interpolate(x, size))
-    centre_crop(as_tensor(PHOTO.convert("L")), size, crop_pct)
-    assert seen[0][0] == resized
-
-
-def test_centre_crop_of_its_own_size_touches_no_pixel():
-    image = as_tensor(PHOTO.resize((256, 256)))
-    assert torch.equal(centre_crop(image, 224, 0.875), image[:, 16:240, 16:240])
-
-
-def draw_both(height, width, scale, ratio, count):
-    rng = random.Random(0)
-    torch.manual_seed(0)
-    image = torch.empty(1, height, width)
-    own = np.array([random_crop_box(height, width, scale, ratio, rng) for _ in range(count)])
-    return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
-
-
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (200, 1000)])
-@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.6)])
-def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
-    own, reference = draw_both(height, width, scale, (3 / 4, 4 / 3), 3000)
-    top, left, box_height, box_width = own.T
-    assert (own >= [0, 0, 1, 1]).all()
-    assert (top + box_height <= height).all()
-    assert (left + box_width <= width).all()
-    spread = reference.std(axis=0) + 0.5
-    assert (np.abs(own.mean(axis=0) - reference.mean(axis=0)) < 0.1 * spread).all()
-    quantiles = np.quantile(own, (0.1, 0.5, 0.9), axis=0) - np.quantile(reference, (0.1, 0.5, 0.9), axis=0)
-    assert (np.abs(quantiles) < 0.2 * spread).all()
-
-
-@pytest.mark.parametrize(("height", "width"), [(20, 3000), (3000, 20), (1, 1), (1, 400), (7, 3)])
-def test_random_crop_box_falls_back_on_the_centre(height, width):
-    own, reference = draw_both(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 3)
-    assert (own == reference).all()
-
-
-def test_random_crop_box_follows_from_its_generator():
-    draws = [random_crop_box(375, 500, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(5)) for _ in range(2)]
-    assert draws[0] == draws[1]

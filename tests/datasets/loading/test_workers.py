@@ -1,4 +1,4 @@
-"""Loading processes that die, hang or run out of memory are named with the cure, and none outlives its run."""
+"""Errors about loading workers that die, hang or run out of memory; no worker outlives its run."""
 
 import os
 import signal
@@ -13,47 +13,51 @@ import torch
 from conftest import ROOT
 
 from configs.schema import Data
-from datasets.decoding.decode import Picture
+from datasets.batch import Batch
+from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
-from datasets.loading.loader import Batch, BatchReader, Loader
+from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler
-from datasets.sources.samples import FakeImages
+from datasets.sources.in_memory import FakeImages
+from datasets.transforms.host import build_eval_host_transform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.torch_compat import loader_workers
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 class Images(FakeImages):
-    """Noise, but for one image, at which something happens."""
+    """Noise; reading the image 100 fails or hangs."""
 
-    def __init__(self, happens: str = "nothing") -> None:
+    def __init__(self, fault: str = "none") -> None:
         super().__init__(num_samples=400, num_classes=2, size=8)
-        self.happens = happens
+        self.fault = fault
 
-    def open(self, index: int, channels: int) -> Picture:
-        if index == 100 and self.happens == "a bug":
+    def open(self, index: int, channels: int) -> LazyImage:
+        if index == 100 and self.fault == "a bug":
             raise RuntimeError("a bug")
-        if index == 100 and self.happens == "a hanging disk":
+        if index == 100 and self.fault == "a hanging disk":
             time.sleep(1000)
         return super().open(index, channels)
 
 
 def loader_of(samples: FakeImages, timeout_seconds: float = 600, workers: int = 2) -> Loader:
-    options = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
-    return Loader(BatchReader(samples, options, None), EvalSampler(400, 4), CPU, timeout_seconds, None)
+    data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
+    reader = BatchReader(samples, data, build_eval_host_transform(data))
+    return Loader(reader, EvalSampler(400, 4), CPU, timeout_seconds, None)
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def short_polls(monkeypatch):
     monkeypatch.setattr(loading, "POLL_SECONDS", 0.2)
     monkeypatch.setattr("datasets.loading.workers.POLL_SECONDS", 0.2)
 
 
 def workers_of(batches: Iterator[Batch], loader: Loader) -> list[int]:
-    """Each having sent a batch, the processes that read more."""
+    """The process ids of the workers, after each has sent a batch."""
     next(batches), next(batches)
-    return [worker.pid for worker in loader._batches._iterator._workers]
+    return [worker.pid for worker in loader_workers(loader._batches._iterator)]
 
 
 def assert_gone(*pids: int) -> None:
@@ -66,9 +70,9 @@ def assert_gone(*pids: int) -> None:
 @pytest.mark.parametrize(
     ("signal_number", "expected"),
     [
-        (signal.SIGKILL, "SIGKILL, as when host memory is short; lower -num_workers, or give the job more host memory"),
-        (signal.SIGBUS, r"SIGBUS, as when /dev/shm is full; enlarge /dev/shm \(docker run --shm-size=8g\)"),
-        (signal.SIGSEGV, "SIGSEGV, perhaps over a file; to see more, load without: -num_workers=0"),
+        (signal.SIGKILL, "SIGKILL, probably out of host memory; lower -num_workers, or give the job more host memory"),
+        (signal.SIGBUS, r"SIGBUS, probably because /dev/shm is full; enlarge /dev/shm \(docker run --shm-size=8g\)"),
+        (signal.SIGSEGV, "SIGSEGV, perhaps by a damaged file; for details, use no workers: -num_workers=0"),
     ],
 )
 def test_a_killed_worker(signal_number, expected):
@@ -76,7 +80,7 @@ def test_a_killed_worker(signal_number, expected):
     batches = iter(loader)
     workers = workers_of(batches, loader)
     os.kill(workers[0], signal_number)
-    with pytest.raises(UserError, match=f"^loading worker {workers[0]} was ended by {expected}"):
+    with pytest.raises(UserError, match=f"^loading worker {workers[0]} was killed by {expected}"):
         list(batches)
     assert_gone(*workers)
 
@@ -90,14 +94,14 @@ def test_a_hanging_worker(how):
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
     with pytest.raises(
-        UserError, match=r"no loading worker has answered for 2 s; see that the disk of DATA\.DATA_PATH"
+        UserError, match=r"no loading worker has answered for 2 s; check that the disk of DATA\.DATA_PATH"
     ):
         list(batches)
     assert_gone(*workers)
 
 
-def test_a_slow_worker_is_waited_for():
-    """Longer than the time between two looks for the dead."""
+def test_the_rank_waits_for_a_slow_worker():
+    """Longer than the time between two checks for dead workers."""
     loader = loader_of(Images())
     batches = iter(loader)
     workers = workers_of(batches, loader)
@@ -113,8 +117,8 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
         list(loader_of(Images("a bug")))
 
 
-def test_workers_serve_a_rank_that_is_told_to_end():
-    """A launcher sends SIGTERM to all processes, and a terminal SIGINT; the rank may still evaluate and save."""
+def test_workers_ignore_termination_signals():
+    """Launchers and terminals send signals to all processes; the rank may still need batches to evaluate and save."""
     loader = loader_of(Images())
     batches = iter(loader)
     workers = workers_of(batches, loader)
@@ -132,16 +136,19 @@ def test_full_shared_memory(monkeypatch):
 
     monkeypatch.setattr(loading, "get_worker_info", lambda: "a worker")
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    with pytest.raises(UserError, match=r"no shared memory is left for a batch \(unable .*\); enlarge /dev/shm"):
+    with pytest.raises(UserError, match=r"shared memory is full: no room for a batch \(unable .*\); enlarge /dev/shm"):
         next(iter(loader_of(Images(), workers=0)))
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (OSError(28, "No space left on device"), "no shared memory is left for loading workers; enlarge /dev/shm"),
+        (
+            OSError(28, "No space left on device"),
+            "shared memory is full: no room for loading workers; enlarge",
+        ),
         (OSError(24, "Too many open files"), r"too many open files .*ulimit -n"),
-        (EOFError(), r"loading workers cannot start \(EOFError\(\)\); load without: -num_workers=0"),
+        (EOFError(), r"loading workers cannot start \(EOFError\(\)\); use no workers: -num_workers=0"),
     ],
 )
 def test_workers_that_cannot_start(monkeypatch, error, expected):

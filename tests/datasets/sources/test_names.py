@@ -1,4 +1,4 @@
-"""Names are data: whatever bytes a class, a file or a folder is called, they reach neither terminal nor log as such."""
+"""Names of classes, files and folders with any bytes: control characters reach neither the terminal nor the log."""
 
 import os
 from pathlib import Path
@@ -37,27 +37,27 @@ def write_image(path: Path) -> None:
 
 @pytest.fixture
 def folders(tmp_path) -> Path:
-    """Class folders of such names, two images in each, an image and a link that the log will speak of."""
+    """Class folders with these names, two images in each; the log reports one bad image and one ignored link."""
     root = tmp_path / FOLDER
     for split in ("train", "val"):
         for name in NAMES:
             write_image(root / split / name / f"a {FOLDER}.png")
             write_image(root / split / name / "b.png")
-        (root / split / NAMES[2] / "\x1b[2J\n.png").write_text("no image")
+        (root / split / NAMES[2] / "\x1b[2J\n.png").write_text("not an image")
         (root / split / NAMES[2] / "\x1b[2J\nlink").symlink_to(root)
     return root
 
 
 @pytest.fixture
 def table(tmp_path) -> Path:
-    """The same as targets of a table, a file listed twice, and one that is no image."""
+    """The same names as targets of a table; one file is listed twice, one is not an image."""
     root = tmp_path / FOLDER
     rows = ["image_path,target"]
     for number, name in enumerate(NAMES):
         write_image(root / f"{number}\x1b[31m.png")
         quoted = name.replace('"', '""')
         rows += [f'{number}\x1b[31m.png,"{quoted}"'] * 2
-    (root / "\x1b[2J.png").write_text("no image")
+    (root / "\x1b[2J.png").write_text("not an image")
     rows.append(f'\x1b[2J.png,"{NAMES[0]}"')
     (root / "train.csv").write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
     return root

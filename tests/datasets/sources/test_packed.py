@@ -1,13 +1,15 @@
-"""A packed data set is the data set it was packed from, and what is wrong with its files is named."""
+"""Packed data sets contain the same images as their sources, and damage to their files is named."""
 
 import io
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import eval_loader_for, samples_for, train_batches_for
 from PIL import Image
 from torch.nn.functional import interpolate
 
@@ -15,19 +17,17 @@ from configs.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
-from datasets.registry import eval_loader, read_samples, train_loader, train_sampler
-from datasets.sources.arrays import open_arrays, write_arrays
-from datasets.sources.packed import Packable, read_packed, write_packed
-from scripts.pack_dataset import main
+from datasets.sources.mapped_arrays import save_arrays
+from datasets.sources.packed import CHECKSUMS, COLUMNS, index_checksums, packed
+from scripts.pack_dataset import Packable, main, write_packed
 from utils.errors import UserError
-from utils.files import open_regular_file
 
 CLASSES = ("ünï 中🙂", os.fsdecode(b"\xff\xe9"), "plain")
 
 
 @pytest.fixture
 def folders(tmp_path) -> Path:
-    """Pictures of several sizes and kinds in class folders, 12 for training and 6 for validation."""
+    """LazyImages of several sizes and kinds in class folders, 12 for training and 6 for validation."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 4), ("val", 2)):
         for name in CLASSES:
@@ -44,7 +44,7 @@ def options_for(root: Path, dataset: str, *options: str) -> list[str]:
     return [f"-dataset={dataset}", f"-data_path={root}", "-opts", "DATA.NUM_WORKERS=0", *options]
 
 
-def packed(root: Path, *flags: str) -> Path:
+def pack(root: Path, *flags: str) -> Path:
     output = root.parent / "packed"
     assert main(["-output", str(output), *flags, *options_for(root, "folder")]) == 0
     return output
@@ -55,36 +55,36 @@ def config_for(root: Path, dataset: str, *options: str) -> Config:
     return parse_command_line(options_for(root, dataset, *sizes, "TRAIN.WARMUP_EPOCHS=0", *options)).config
 
 
-def seen(root: Path, dataset: str, cpu) -> list[torch.Tensor]:
-    """What training and evaluation see in one epoch."""
+def all_tensors(root: Path, dataset: str, cpu) -> list[torch.Tensor]:
+    """Images and targets of one epoch of training and of an evaluation."""
     config = config_for(root, dataset)
-    train, val = read_samples(config, cpu, "train", "val")
-    batches = [*train_loader(config, train, train_sampler(config, train, cpu), cpu), *eval_loader(config, val, cpu)]
+    train, val = samples_for(config, cpu, "train", "val")
+    batches = [*train_batches_for(config, train, cpu), *eval_loader_for(config, val, cpu)]
     return [part for batch in batches for part in (batch.images, batch.targets)]
 
 
 def test_training_sees_the_same_pixels(folders, cpu):
-    before, after = seen(folders, "folder", cpu), seen(packed(folders), "packed", cpu)
+    before, after = all_tensors(folders, "folder", cpu), all_tensors(pack(folders), "packed", cpu)
     assert len(before) == len(after) == 2 * (3 + 2)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("flags", [(), ("-size", "18")])
 def test_workers_read_the_same(folders, cpu, flags):
-    output = packed(folders, *flags)
+    output = pack(folders, *flags)
     batches = []
     for workers in (0, 1):
         config = config_for(output, "packed", f"DATA.NUM_WORKERS={workers}")
-        batches.append(list(eval_loader(config, *read_samples(config, cpu, "val"), cpu)))
+        batches.append(list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
     assert len(batches[0]) == len(batches[1]) == 2
     assert all(torch.equal(one.images, other.images) for one, other in zip(*batches, strict=True))
 
 
-def test_names_and_classes_stay(folders, cpu):
-    output = packed(folders)
+def test_names_and_classes_are_kept(folders, cpu):
+    output = pack(folders)
     for split, count in (("train", 12), ("val", 6)):
-        (files,) = read_samples(config_for(folders, "folder"), cpu, split)
-        (samples,) = read_samples(config_for(output, "packed"), cpu, split)
+        (files,) = samples_for(config_for(folders, "folder"), cpu, split)
+        (samples,) = samples_for(config_for(output, "packed"), cpu, split)
         assert samples.class_names == files.class_names == sorted(CLASSES)
         assert samples.targets.tolist() == files.targets.tolist()
         assert samples.targets.dtype == np.int64
@@ -92,35 +92,35 @@ def test_names_and_classes_stay(folders, cpu):
         for index in range(count):
             path = Path(files.name(index)).relative_to(folders)
             assert samples.name(index) == f"{output}/{split}.blob: image {index} ({path})"
-            assert samples.encoded(index) == files.encoded(index)
+            assert samples.read_bytes(index) == files.read_bytes(index)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_smaller_pixels(folders, cpu, channels):
     grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"] if channels == 1 else []
-    output = packed(folders, "-size", "21", *(["-opts", *grey] if grey else []))
-    (files,) = read_samples(config_for(folders, "folder"), cpu, "train")
-    (samples,) = read_samples(config_for(output, "packed"), cpu, "train")
+    output = pack(folders, "-size", "21", *(["-opts", *grey] if grey else []))
+    (files,) = samples_for(config_for(folders, "folder"), cpu, "train")
+    (samples,) = samples_for(config_for(output, "packed"), cpu, "train")
     sizes = set()
     for index in range(len(files)):
-        expected = decode_image(files.encoded(index), channels, "")
+        expected = decode_image(files.read_bytes(index), channels, "")
         height, width = expected.shape[1:]
         if min(height, width) > 21:
             size = (height * 21 // min(height, width), width * 21 // min(height, width))
             expected = interpolate(expected[None], size=size, mode="bicubic", antialias=True)[0]
-        image = samples.image(index, channels)
+        image = samples.open(index, channels).pixels
         assert torch.equal(image, expected)
         assert image.permute(1, 2, 0).is_contiguous()  # as decoders write them
-        assert samples.image(index, 4 - channels).shape == (4 - channels, *image.shape[1:])
+        assert samples.open(index, 4 - channels).pixels.shape == (4 - channels, *image.shape[1:])
         sizes.add(tuple(image.shape[1:]))
     assert (20, 35) in sizes and any(min(size) == 21 for size in sizes)
 
 
 def test_a_damaged_image_is_named(folders, cpu):
-    output = packed(folders)
+    output = pack(folders)
     blob = output / "train.blob"
-    (samples,) = read_samples(config_for(output, "packed"), cpu, "train")
-    place = sum(len(samples.encoded(index)) for index in range(5)) + 7
+    (samples,) = samples_for(config_for(output, "packed"), cpu, "train")
+    place = sum(len(samples.read_bytes(index)) for index in range(5)) + 7
     with open(blob, "r+b") as file:
         file.seek(place)
         byte = file.read(1)[0]
@@ -131,18 +131,18 @@ def test_a_damaged_image_is_named(folders, cpu):
             with pytest.raises(
                 BadImage, match=rf"^{blob}: image 5 \(train/ünï.*ä1.png\): is damaged .*; pack the data"
             ):
-                samples.image(index, 3)
+                samples.open(index, 3)
         else:
-            samples.image(index, 3)
+            samples.open(index, 3)
     os.truncate(blob, place)
     with pytest.raises(BadImage, match=rf"^{blob}: image 5 \(.*\): ends after 7 of [\d,]+ bytes; pack the data again"):
-        samples.image(5, 3)
+        samples.open(5, 3)
     with pytest.raises(BadImage, match=r"image 11 .*: ends after 0 of"):
-        pickle.loads(pickle.dumps(samples)).image(11, 3)
+        pickle.loads(pickle.dumps(samples)).open(11, 3)
     with pytest.raises(
-        UserError, match=rf"^{output}/train.index: is of a blob of [\d,]+ bytes, which now has {place:,};"
+        UserError, match=rf"^{output}/train.index: describes a blob of [\d,]+ bytes, but the blob has {place:,};"
     ):
-        read_samples(config_for(output, "packed"), cpu, "train")
+        samples_for(config_for(output, "packed"), cpu, "train")
 
 
 @pytest.fixture
@@ -156,39 +156,46 @@ def small(tmp_path) -> Path:
 
 
 def read_val(folder: Path):
-    return read_packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    return packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
 
 
 @pytest.mark.parametrize("kind", ["encoded", "pixels"])
-def test_what_is_missing_or_damaged_is_named(small, kind):
-    folder = small / kind
-    samples = read_val(folder)
-    assert samples.image(1, 3).flatten().tolist() == [255, 0, 0]
-    index, blob = folder / "val.index", folder / "val.blob"
-    content = index.read_bytes()
+@pytest.mark.parametrize("file", [CHECKSUMS, *(f"{name}.npy" for name in COLUMNS)])
+def test_damage_to_an_index_is_found(small, kind, file):
+    index = small / kind / "val.index"
+    path = index / file
+    content = path.read_bytes()
     size = len(content)
     damaged = [content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :] for place in range(0, size, 7)]
-    for text in (b"", b"x" * 100, content[:-1], content[: size // 2], content + b"x", *damaged):
-        index.write_bytes(text)
-        with pytest.raises(UserError, match=rf"^{index}: is (no index|damaged .*); pack the data again$"):
-            read_val(folder)
-    for path in (index, blob):
-        index.write_bytes(content)
+    for data in (b"", b"x" * 100, content[:-1], content[: size // 2], content + b"x", *damaged):
         path.unlink()
-        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(No such file.*\); .*scripts/pack_dataset.py"):
-            read_val(folder)
-    assert samples.image(0, 3).flatten().tolist() == [255, 0, 0]  # of the files that were opened
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=rf"^{index}: is damaged \(a checksum does not match\); pack the"):
+            read_val(small / kind)
+    path.unlink()
+    with pytest.raises(UserError, match=rf"^{path}: cannot be read \(No such file.*\); .*scripts/pack_dataset.py$"):
+        read_val(small / kind)
 
 
-def rewrite(index: Path, change) -> None:
-    """With a checksum that is right again."""
-    arrays = open_arrays(open_regular_file(index))
-    index.unlink()  # it is mapped
-    with open(index, "xb") as file:
-        write_arrays(file, *change(arrays.about, dict(arrays)))
+def test_a_missing_blob_is_named(small):
+    samples = read_val(small / "encoded")
+    assert samples.open(1, 3).pixels.flatten().tolist() == [255, 0, 0]
+    blob = small / "encoded" / "val.blob"
+    blob.unlink()
+    with pytest.raises(UserError, match=rf"^{blob}: cannot be read \(No such file.*\); .*scripts/pack_dataset.py$"):
+        read_val(small / "encoded")
+    assert samples.open(0, 3).pixels.flatten().tolist() == [255, 0, 0]  # the file is still open
 
 
-NO_TEXTS = {"names": np.empty(0, "u1"), "names_ends": np.empty(0, "i8")}
+def rewrite(index: Path, changed: dict[str, np.ndarray]) -> None:
+    """With correct checksums."""
+    for name in changed:
+        (index / f"{name}.npy").unlink()  # it may be mapped
+    save_arrays(index, changed)
+    (index / CHECKSUMS).write_text(index_checksums(index))
+
+
+NO_NAMES = {"names": np.empty(0, "u1"), "names_ends": np.empty(0, "i8")}
 FORGED = {
     "texts outside": {"names_ends": np.array([1, 9])},
     "texts backwards": {"names_ends": np.array([2, 1])},
@@ -196,7 +203,7 @@ FORGED = {
     "images backwards": {"ends": np.array([7, 6])},
     "overflow": {"ends": np.array([-(2**63), 6])},
     "few ends": {"ends": np.array([6])},
-    "no images": {"ends": np.empty(0, "i8"), "crcs": np.empty(0, "u4"), "targets": np.empty(0, "i8"), **NO_TEXTS},
+    "no images": {"ends": np.empty(0, "i8"), "crcs": np.empty(0, "u4"), "targets": np.empty(0, "i8"), **NO_NAMES},
     "another type": {"targets": np.zeros(2, "i4")},
     "another shape": {"crcs": np.zeros((2, 1), "u4")},
     "no class": {"targets": np.array([0, 2])},
@@ -210,47 +217,45 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_no_claim_is_believed(small, forged):
+def test_contradictions_are_refused(small, forged):
     index = small / "pixels" / "val.index"
-    changed = {name: np.asarray(values) for name, values in FORGED[forged].items()}
-    rewrite(index, lambda about, arrays: (about, {**arrays, **changed}))
-    with pytest.raises(UserError, match=rf"^{index}: is damaged .*; pack the data again$"):
+    rewrite(index, {name: np.asarray(values) for name, values in FORGED[forged].items()})
+    with pytest.raises(UserError, match=rf"^{index}: is damaged .*; pack the data again with scripts/pack_dataset.py$"):
         read_val(small / "pixels")
 
 
-@pytest.mark.parametrize(
-    "about", [{}, {"format": "packed 1"}, {"format": "packed 1", "class_names": [1, 2]}, {"class_names": ["a", "b"]}]
-)
-def test_another_kind_of_index_is_refused(small, about):
-    rewrite(small / "encoded" / "val.index", lambda _, arrays: (about, arrays))
-    with pytest.raises(UserError, match="is no index of packed images"):
+def test_an_index_of_the_earlier_format_is_refused(small):
+    index = small / "encoded" / "val.index"
+    shutil.rmtree(index)
+    index.write_bytes(b"ampvit\0\1" + bytes(100))
+    with pytest.raises(UserError, match=rf"^{index}: was written by an earlier version .*; pack the data again"):
         read_val(small / "encoded")
 
 
-def test_a_worker_is_sent_next_to_nothing(tmp_path):
+def test_pickled_samples_are_small(tmp_path):
     images = (Packable(bytes([number % 251]), number % 2, f"{number}.jpg") for number in range(100_000))
     assert write_packed(tmp_path, "val", ["a", "b"], images) == 100_000
     sent = pickle.dumps(read_val(tmp_path))
     assert len(sent) < 2_000
     received = pickle.loads(sent)
-    assert (len(received), received.encoded(99_999), received.targets[99_999]) == (100_000, bytes([101]), 1)
+    assert (len(received), received.read_bytes(99_999), received.targets[99_999]) == (100_000, bytes([101]), 1)
 
 
-def test_bad_images_end_the_packing_or_are_left_out(folders, cpu, capsys):
+def test_bad_images_end_the_packing_or_are_skipped(folders, cpu, capsys):
     bad = folders / "train" / "plain" / "ä1.png"
     bad.write_bytes(b"no image")
     output = folders.parent / "packed"
-    with pytest.raises(BadImage, match=rf"^{bad}: is no image"):
+    with pytest.raises(BadImage, match=rf"^{bad}: is not an image"):
         main(["-output", str(output), *options_for(folders, "folder")])
     assert not list(folders.parent.glob("*packed*"))
     assert main(["-output", str(output), *options_for(folders, "folder", "DATA.ON_BAD_IMAGE=skip")]) == 0
     assert "11 training and 6 validation images" in capsys.readouterr().out
-    assert 'ä1.png,"is no image' in (output / "bad_images_0.csv").read_text()
-    (samples,) = read_samples(config_for(output, "packed"), cpu, "train")
+    assert 'ä1.png,"is not an image' in (output / "bad_images_0.csv").read_text()
+    (samples,) = samples_for(config_for(output, "packed"), cpu, "train")
     assert np.bincount(samples.targets).tolist() == [3, 4, 4]
 
 
-def test_what_cannot_be_packed(folders, cpu, monkeypatch):
+def test_packing_errors(folders, cpu, monkeypatch):
     def refused(expected: str, *argv: str) -> None:
         with pytest.raises(UserError, match=expected):
             main([*argv])
@@ -261,19 +266,17 @@ def test_what_cannot_be_packed(folders, cpu, monkeypatch):
     refused(f"^{output}: exists; remove it", "-output", str(output), *flags)
     output.rmdir()
     (folders.parent / ".packed.tmp").mkdir()
-    refused(r"\.packed\.tmp: another packing goes on, or was killed", "-output", str(output), *flags)
+    refused(r"\.packed\.tmp: another packing is running or was killed", "-output", str(output), *flags)
     (folders.parent / ".packed.tmp").rmdir()
-    refused("^-dataset fake: has no files", "-output", str(output), "-dataset=fake")
-    monkeypatch.setattr(
-        "datasets.sources.packed.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
-    refused(rf"^{output}: cannot be written \(No space left\); nothing is left", "-output", str(output), *flags)
+    refused("^-dataset fake: has no image files", "-output", str(output), "-dataset=fake")
+    monkeypatch.setattr("scripts.pack_dataset.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    refused(rf"^{output}: cannot be written \(No space left\); nothing was kept", "-output", str(output), *flags)
     assert not list(folders.parent.glob("*packed*"))
 
 
-def test_what_is_packed_can_be_packed_smaller(folders, cpu):
-    output = packed(folders)
+def test_packing_a_packed_data_set_with_a_smaller_size(folders, cpu):
+    output = pack(folders)
     smaller = folders.parent / "smaller"
     assert main(["-output", str(smaller), "-size", "10", *options_for(output, "packed")]) == 0
-    (samples,) = read_samples(config_for(smaller, "packed"), cpu, "val")
-    assert {min(samples.image(index, 3).shape[1:]) for index in range(6)} == {10}
+    (samples,) = samples_for(config_for(smaller, "packed"), cpu, "val")
+    assert {min(samples.open(index, 3).pixels.shape[1:]) for index in range(6)} == {10}

@@ -9,8 +9,8 @@ from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows,
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from datasets.transforms.host import TrainTransform
-from engine.checkpoint.reader import load_checkpoint
+from datasets.transforms.host import HostTransform
+from engine.checkpoint.checkpoint import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError
@@ -161,9 +161,9 @@ def test_resume_into_another_geometry(digits_argv, cpu):
 
 def test_the_order_of_samples_outlives_a_change_of_devices(digits_argv, cpu, monkeypatch):
     seen = []
-    original = TrainTransform.generator
+    original = HostTransform.generator
     monkeypatch.setattr(
-        TrainTransform, "generator", lambda self, epoch, index: (seen.append(index), original(self, epoch, index))[1]
+        HostTransform, "generator", lambda self, epoch, index: (seen.append(index), original(self, epoch, index))[1]
     )
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)

@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, run_script, train
+from conftest import GREY, TINY_VIT, only_run, run_script, samples_for, train
 from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
-from datasets.registry import read_samples
 from engine.checkpoint.reader import load_checkpoint
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -86,7 +85,7 @@ def learning_rate(config: Config, step: int, warmup: float, total: int) -> float
 
 
 def digits(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    (samples,) = read_samples(config.data, 10, ONE_RANK, "train")
+    (samples,) = samples_for(config, ONE_RANK, "train")
     images = torch.stack([samples.image(index, 1) for index in range(len(samples))])
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
 

@@ -1,0 +1,26 @@
+"""The batch that loading workers produce and device transforms consume."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from datasets.decoding.bad_images import BadImage
+
+PADDING = -1  # the target, and the sample index, of a position in a batch without a sample
+
+
+class Batch(NamedTuple):
+    """B images with C channels and S pixels on a side.
+
+    images: uint8 (B, C, S, S), zeros for padding.
+    targets: int64 (B,), `PADDING` if there is no sample.
+    drawn: random parameters of the device operations, by the operation's name.
+    bad: the images that could not be used; their positions are padding. The host knows them without a device sync.
+    """
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
+    bad: tuple[BadImage, ...] = ()

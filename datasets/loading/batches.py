@@ -1,0 +1,105 @@
+"""Sources of batches: an iterator that starts at any position of a run.
+
+The trainer depends on `BatchSource` only. `MapBatches` is the source for samples that can be read in any order.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from configs.schema import Data, Train
+from datasets.batch import Batch
+from datasets.decoding.bad_images import BadImageList
+from datasets.loading.loader import BatchReader, Loader, num_workers
+from datasets.loading.sampler import EvalSampler, TrainSampler
+from datasets.sources.samples import Samples
+from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from utils.distributed import ProcessContext
+
+PREFETCH_FACTOR = 2  # batches per worker: the default of DataLoader
+
+
+class BatchSource(Protocol):
+    """The training batches of one rank, on its device.
+
+    The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
+    batches, and each batch is full.
+    """
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that this rank trains on in an epoch: those of its batches."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of this rank in an epoch."""
+
+    @property
+    def prefetched_batches(self) -> int:
+        """Batches that are loaded ahead of the one in use."""
+
+    def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
+        """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
+
+        Raises:
+            UserError: a sample cannot be read, or a loading worker fails.
+        """
+
+
+class MapBatches:
+    """A `BatchSource` over samples with an index."""
+
+    def __init__(
+        self,
+        reader: BatchReader,
+        sampler: TrainSampler,
+        context: ProcessContext,
+        timeout_seconds: float,
+        bad_images: BadImageList | None,
+    ) -> None:
+        self._reader, self._sampler, self._context = reader, sampler, context
+        self._timeout_seconds, self._bad_images = timeout_seconds, bad_images
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self._sampler.batches_per_epoch * self._sampler.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self._sampler.batches_per_epoch
+
+    @property
+    def prefetched_batches(self) -> int:
+        return PREFETCH_FACTOR * num_workers(self._reader.samples, self._reader.data, self._context)
+
+    def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
+        sampler = self._sampler.from_position(epoch, batch, num_epochs)
+        return iter(Loader(self._reader, sampler, self._context, self._timeout_seconds, self._bad_images))
+
+
+def build_train_batches(
+    data: Data,
+    train: Train,
+    samples: Samples,
+    seed: int,
+    context: ProcessContext,
+    timeout_seconds: float,
+    bad_images: BadImageList | None = None,
+) -> BatchSource:
+    """The training batches of this rank."""
+    reader = BatchReader(samples, data, build_host_transform(data, train, seed))
+    sampler = TrainSampler(len(samples), data.batch_size, train.num_epochs, seed, context.rank, context.world_size)
+    return MapBatches(reader, sampler, context, timeout_seconds, bad_images)
+
+
+def build_eval_loader(
+    data: Data,
+    samples: Samples,
+    context: ProcessContext,
+    timeout_seconds: float,
+    bad_images: BadImageList | None = None,
+) -> Loader:
+    """The validation batches of this rank: each sample once over all ranks."""
+    samples_per_rank = -(-len(samples) // context.world_size)
+    sampler = EvalSampler(len(samples), min(data.eval_batch_size, samples_per_rank), context.rank, context.world_size)
+    reader = BatchReader(samples, data, build_eval_host_transform(data))
+    return Loader(reader, sampler, context, timeout_seconds, bad_images)

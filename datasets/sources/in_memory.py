@@ -1,0 +1,72 @@
+"""Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from configs.schema import Data
+from datasets.decoding.decode import LazyImage, convert_channels
+from datasets.sources.samples import Samples
+from utils.errors import UserError
+
+_DIGITS_VAL_FRACTION = 0.2
+
+
+class ImageArray(Samples):
+    """Images in an array, uint8 (N, 1 or 3, H, W)."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
+        super().__init__(class_names)
+        self.targets = np.asarray(targets, dtype=np.int64)
+        self.images = images
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(convert_channels(torch.from_numpy(self.images[index]), channels))
+
+
+class FakeImages(Samples):
+    """Noise instead of images, to measure everything except reading files."""
+
+    def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
+        rng = np.random.default_rng(num_samples)
+        super().__init__([str(label) for label in range(num_classes)])
+        self.targets = rng.integers(num_classes, size=num_samples)
+        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(self.pool[index % len(self.pool), :channels])
+
+
+def digits(data: Data, split: str) -> ImageArray:
+    """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
+
+    The split is scikit-learn's own stratified one, so that results compare with those of other programs.
+    """
+    # Imported here: the import takes a second, and no other data set needs it.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
+    try:
+        train_images, val_images, train_targets, val_targets = train_test_split(
+            images,
+            bunch.target,
+            test_size=data.val_fraction or _DIGITS_VAL_FRACTION,
+            stratify=bunch.target,
+            random_state=data.split_seed,
+        )
+    except ValueError as error:
+        raise UserError(f"DATA.VAL_FRACTION {data.val_fraction}: {error}") from error
+    names = [str(name) for name in bunch.target_names]
+    if split == "train":
+        return ImageArray(train_images, train_targets, names)
+    return ImageArray(val_images, val_targets, names)
+
+
+def fake(data: Data, split: str) -> FakeImages:
+    """1,280 training and 256 validation samples of noise, of IMAGE_SIZE, in 1,000 classes."""
+    return FakeImages(1280 if split == "train" else 256, num_classes=1000, size=data.image_size)

@@ -1,0 +1,86 @@
+"""Read-only arrays in .npy files, memory-mapped by every process: workers share one copy.
+
+A pickled `MappedArrays` is the path of its folder; the receiving process opens the files again.
+"""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.errors import UserError
+
+
+class MappedArrays(Mapping[str, np.ndarray]):
+    """The arrays in the files `{name}.npy` of a folder.
+
+    Raises:
+        OSError: a file cannot be opened.
+        ValueError: a file is not a valid .npy file.
+    """
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        self.folder = folder
+        self._arrays = {name: _map(folder / f"{name}.npy") for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedArrays, (self.folder, list(self._arrays))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _map(path: Path) -> np.ndarray:
+    try:
+        # Unlike np.load, open_memmap reads neither pickles nor archives. A plain view is faster to index than a memmap.
+        with np.errstate(over="raise"):  # while the size is computed
+            return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    except OSError:
+        raise
+    except Exception as error:  # a forged header can raise almost any type
+        raise ValueError(f"{path.name} is not a valid .npy file") from error
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes each array to `{name}.npy`; raises OSError if a file cannot be written."""
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+
+
+def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
+    """Writes the arrays to a temporary folder and maps them.
+
+    The folder exists as long as the returned object, at most until this process exits. After SIGKILL it remains in the
+    system's folder for temporary files as `ampvit-samples-*`.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ampvit-samples-"))
+    except OSError as error:
+        raise _cannot_write(tempfile.gettempdir(), error) from error
+    try:
+        save_arrays(folder, arrays)
+        mapped = MappedArrays(folder, arrays)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _cannot_write(folder, error) from error
+        raise
+    weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
+    return mapped
+
+
+def _cannot_write(folder: Path | str, error: OSError) -> UserError:
+    return UserError(f"{folder}: the list of images cannot be written ({error.strerror}); free space or set TMPDIR")

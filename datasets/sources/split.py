@@ -1,0 +1,39 @@
+"""Train and validation splits of a data set that comes without them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.schema import Data
+from datasets.sources.listing import Listing
+
+_DEFAULT_VAL_FRACTION = 0.1
+
+
+def split_listing(listing: Listing, data: Data, split: str) -> Listing:
+    """The 'train' or the 'val' part of a listing, by DATA.VAL_FRACTION (a tenth by default) and DATA.SPLIT_SEED."""
+    fraction = data.val_fraction or _DEFAULT_VAL_FRACTION
+    train, val = split_stratified(listing.arrays["targets"], fraction, data.split_seed)
+    if not len(val):
+        listing.findings.append(
+            f"{data.data_path}: no class has two images, so no image can be held out; add a val split"
+        )
+    return listing.select(train if split == "train" else val)
+
+
+def split_stratified(
+    targets: Sequence[int] | np.ndarray, val_fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices of train and val, a pure function of the arguments.
+
+    `val_fraction` of each class, rounded, goes to val. A class with two or more samples has at least one in each
+    split; a single sample goes to train.
+    """
+    targets = np.asarray(targets)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    is_val = np.zeros(len(targets), dtype=bool)
+    by_label = np.argsort(targets, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(targets[by_label])) + 1):
+        num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
+        is_val[rng.permutation(members)[:num_val]] = True
+    return np.flatnonzero(~is_val), np.flatnonzero(is_val)

@@ -1,0 +1,69 @@
+"""Many strings in two arrays, which all processes can share."""
+
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+
+class PackedStrings(Sequence[str]):
+    """N strings: `encoded` uint8 (bytes,) is their UTF-8 text, `ends` int64 (N,) is the end of each in it.
+
+    A million `str` objects would be copied into every worker process.
+    """
+
+    def __init__(self, encoded: np.ndarray, ends: np.ndarray) -> None:
+        self.encoded, self.ends = encoded, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self.ends):
+            raise IndexError(index)
+        start = self.ends[index - 1] if index else 0
+        return self.encoded[start : self.ends[index]].tobytes().decode("utf-8", "surrogateescape")
+
+    def select(self, indices: np.ndarray) -> "PackedStrings":
+        """The strings at `indices`, copied."""
+        starts = np.concatenate([[0], self.ends[:-1]])[indices]
+        ends = self.ends[indices]
+        encoded = memoryview(np.ascontiguousarray(self.encoded))
+        parts = b"".join(encoded[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
+        return PackedStrings(np.frombuffer(parts, np.uint8), np.cumsum(ends - starts))
+
+
+class StringPacker:
+    """Collects strings one by one."""
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self._encoded, self._ends, self._crcs = bytearray(), array("q"), array("I")
+        for string in strings:
+            self.add(string)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, string: str) -> None:
+        encoded = string.encode("utf-8", "surrogateescape")
+        self._encoded += encoded
+        self._ends.append(len(self._encoded))
+        self._crcs.append(zlib.crc32(encoded))
+
+    def strings(self) -> PackedStrings:
+        return PackedStrings(np.frombuffer(self._encoded, np.uint8), np.frombuffer(self._ends, np.int64))
+
+    def crcs(self) -> np.ndarray:
+        """CRC-32 of each string, uint32 (N,): equal strings have equal values."""
+        return np.frombuffer(self._crcs, np.uint32)
+
+
+def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:
+    """The strings that are stored as the arrays `name` and `name`_ends."""
+    return PackedStrings(arrays[name], arrays[f"{name}_ends"])
+
+
+def to_arrays(strings: PackedStrings, name: str) -> dict[str, np.ndarray]:
+    """The inverse of `strings_in`."""
+    return {name: strings.encoded, f"{name}_ends": strings.ends}

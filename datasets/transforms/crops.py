@@ -1,0 +1,54 @@
+"""Cropping and resizing of uint8 images."""
+
+import math
+import random
+
+import torch
+from torch.nn.functional import interpolate
+
+from datasets.decoding.partial_jpeg import Box
+
+_MAX_TRIES = 10
+
+
+def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic, antialiased.
+
+    An image that already has this size is returned unchanged.
+    """
+    if image.shape[1:] == (height, width):
+        return image
+    return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True)[0]
+
+
+def center_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor:
+    """The center of torch.uint8 (C, H, W) as (C, size, size), for evaluation.
+
+    The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. Rounding is that of
+    torchvision's Resize and CenterCrop.
+    """
+    short_side = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
+    height, width = (side * short_side // min(image.shape[1:]) for side in image.shape[1:])
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return resize(image, height, width)[:, top : top + size, left : left + size]
+
+
+def random_crop_box(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], rng: random.Random
+) -> Box:
+    """A random box inside an image of `height` x `width` pixels, by the rule of torchvision's RandomResizedCrop.
+
+    The box's area, as a share of the image's, is uniform in `scale`; the logarithm of its width / height is uniform in
+    the logarithms of `ratio`. If ten boxes do not fit into the image, the result is the central box whose aspect ratio
+    is closest to `ratio`.
+    """
+    log_ratio = [math.log(bound) for bound in ratio]
+    for _ in range(_MAX_TRIES):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(*log_ratio))
+        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < box_height <= height and 0 < box_width <= width:
+            return rng.randint(0, height - box_height), rng.randint(0, width - box_width), box_height, box_width
+    box_height = min(height, round(width / ratio[0]))
+    box_width = min(width, round(height * ratio[1]))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width

@@ -1,0 +1,43 @@
+"""Image files for the tests of data sources, and checks of their errors."""
+
+import os
+
+from PIL import Image
+
+from configs.schema import Data
+from utils.errors import UserError
+
+
+def options(path, **values) -> Data:
+    return Data.model_validate({"DATA_PATH": str(path), **{key.upper(): value for key, value in values.items()}})
+
+
+def write_image(path, colour=(200, 30, 40), size=(12, 9)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, "PNG" if path.suffix.lower() == ".png" else "JPEG")
+
+
+def write_classes(root, **counts):
+    for name, count in counts.items():
+        for number in range(count):
+            write_image(root / name / f"{number:03d}.jpg")
+
+
+def names_of(samples):
+    return [os.fsdecode(path) for path in samples.listing.paths]
+
+
+def problems_of(call):
+    """The error that `call` raises, or the findings about the samples that it returns."""
+    try:
+        samples = call()
+    except UserError as error:
+        return [str(error)]
+    return samples.findings + samples.check_files()
+
+
+def assert_refused(call, *parts):
+    """One line contains all parts; the last part is the fix."""
+    messages = problems_of(call)
+    assert any(all(str(part) in message for part in parts) for message in messages), messages
+    assert not any("\n" in message for message in messages)

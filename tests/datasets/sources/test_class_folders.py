@@ -1,0 +1,138 @@
+"""Class folders, Caltech-101 and Caltech-256 among them."""
+
+import os
+
+import numpy as np
+import pytest
+from source_helpers import assert_refused, names_of, options, write_classes, write_image
+
+from datasets.sources import class_folders
+from datasets.sources.class_folders import caltech101, caltech256, folder, read_class_folders
+
+
+def test_folder_with_train_and_val(tmp_path):
+    write_classes(tmp_path / "train", dog=2, cat=3)
+    write_classes(tmp_path / "val", dog=1, cat=1)
+    write_image(tmp_path / "train" / "cat" / "deep" / "er" / "Z.PNG")
+    (tmp_path / "train" / "cat" / "notes.txt").touch()
+    (tmp_path / "train" / "readme.jpg").touch()
+    train, val = (folder(options(tmp_path), split) for split in ("train", "val"))
+    assert train.class_names == val.class_names == ["cat", "dog"]
+    assert names_of(train) == [
+        *("cat/000.jpg", "cat/001.jpg", "cat/002.jpg", "cat/deep/er/Z.PNG", "dog/000.jpg", "dog/001.jpg"),
+    ]
+    assert train.targets.tolist() == [0, 0, 0, 0, 1, 1]
+    assert val.targets.tolist() == [0, 1]
+    assert train.open(3, 3).pixels.shape == (3, 9, 12)
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_folder_without_val_is_split(tmp_path, below):
+    write_classes(tmp_path / below, a=20, b=10, c=2)
+    train, val = (folder(options(tmp_path), split) for split in ("train", "val"))
+    assert np.bincount(val.targets).tolist() == [2, 1, 1]
+    assert not set(names_of(train)) & set(names_of(val))
+    assert len(set(names_of(train)) | set(names_of(val))) == 32
+    assert all(name[0] == "abc"[target] for name, target in zip(names_of(val), val.targets, strict=True))
+    assert names_of(val) == names_of(folder(options(tmp_path), "val"))
+    assert names_of(val) != names_of(folder(options(tmp_path, split_seed=1), "val"))
+    assert np.bincount(folder(options(tmp_path, val_fraction=0.5), "val").targets).tolist() == [10, 5, 1]
+
+
+def test_the_split_does_not_depend_on_the_order_of_the_file_system(tmp_path, monkeypatch):
+    write_classes(tmp_path, a=9, b=9)
+    expected = names_of(folder(options(tmp_path), "val"))
+    scandir = os.scandir
+
+    class Reversed:
+        def __init__(self, folder):
+            with scandir(folder) as entries:
+                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+        def __enter__(self):
+            return self.entries
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(class_folders.os, "scandir", Reversed)
+    assert names_of(folder(options(tmp_path), "val")) == expected
+
+
+def test_hidden_folders_and_files_are_no_classes_and_images(tmp_path):
+    write_classes(tmp_path, a=2, b=1)
+    write_image(tmp_path / ".hidden" / "x.jpg")
+    write_image(tmp_path / "a" / "._000.jpg")
+    assert list(read_class_folders(tmp_path).paths) == ["a/000.jpg", "a/001.jpg", "b/000.jpg"]
+
+
+def test_links_are_followed_but_never_up(tmp_path):
+    root = tmp_path / "data"
+    write_classes(root, a=2, b=1)
+    write_image(tmp_path / "elsewhere" / "y.jpg")
+    (root / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    (root / "a" / "self").symlink_to(root / "a")
+    (root / "a" / "up").symlink_to(root)
+    (root / "b" / "far_up").symlink_to(tmp_path)
+    (root / "b" / "across").symlink_to(root / "a")
+    (root / "a" / "across").symlink_to(root / "b")
+    assert list(read_class_folders(root).paths) == [
+        *("a/000.jpg", "a/001.jpg", "a/across/000.jpg", "a/more/y.jpg"),
+        *("b/000.jpg", "b/across/000.jpg", "b/across/001.jpg", "b/across/more/y.jpg"),
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jpg", "JPEG", "png", "webp", "bmp", "Gif", "tif", "tiff", "ppm", "PGM"])
+def test_accepted_endings(tmp_path, ending):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"x.{ending}").touch()
+    assert list(read_class_folders(tmp_path).paths) == [f"a/x.{ending}", f"b/x.{ending}"]
+
+
+def test_bad_folders_are_refused(tmp_path, monkeypatch):
+    given = options(tmp_path)
+    assert_refused(lambda: folder(given, "train"), f"{tmp_path}: contains no folders", "put the images")
+    write_classes(tmp_path / "train", cat=1)
+    assert_refused(lambda: folder(given, "val"), f"{tmp_path}/train: contains only one folder, cat", "all classes")
+    write_classes(tmp_path / "train", dog=1)
+    assert_refused(lambda: folder(given, "val"), f"{tmp_path}: no class has two images", "add a val split")
+    (tmp_path / "train" / "empty").mkdir()
+    assert_refused(lambda: folder(given, "train"), f"{tmp_path}/train/empty: contains no images", "add images")
+    write_classes(tmp_path / "val", cat=1, dog=1)
+    assert_refused(lambda: folder(given, "train"), f"{tmp_path}: class folder 'empty' is only in one", "remove it")
+
+
+def test_val_alone_can_be_evaluated(tmp_path):
+    write_classes(tmp_path / "val", cat=1, dog=1)
+    assert len(folder(options(tmp_path), "val")) == 2
+    assert_refused(lambda: folder(options(tmp_path), "train"), f"{tmp_path}/train: cannot be listed", "check")
+
+
+def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
+    write_classes(tmp_path, cat=2, dog=2)
+    scandir = os.scandir
+
+    def deny(folder):
+        if str(folder).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(class_folders.os, "scandir", deny)
+    assert_refused(lambda: folder(options(tmp_path), "train"), f"{tmp_path}/dog: ", "Permission denied", "check")
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "left_out"),
+    [
+        (caltech101, "101_ObjectCategories", "BACKGROUND_Google"),
+        (caltech256, "256_ObjectCategories", "257.clutter"),
+    ],
+)
+@pytest.mark.parametrize("at", ["parent", "itself"])
+def test_caltech(tmp_path, source, folder, left_out, at):
+    write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
+    given = options(tmp_path if at == "parent" else tmp_path / folder)
+    train, val = (source(given, split) for split in ("train", "val"))
+    assert train.class_names == val.class_names == ["001.ak47", "Faces"]
+    assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

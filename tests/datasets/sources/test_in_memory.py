@@ -1,0 +1,34 @@
+"""Digits and noise."""
+
+import numpy as np
+import pytest
+import torch
+from source_helpers import options
+
+from datasets.sources.in_memory import digits, fake
+
+
+def test_digits():
+    train, val = (digits(options("unused", image_size=8), split) for split in ("train", "val"))
+    assert len(train) + len(val) == 1797
+    assert len(val) == pytest.approx(1797 / 5, abs=5)
+    assert np.bincount(val.targets).min() >= 34
+    assert train.class_names == list("0123456789")
+    assert train.in_memory
+    grey, rgb = train.open(0, 1).pixels, train.open(0, 3).pixels
+    assert (grey.shape, grey.dtype, rgb.shape) == ((1, 8, 8), torch.uint8, (3, 8, 8))
+    assert torch.equal(rgb[2], grey[0])
+    assert set(np.unique(train.images)) == {round(value * 255 / 16) for value in range(17)}
+    rows = {image.tobytes() for image in train.images}
+    assert not any(image.tobytes() in rows for image in val.images)
+
+
+def test_fake():
+    train, val = (fake(options("unused", image_size=40), split) for split in ("train", "val"))
+    assert (len(train), len(val), len(train.class_names)) == (1280, 256, 1000)
+    image = train.open(17, 3).pixels
+    assert (image.shape, image.dtype) == ((3, 40, 40), torch.uint8)
+    assert torch.equal(image, fake(options("unused", image_size=40), "train").open(17, 3).pixels)
+    assert not torch.equal(image, train.open(18, 3).pixels)
+    assert train.open(0, 1).pixels.shape == (1, 40, 40)
+    assert train.targets.max() < 1000

@@ -1,0 +1,167 @@
+"""Text lists and CSV tables of images."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from source_helpers import assert_refused, names_of, options, write_image
+
+from datasets.sources.lists import csv_tables, imagenet2012
+
+
+@pytest.fixture
+def lists(tmp_path):
+    """Writes the two lists, and the image that stands first in them."""
+    write_image(tmp_path / "train" / "a b" / "x 1.JPEG", colour=(250, 0, 0))
+
+    def write(text, split="train"):
+        (tmp_path / f"{split}_list.txt").write_bytes(text.encode())
+        return options(tmp_path)
+
+    return write
+
+
+def test_imagenet_lists(lists):
+    given = lists("train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
+    samples = imagenet2012(given, "train")
+    assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
+    assert samples.targets.tolist() == [3, 0]
+    assert samples.targets.dtype == np.int64
+    assert (len(samples), samples.class_names) == (2, ["0", "1", "2", "3"])
+    assert not samples.in_memory
+    image = samples.open(0, 3).pixels
+    assert (image.shape, image.dtype) == ((3, 9, 12), torch.uint8)
+    assert image[0].min() > 230
+    assert image[1].max() < 20
+    assert samples.open(0, 1).pixels.shape == (1, 9, 12)
+
+
+def test_imagenet_val_list_with_a_byte_order_mark(lists):
+    given = lists("\ufefftrain/a b/x 1.JPEG 0\n", "val")
+    assert names_of(imagenet2012(given, "val")) == ["train/a b/x 1.JPEG"]
+
+
+def test_paths_of_any_bytes(tmp_path):
+    name = os.fsdecode(b"b\xe9\xff \xc3\xa9.png")
+    write_image(tmp_path / name)
+    (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 0\n"))
+    assert imagenet2012(options(tmp_path), "train").open(0, 3).pixels.shape == (3, 9, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", "", "lists no images"),
+        ("\n \n", "", "lists no images"),
+        ("train/a b/x 1.JPEG 0\nalone\n", ":2", "'alone' is not a path and a label"),
+        ("train/a b/x 1.JPEG 0\n\nx.jpg -1\n", ":3", "'-1' is not a class number"),
+        ("train/a b/x 1.JPEG 1.5\n", ":1", "'1.5' is not a class number"),
+        ("train/a b/x 1.JPEG cat\n", ":1", "'cat' is not a class number"),
+        ("train/a b/x 1.JPEG 1234567\n", ":1", "'1234567' is not a class number"),
+        ("train/a b/x 1.JPEG 0\n../y.jpg 0\n", ":2", "'../y.jpg' is not inside"),
+        ("train/a b/x 1.JPEG 0\na/../../y.jpg 0\n", ":2", "is not inside"),
+        ("train/a b/x 1.JPEG 0\n/etc/y.jpg 0\n", ":2", "'/etc/y.jpg' is not inside"),
+        ("\nnot/there.jpg 0\n", ":2", "'not/there.jpg' is not a file in"),
+        ("train 0\n", ":1", "'train' is not a file in"),
+    ],
+)
+def test_a_bad_list_is_refused(lists, tmp_path, text, line, reason):
+    given = lists(text)
+    assert_refused(lambda: imagenet2012(given, "train"), f"{tmp_path}/train_list.txt{line}: ", reason)
+
+
+def test_images_that_cannot_be_read(lists, tmp_path):
+    (tmp_path / "bad.jpg").write_bytes(b"\xff\xd8\xff nonsense")
+    given = lists("train/a b/x 1.JPEG 0\ngone.jpg 0\nbad.jpg 0\ntrain 0\n")
+    samples = imagenet2012(given, "train")
+    assert_refused(lambda: samples.open(1, 3).pixels, f"{tmp_path}/gone.jpg: cannot be read (No such file", "restore")
+    assert_refused(lambda: samples.open(2, 3).pixels, f"{tmp_path}/bad.jpg: ", "replace or remove it")
+    assert_refused(lambda: samples.open(3, 3).pixels, f"{tmp_path}/train: cannot be read", "restore")
+
+
+def test_a_file_too_large_for_an_image_is_not_read(lists, tmp_path):
+    with open(tmp_path / "large.jpg", "wb") as file:
+        file.truncate(10**12)
+    samples = imagenet2012(lists("large.jpg 0\n"), "train")
+    assert_refused(lambda: samples.open(0, 3).pixels, "large.jpg: cannot be read (1000000 MB is too large")
+
+
+# CSV
+
+
+@pytest.fixture
+def tables(tmp_path):
+    write_image(tmp_path / "images" / "a, b.jpg")
+
+    def write(**texts):
+        for split, text in texts.items():
+            (tmp_path / f"{split}.csv").write_text(text)
+        return options(tmp_path)
+
+    return write
+
+
+FIRST = '"images/a, b.jpg"'
+
+
+def test_csv_with_numbers(tables):
+    given = tables(
+        train=f"image_path,target\n{FIRST},2\n\nimages/c.jpg, 0\n", val=f"target,extra,image_path\n1,,{FIRST}\n"
+    )
+    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    assert names_of(train) == ["images/a, b.jpg", "images/c.jpg"]
+    assert (train.targets.tolist(), train.class_names) == ([2, 0], ["0", "1", "2"])
+    assert val.targets.tolist() == [1]
+    assert val.open(0, 3).pixels.shape == (3, 9, 12)
+
+
+def test_csv_with_names(tables):
+    given = tables(
+        train=f"image_path,target\n{FIRST},dog\nb.jpg,cat\nc.jpg,7\n", val=f"image_path,target\n{FIRST},dog\n"
+    )
+    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    assert train.class_names == val.class_names == ["7", "cat", "dog"]
+    assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
+
+
+@pytest.mark.parametrize("single_file", [True, False])
+def test_a_single_csv_is_split(tables, tmp_path, single_file):
+    rows = "".join(f"{number}.jpg,{'xy'[number % 2]}\n" for number in range(40))
+    given = tables(train=f"image_path,target\n{FIRST},x\n{rows}")
+    if single_file:
+        given = options(tmp_path / "train.csv")
+    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    assert np.bincount(val.targets).tolist() == [2, 2]
+    assert len(set(names_of(train)) | set(names_of(val))) == 41 == len(train) + len(val)
+    assert train.class_names == val.class_names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", ":1", "the header lacks image_path or target"),
+        ("path,label\nx,0\n", ":1", "the header lacks image_path or target"),
+        ("image_path,target\n", "", "lists no images"),
+        (f"image_path,target\n{FIRST},0\nb.jpg\n", ":3", "the number of fields differs from the header"),
+        (f"image_path,target\n{FIRST},0\nb, c.jpg,1\n", ":3", "the number of fields differs from the header"),
+        (f"image_path,target\n{FIRST},0\nb.jpg,\n", ":3", "image_path or target is empty"),
+        (f"image_path,target\n{FIRST},0\nb.jpg,-1\n", ":3", "'-1' is not a class number"),
+        (f"image_path,target\n{FIRST},0.5\n", ":2", "'0.5' is not a class number"),
+        (f"image_path,target\n{FIRST},-2\n", ":2", "'-2' is not a class number"),
+        (f"image_path,target\n{FIRST},0\nb.jpg,cat\n", ":3", "'cat' is not a class number"),
+        (f"image_path,target\n{FIRST},cat\n../b.jpg,cat\n", ":3", "is not inside"),
+        ("image_path,target\nb.jpg,cat\n", ":2", "'b.jpg' is not a file in"),
+        (f'image_path,target\n{FIRST},0\n"b.jpg"x,0\n', ":3", "is not valid CSV"),
+    ],
+)
+def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
+    given = tables(train=text)
+    assert_refused(lambda: csv_tables(given, "train"), f"{tmp_path}/train.csv{line}: ", reason)
+
+
+def test_a_class_unknown_to_the_training_csv_is_refused(tables, tmp_path):
+    given = tables(train=f"image_path,target\n{FIRST},dog\n", val=f"image_path,target\n{FIRST},3\n")
+    assert_refused(lambda: csv_tables(given, "val"), f"{tmp_path}/val.csv:2: target '3' is not in", "train.csv")
+    given = tables(train=f"image_path,target\n{FIRST},0\n", val=f"image_path,target\n{FIRST},dog\n")
+    assert_refused(lambda: csv_tables(given, "val"), f"{tmp_path}/val.csv:2: label 'dog' is not a class number")

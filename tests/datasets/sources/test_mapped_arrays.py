@@ -1,0 +1,143 @@
+"""Workers share one copy of the list of images, and the temporary files of a run are removed."""
+
+import gc
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, eval_loader_for, samples_for
+from source_helpers import options, write_image
+
+from configs.command_line import parse_command_line
+from datasets.registry import DATASETS
+from datasets.sources import mapped_arrays
+from datasets.sources.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.strings import StringPacker, strings_in, to_arrays
+from utils.errors import UserError
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """An empty folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
+def test_pickled_samples_are_small(tmp_path, dataset):
+    names = [f"{number % 10}/{number}.jpg" for number in range(100_000)]
+    (tmp_path / "train_list.txt").write_text("".join(f"{name} {name[0]}\n" for name in names))
+    (tmp_path / "train.csv").write_text("image_path,target\n" + "".join(f"{name},{name[0]}\n" for name in names))
+    samples = DATASETS[dataset](options(tmp_path), "train")  # the table is split
+    pickled = pickle.dumps(samples)
+    assert len(pickled) < 2_000
+    received = pickle.loads(pickled)
+    assert len(received) == (100_000 if dataset == "imagenet2012" else 90_000)
+    for index in (0, 777, len(received) - 1):
+        assert received.name(index) == samples.name(index)
+        assert received.targets[index] == samples.targets[index] == int(samples.listing.paths[index][0])
+        assert received.location(index) == samples.location(index)
+
+
+def test_workers_read_the_same_images(tmp_path, cpu):
+    for number in range(6):
+        write_image(tmp_path / f"{number}.png", colour=(40 * number, 0, 0))
+    (tmp_path / "val_list.txt").write_text("".join(f"{number}.png {number % 2}\n" for number in range(6)))
+    batches = []
+    for workers in (0, 1):
+        argv = [f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}", "-opts"]
+        config = parse_command_line([*argv, "MODEL.PATCH_SIZE=8", "DATA.IMAGE_SIZE=8"]).config
+        batches.append(list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
+    assert len(batches[0]) == len(batches[1]) == 3
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
+
+
+def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
+    arrays = share_arrays({"a": np.arange(5), "empty": np.empty((0, 3))})
+    (folder,) = temporary.iterdir()
+    received = pickle.loads(pickle.dumps(arrays))
+    assert received["a"].tolist() == [0, 1, 2, 3, 4] and received["empty"].shape == (0, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        received["a"][0] = 1
+    del received
+    gc.collect()
+    assert folder.exists()  # a copy does not own the folder
+    del arrays
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_temporary_folder_is_removed_when_the_process_exits(temporary):
+    script = f"""
+import sys, tempfile
+tempfile.tempdir = {str(temporary)!r}
+import numpy as np
+from datasets.sources.mapped_arrays import share_arrays
+kept = share_arrays({{"a": np.arange(5)}})
+sys.exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 3
+    assert not list(temporary.iterdir())
+
+
+def test_a_full_disk_is_one_line(temporary, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mapped_arrays.np, "save", full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); free space or set TMPDIR$"):
+        share_arrays({"a": np.arange(5)})
+    assert not list(temporary.iterdir())
+
+
+def test_a_missing_temporary_folder_is_one_line(temporary):
+    temporary.rmdir()
+    with pytest.raises(UserError, match=rf"^{temporary}: .*No such file.*; free space or set TMPDIR$"):
+        share_arrays({"a": np.arange(5)})
+
+
+HEADERS = {
+    "negative shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (-5,)}",
+    "large shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (2305843009213693952,)}",
+    "overflowing shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904, 4)}",
+    "huge integer": "{'descr': '<i8', 'fortran_order': False, 'shape': (" + "9" * 4000 + ",)}",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (5,)}",
+    "nested": "(" * 5000,
+    "signs": "-" * 8000 + "1",
+    "no dictionary": "5",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_forged_headers_are_refused(tmp_path, header):
+    encoded = header.encode().ljust(118) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(encoded).to_bytes(2, "little") + encoded + bytes(40))
+    with pytest.raises(ValueError, match=r"^a\.npy is not a valid \.npy file$"):
+        MappedArrays(tmp_path, ["a"])
+
+
+def test_an_archive_or_a_pickle_is_not_an_array(tmp_path):
+    np.savez(tmp_path / "archive.npz", a=np.arange(5))
+    for content in ((tmp_path / "archive.npz").read_bytes(), pickle.dumps([1]), b""):
+        (tmp_path / "a.npy").write_bytes(content)
+        with pytest.raises(ValueError, match="not a valid"):
+            MappedArrays(tmp_path, ["a"])
+
+
+def test_one_long_string_takes_only_its_own_length():
+    arrays = to_arrays(StringPacker(["ä", "", "\udce9", *["short"] * 10_000, "long" * 100_000]).strings(), "texts")
+    texts = strings_in(arrays, "texts")
+    assert list(texts)[:3] == ["ä", "", "\udce9"]
+    assert (len(texts), texts[10_003]) == (10_004, "long" * 100_000)
+    assert sum(values.nbytes for values in arrays.values()) < 550_000
+    selected = texts.select(np.array([2, 0, 1, 10_003]))
+    assert list(selected) == ["\udce9", "ä", "", "long" * 100_000]
+    assert list(texts.select(np.empty(0, np.int64))) == []

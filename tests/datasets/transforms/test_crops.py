@@ -1,0 +1,127 @@
+"""Crops and resizing, compared with Pillow and torchvision."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.v2 import CenterCrop, Resize
+
+from datasets.decoding.decode import LazyImage
+from datasets.decoding.partial_jpeg import Box
+from datasets.transforms import crops
+from datasets.transforms.crops import center_crop, random_crop_box, resize
+
+PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
+
+
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    pixels = np.array(image)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
+
+
+def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
+    return resize(LazyImage(image).crop(box), size, size)
+
+
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [32, 224])
+def test_resize_crop_is_pillows_antialiased_bicubic(box, mode, size):
+    photo = PHOTO.resize((320, 280)).convert(mode)
+    top, left, height, width = box
+    part = photo.crop((left, top, left + width, top + height))
+    reference = as_tensor(part.resize((size, size), Image.Resampling.BICUBIC))
+    crop = resize_crop(as_tensor(photo), box, size)
+    assert crop.dtype == torch.uint8
+    assert crop.shape == reference.shape
+    difference = (crop.int() - reference.int()).abs()
+    assert difference.float().mean() < 0.25
+    assert difference.max() <= 3
+
+
+def test_resize_crop_does_not_depend_on_the_memory_layout():
+    image = as_tensor(PHOTO)
+    for box in BOXES[:2]:
+        assert torch.equal(resize_crop(image, box, 64), resize_crop(image.contiguous(), box, 64))
+    grey = as_tensor(PHOTO.convert("L")).expand(3, -1, -1)
+    assert torch.equal(resize_crop(grey, BOXES[1], 64), resize_crop(grey.contiguous(), BOXES[1], 64))
+
+
+def test_resize_crop_of_its_own_size_touches_no_pixel():
+    image = as_tensor(PHOTO)
+    assert torch.equal(resize_crop(image, (40, 7, 96, 96), 96), image[:, 40:136, 7:103])
+
+
+def test_resize_crop_stays_in_range_at_hard_edges():
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    image[:, :, 32:] = 255
+    crop = resize_crop(image, (0, 0, 64, 64), 200)
+    assert (crop[:, :, :60] < 30).all()
+    assert (crop[:, :, 140:] > 225).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (500, 375), (333, 500), (224, 224), (90, 64)])
+@pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 1.0), (96, 0.9), (64, 0.56), (33, 0.8)])
+def test_center_crop_is_torchvisions(width, height, size, crop_pct):
+    photo = PHOTO.resize((width, height))
+    image = as_tensor(photo)
+    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode.BICUBIC, antialias=True)
+    crop = center_crop(image, size, crop_pct)
+    assert torch.equal(crop, CenterCrop(size)(resize(image)))
+    on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
+    assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
+
+
+@pytest.mark.parametrize(("size", "crop_pct", "resized"), [(224, 0.875, 256), (224, 0.56, 400), (224, 0.9, 248)])
+def test_center_crop_resizes_to_the_exact_floor(monkeypatch, size, crop_pct, resized):
+    seen = []
+    interpolate = crops.interpolate
+    monkeypatch.setattr(crops, "interpolate", lambda x, size, **_: seen.append(size) or interpolate(x, size))
+    center_crop(as_tensor(PHOTO.convert("L")), size, crop_pct)
+    assert seen[0][0] == resized
+
+
+def test_center_crop_of_its_own_size_touches_no_pixel():
+    image = as_tensor(PHOTO.resize((256, 256)))
+    assert torch.equal(center_crop(image, 224, 0.875), image[:, 16:240, 16:240])
+
+
+def draw_both(height, width, scale, ratio, count):
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    image = torch.empty(1, height, width)
+    own = np.array([random_crop_box(height, width, scale, ratio, rng) for _ in range(count)])
+    return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (200, 1000)])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.6)])
+def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
+    own, reference = draw_both(height, width, scale, (3 / 4, 4 / 3), 3000)
+    top, left, box_height, box_width = own.T
+    assert (own >= [0, 0, 1, 1]).all()
+    assert (top + box_height <= height).all()
+    assert (left + box_width <= width).all()
+    spread = reference.std(axis=0) + 0.5
+    assert (np.abs(own.mean(axis=0) - reference.mean(axis=0)) < 0.1 * spread).all()
+    quantiles = np.quantile(own, (0.1, 0.5, 0.9), axis=0) - np.quantile(reference, (0.1, 0.5, 0.9), axis=0)
+    assert (np.abs(quantiles) < 0.2 * spread).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 3000), (3000, 20), (1, 1), (1, 400), (7, 3)])
+def test_random_crop_box_falls_back_to_the_center(height, width):
+    own, reference = draw_both(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 3)
+    assert (own == reference).all()
+
+
+def test_random_crop_box_follows_from_its_generator():
+    draws = [random_crop_box(375, 500, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(5)) for _ in range(2)]
+    assert draws[0] == draws[1]

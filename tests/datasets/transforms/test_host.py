@@ -1,0 +1,58 @@
+"""Host transforms: functions of (seed, epoch, sample index)."""
+
+import random
+
+import pytest
+import torch
+
+from configs.schema import Data, Train
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.host import build_eval_host_transform, build_host_transform
+
+
+def test_a_training_image_is_a_function_of_seed_epoch_and_index():
+    image = LazyImage(torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8))
+    data = Data.model_validate({"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0})
+
+    def transformed(seed: int, epoch: int, index: int) -> tuple:
+        random.random()
+        torch.rand(3)
+        return build_host_transform(data, Train(), seed)(image, epoch, index)
+
+    pixels, drawn = transformed(0, 1, 2)
+    again, drawn_again = transformed(0, 1, 2)
+    assert torch.equal(pixels, again) and drawn == drawn_again
+    for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
+        other_pixels, other_drawn = transformed(*other)
+        assert not torch.equal(pixels, other_pixels) and drawn != other_drawn
+
+
+def test_flip_probability():
+    image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
+    whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1]}
+    for probability in (0.0, 0.3, 1.0):
+        transform = build_host_transform(Data.model_validate(whole | {"HFLIP_PROB": probability}), Train(), seed=0)
+        crops = [transform(LazyImage(image), 0, index)[0] for index in range(2000)]
+        flipped = sum(torch.equal(crop, image.flip(-1)) for crop in crops)
+        assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
+        assert flipped / 2000 == pytest.approx(probability, abs=0.04)
+
+
+def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
+    """An additional device operation changes neither the crop nor the draws of the operations before it."""
+    image = LazyImage(torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8))
+    affine = {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0}
+    erase = Train.model_validate({"RANDOM_ERASE_PROB": 1.0})
+    plain, _ = build_host_transform(Data.model_validate({"IMAGE_SIZE": 16}), Train(), 0)(image, 0, 1)
+    one, drawn = build_host_transform(Data.model_validate(affine), Train(), 0)(image, 0, 1)
+    both, drawn_both = build_host_transform(Data.model_validate(affine), erase, 0)(image, 0, 1)
+    assert torch.equal(plain, one) and torch.equal(plain, both)
+    assert drawn == drawn_both[:1] and len(drawn_both[1]) == 1
+
+
+def test_validation_images_are_center_crops():
+    image = LazyImage(torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8))
+    transform = build_eval_host_transform(Data.model_validate({"IMAGE_SIZE": 28}))
+    pixels, drawn = transform(image, 0, 7)
+    assert torch.equal(pixels, image.pixels[:, 2:30, 6:34]) and drawn == []
+    assert transform.collate([drawn, None]) == {}
