@@ -1,4 +1,4 @@
-"""Private names of torch and Python's standard library, one function or alias each; checked with torch 2.10 and 2.15."""
+"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.15."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -52,9 +52,7 @@ def read_list(file: Path) -> Listing:
     for number, line in enumerate(_lines(file), 1):
         fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
         if len(fields) == 1:
-            rows.add_finding(
-                number, f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
-            )
+            rows.add_finding(number, f"{shorten(fields[0])} is not a path and a label; write both with a space between")
         elif fields:
             rows.add(number, *fields)
     return _with_numeric_labels(rows)
@@ -103,7 +101,7 @@ class _Rows:
         target_id = self.target_ids.setdefault(target, len(self.target_ids))
         if path.startswith("/") or "\0" in path or ".." in path.split("/"):
             self.add_finding(
-                line, f"path {shorten(path)} is not inside {self.file.parent}; write a path relative to it"
+                line, f"path {shorten(path)} is not inside {self.file.parent}; write it relative to that folder"
             )
             return
         if "./" in path or "//" in path:

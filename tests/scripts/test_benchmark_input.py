@@ -12,7 +12,7 @@ from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
-from scripts.benchmarks import benchmark_input
+from scripts.benchmarks import benchmark_input, input_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity, with_ratios
 from utils.errors import UserError
@@ -132,12 +132,12 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu):
     timm_image, _ = input_contenders.timm_images(data, use_prefetcher=False)[0]
     path = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[0]
     with Image.open(path) as image:
-        references = benchmark_input.reference_transform(data)(image)
+        references = input_contenders.reference_transform(data)(image)
     (samples,) = samples_for(config, cpu, "train")
     assert samples.location(0) == str(path)
     batch = BatchReader(samples, data, build_host_transform(data, config.train, config.seed)).__getitems__([(0, 0)])
     ours = build_eval_transform(data)(batch.images)[0]
-    torch.testing.assert_close(theirs, references, rtol=0, atol=1e-6)
+    torch.testing.assert_close(timm_image, references, rtol=0, atol=1e-6)
     assert (ours - references).abs().mean() < 0.5 / 127.5
 
 
