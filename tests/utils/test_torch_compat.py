@@ -1,0 +1,184 @@
+"""The private names of torch behave as utils/torch_compat.py expects. A failure here means that torch has changed."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from utils import torch_compat
+
+CPU = torch.device("cpu")
+
+
+def changed(name: str) -> str:
+    return f"torch {torch.__version__} has changed {name}; adapt utils/torch_compat.py"
+
+
+def scaler_and_optimizer(**options) -> tuple[torch.amp.GradScaler, torch.optim.Optimizer, nn.Parameter]:
+    parameter = nn.Parameter(torch.ones(2))
+    return torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD([parameter], lr=1.0, **options), parameter
+
+
+def test_batch_norm_is_the_base_class():
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    assert all(issubclass(kind, torch_compat.BatchNorm) for kind in kinds), changed("nn.modules.batchnorm._BatchNorm")
+    assert not issubclass(nn.LayerNorm, torch_compat.BatchNorm)
+
+
+def test_disable_torch_function_hides_a_mode():
+    seen = []
+
+    class Recorder(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        with torch_compat.DisableTorchFunction():
+            torch.ones(1).exp()
+        assert not seen, changed("torch._C.DisableTorchFunction")
+        torch.ones(1).exp()
+    assert seen
+
+
+def test_process_group_timeout(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        torch_compat.set_process_group_timeout(timedelta(seconds=77))
+        backend = dist.group.WORLD._get_backend(CPU)
+        assert backend.options._timeout == timedelta(seconds=77), changed("dist.set_timeout or _set_pg_timeout")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_loss_scale_and_growth_tracker_can_be_modified():
+    scaler, _, _ = scaler_and_optimizer()
+    assert torch_compat.loss_scale(scaler) is None and torch_compat.growth_tracker(scaler) is None
+    scaler.scale(torch.ones(1))
+    torch_compat.loss_scale(scaler).fill_(4.0)
+    torch_compat.growth_tracker(scaler).fill_(3)
+    assert scaler.get_scale() == 4.0, changed("GradScaler._scale")
+    assert scaler.state_dict()["_growth_tracker"] == 3, changed("GradScaler._growth_tracker")
+
+
+@pytest.mark.parametrize("value", [1.0, float("inf")])
+def test_found_infs_are_those_of_unscale(value):
+    scaler, optimizer, parameter = scaler_and_optimizer()
+    scaler.scale(torch.ones(1))
+    parameter.grad = torch.full_like(parameter, value)
+    assert torch_compat.found_infs(scaler) == []
+    scaler.unscale_(optimizer)
+    found = [tensor.item() for tensor in torch_compat.found_infs(scaler)]
+    assert found == [float(value == float("inf"))], changed("GradScaler._per_optimizer_states")
+
+
+def test_set_found_inf_decides_the_update():
+    scaler, optimizer, parameter = scaler_and_optimizer()
+    scaler.scale(torch.ones(1))
+    parameter.grad = torch.ones_like(parameter)
+    scaler.unscale_(optimizer)
+    torch_compat.set_found_inf(scaler, torch.ones(()))
+    scaler.update()
+    assert scaler.get_scale() == 4.0, changed("GradScaler._per_optimizer_states")
+    assert torch_compat.found_infs(scaler) == []
+
+
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_mark_unscaled_leaves_the_gradients_and_decides_the_step(overflow):
+    scaler, optimizer, parameter = scaler_and_optimizer(fused=True)
+    scaler.scale(torch.ones(1))
+    parameter.grad = torch.full_like(parameter, 6.0)
+    optimizer.grad_scale = torch.tensor(2.0)
+    torch_compat.mark_unscaled(scaler, optimizer, torch.tensor(overflow))
+    scaler.step(optimizer)
+    expected = 1.0 if overflow else 1.0 - 6.0 / 2.0
+    assert parameter.tolist() == [expected] * 2, changed("GradScaler.step with OptState.UNSCALED")
+
+
+def test_fused_optimizers_unscale_in_their_step():
+    assert torch_compat.unscales_in_step(scaler_and_optimizer(fused=True)[1]), changed("_step_supports_amp_scaling")
+    assert not torch_compat.unscales_in_step(scaler_and_optimizer()[1])
+
+
+def test_is_compiled():
+    module = nn.Linear(2, 2)
+    assert not torch_compat.is_compiled(module)
+    module.compile()
+    assert torch_compat.is_compiled(module), changed("nn.Module._compiled_call_impl")
+
+
+def test_compiled_backward_without_autocast():
+    from torch._functorch import config
+
+    before = config.backward_pass_autocast
+    assert before in ("same_as_forward", "off"), changed("torch._functorch.config.backward_pass_autocast")
+    try:
+        torch_compat.disable_autocast_in_compiled_backward()
+        assert config.backward_pass_autocast == "off"
+    finally:
+        config.backward_pass_autocast = before
+
+
+def test_graph_backend_sees_both_graphs():
+    ops = {"forward": set(), "backward": set()}
+
+    def compiler(name):
+        def compile_graph(graph, inputs):
+            targets = [node.target for node in graph.graph.nodes if torch_compat.is_op(node.target)]
+            ops[name] |= {torch_compat.op_name(target) for target in targets}
+            return torch.fx.Interpreter(graph).run
+
+        return compile_graph
+
+    torch._dynamo.reset()
+    backend = torch_compat.graph_backend(compiler("forward"), compiler("backward"))
+    x = torch.ones(3, requires_grad=True)
+    torch.compile(lambda x: x.sin().sum(), backend=backend)(x).backward()
+    assert torch.equal(x.grad, torch.ones(3).cos())
+    assert "sin" in ops["forward"] and "cos" in ops["backward"], changed("torch._dynamo's aot_autograd")
+
+
+class Probe(torch.autograd.Function):
+    seen: list
+
+    @staticmethod
+    def forward(ctx, x):
+        Probe.seen = [(torch_compat.in_backward_pass(), torch_compat.current_sequence_number())]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Probe.seen.append((torch_compat.in_backward_pass(), torch_compat.current_sequence_number()))
+        return gradient
+
+
+def test_autograd_tells_the_pass_and_the_number_of_a_node():
+    x = torch.ones(1, requires_grad=True)
+    before = torch_compat.next_sequence_number()
+    y = Probe.apply(x)
+    after = torch_compat.next_sequence_number()
+    assert before < after, changed("torch.autograd._get_sequence_nr")
+    y.backward()
+    (in_forward, no_node), (in_backward, number) = Probe.seen
+    assert (in_forward, in_backward) == (False, True), changed("torch._C._current_graph_task_id")
+    assert no_node is None and before <= number < after, changed("torch._C._current_autograd_node")
+    assert not torch_compat.in_backward_pass()
+
+
+def test_op_names_and_views():
+    ops = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ops.append((torch_compat.op_name(func), torch_compat.is_op(func), torch_compat.returns_view(func)))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 2)
+    with Recorder():
+        x.t().exp().add_(1)
+    expected = [("t", True, True), ("exp", True, False), ("add_", True, False)]
+    assert ops == expected, changed("torch._ops.OpOverload or its schema")

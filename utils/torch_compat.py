@@ -1,0 +1,125 @@
+"""Private names of torch that this project uses, one function or alias each, checked with torch 2.10 and 2.15."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import OptState
+
+# torch._foreach_* is used directly elsewhere: these names have leading underscores, but optimizers outside of torch
+# (timm's among them) rely on them.
+
+# The base class of all batch norms. There is no public one.
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+# Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
+DisableTorchFunction = torch._C.DisableTorchFunction
+
+
+def set_process_group_timeout(timeout: timedelta) -> None:
+    """Sets the timeout of the default process group. `dist.set_timeout` is public, but missing in torch 2.10."""
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(timeout)
+
+
+# GradScaler
+
+
+def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+    """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(loss)`."""
+    return scaler._scale
+
+
+def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+    """The number of consecutive steps without overflow (int32), may be modified in place; None as for `loss_scale`."""
+    return scaler._growth_tracker
+
+
+def found_infs(scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
+    """One tensor for each optimizer and device since the last update: above 0 if a gradient was not finite."""
+    states = scaler._per_optimizer_states.values()
+    return [tensor for state in states for tensor in state["found_inf_per_device"].values()]
+
+
+def set_found_inf(scaler: torch.amp.GradScaler, found_inf: torch.Tensor) -> None:
+    """Replaces the result of all optimizers, from which `scaler.update` decides to shrink the loss scale."""
+    for state in scaler._per_optimizer_states.values():
+        state["found_inf_per_device"] = {found_inf.device: found_inf}
+
+
+def mark_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found_inf: torch.Tensor) -> None:
+    """Tells `scaler.step(optimizer)` that the gradients are unscaled, with this result of the check for overflows."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["found_inf_per_device"] = {found_inf.device: found_inf}
+    state["stage"] = OptState.UNSCALED
+
+
+def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step divides gradients by `optimizer.grad_scale` and skips if `optimizer.found_inf` (fused)."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+# torch.compile
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return module._compiled_call_impl is not None
+
+
+def disable_autocast_in_compiled_backward() -> None:
+    """Compiled backward passes run without autocast, as eager ones do; by default they run with that of the forward."""
+    import torch._functorch.config
+
+    torch._functorch.config.backward_pass_autocast = "off"
+
+
+def graph_backend(forward: Callable, backward: Callable) -> Callable:
+    """A backend for `torch.compile`. Each compiler takes (FX graph of ATen ops, inputs) and returns a callable."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def boxed(compiler: Callable) -> Callable:
+        return lambda graph, inputs: make_boxed_func(compiler(graph, inputs))
+
+    return aot_autograd(fw_compiler=boxed(forward), bw_compiler=boxed(backward))
+
+
+# Autograd
+
+
+def in_backward_pass() -> bool:
+    """Whether this thread is executing a backward pass, which includes the recomputation of activations."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def next_sequence_number() -> int:
+    """The number that autograd gives to the next node of the graph in this thread."""
+    return torch.autograd._get_sequence_nr()
+
+
+def current_sequence_number() -> int | None:
+    """The number of the node whose backward function is executing; None outside of a backward function."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+# ATen ops, as a `TorchDispatchMode` or an FX graph shows them
+
+
+def is_op(target: Any) -> bool:
+    """Whether the target of an FX node is an ATen or custom op."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def op_name(op: Any) -> str:
+    """'add' for torch.ops.aten.add.Tensor."""
+    return op._schema.name.partition("::")[2]
+
+
+def returns_view(op: Any) -> bool:
+    """Whether an output of the op is a view of an input."""
+    return any(value.alias_info and not value.alias_info.is_write for value in op._schema.returns)
