@@ -36,7 +36,7 @@ class SaveTrigger:
         is_time = self.is_main and time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # asked once
-        wish = self._agreement.reached(self.signals.number or (_SAVE if is_time else 0))
+        wish = self._agreement.exchange(self.signals.number or (_SAVE if is_time else 0))
         if wish > _SAVE:
             raise Interrupted(wish)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)

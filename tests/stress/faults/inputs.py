@@ -45,7 +45,7 @@ def _command_line() -> list[Fault]:
         "batch of none": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
         "no value": (lambda scene: ["-cfg"], r"-cfg: expected one argument"),
         "no processes": (given("-ngpus=0"), r"-ngpus 0: must be at least 1"),
-        "many processes for the single script": (given("-ngpus=2"), r"-ngpus 2: this script is one process"),
+        "many processes for the single script": (given("-ngpus=2"), r"-ngpus 2: this script uses one process"),
         "option without a value": (option("SEED"), r"-opts SEED: expected KEY=VALUE"),
         "misspelt key": (option("TRAIN.BASE_LRR=1"), r"unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
         "number of 9000 digits": (option("SEED=" + "9" * 9000), r"'9+\.\.\.9+' cannot be read as a value"),
@@ -66,7 +66,7 @@ def _command_line() -> list[Fault]:
         "nothing left to train": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
         "more memory than there is": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
     }
-    single = r"this script is one process, a launcher started several"
+    single = r"a launcher started several processes, this script uses one"
     return [
         *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
         Fault("launcher: many processes of the single script", given(), single, environment={"WORLD_SIZE": "2"}),
@@ -97,13 +97,13 @@ def _recipes() -> list[Fault]:
 
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
-        "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"is no file but a folder"),
-        "a pipe": (pipe, r"pipe.yaml: cannot be read: is no file but a folder or a device"),
+        "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
+        "a pipe": (pipe, r"pipe.yaml: cannot be read: not a regular file"),
         "a device without end": (
             lambda scene: ["-cfg=/dev/zero"],
-            r"/dev/zero: cannot be read: is no file but a folder or a device",
+            r"/dev/zero: cannot be read: not a regular file",
         ),
-        "bytes": (text(bytes(range(256))), r"recipe.yaml: is no text file in UTF-8"),
+        "bytes": (text(bytes(range(256))), r"recipe.yaml: is not a text file in UTF-8"),
         "two megabytes": (text("#" * 2_000_000), r"recipe.yaml: is larger than 65536 bytes"),
         "a key twice": (text("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),
         "a tag with code": (text("SAVE: !!python/object/apply:os.system [ls]"), r":1: the tag .* is not allowed"),
@@ -114,7 +114,7 @@ def _recipes() -> list[Fault]:
         "broken": (text("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
         "nested 5000 deep": (text("SEED: " + "[" * 5000), r"nested too deeply"),
         "a feature to come": (text("TRAIN: {RAND_AUGMENT: true}"), r":1: TRAIN.RAND_AUGMENT: .* not available yet"),
-        "an escape code in a key": (text('"\\e[2J": 1'), r":1: '.x1b\[2J' is no key"),
+        "an escape code in a key": (text('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (text('SAVE: "a\\0"'), r":1: SAVE is .*: no name holds a zero byte"),
         "a base that is missing": (text("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
         "bases in a circle": (circle, r"b.yaml:1: BASE is cyclic: recipe.yaml -> b.yaml -> recipe.yaml"),

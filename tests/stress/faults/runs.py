@@ -58,7 +58,7 @@ def _checkpoints() -> list[Fault]:
         "empty": (resumed(lambda path: path.write_bytes(b"")), damaged),
         "cut short": (resumed(truncated), damaged),
         "with a bit flipped": (resumed(flipped), damaged),
-        "foreign": (resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"is damaged or none of our"),
+        "foreign": (resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"is damaged or not a checkpoint"),
         "PaddleViT's": (
             lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
             r"PaddleViT's optimizer state cannot be resumed",
