@@ -1,7 +1,7 @@
-"""Trains or evaluates a Vision Transformer with one process per device.
+"""Trains or evaluates a model with one process per device.
 
-Started by torchrun, srun or mpirun it is one of their processes; started plainly it launches itself over the visible
-GPUs, or as `-ngpus N` processes on the CPU where there are none.
+torchrun, srun or mpirun start one process per device. Without a launcher this script starts one process per visible
+GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
 
     CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -28,14 +28,14 @@ def main(argv: list[str]) -> int:
         return run(parse_command_line(argv, SCRIPT), context, SCRIPT)
 
 
-def num_processes(wanted: int | None) -> int:
-    """As many as wanted, else one per visible GPU, else one."""
+def num_processes(requested: int | None) -> int:
+    """The requested number, else one per visible GPU, else one."""
     from utils.distributed import visible_gpus
 
     gpus = visible_gpus()
-    if gpus and wanted and wanted > gpus:
-        raise UserError(f"-ngpus {wanted}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
-    return wanted or gpus or 1
+    if gpus and requested and requested > gpus:
+        raise UserError(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+    return requested or gpus or 1
 
 
 if __name__ == "__main__":

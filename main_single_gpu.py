@@ -1,4 +1,4 @@
-"""Trains or evaluates a Vision Transformer in one process, on the first visible GPU or else on the CPU.
+"""Trains or evaluates a model in one process, on the first visible GPU or else on the CPU.
 
     CUDA_VISIBLE_DEVICES=0 python main_single_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -16,10 +16,10 @@ SCRIPT = "main_single_gpu.py"
 def main(argv: list[str]) -> int:
     command = parse_command_line(argv, SCRIPT)
     if command.num_processes not in (None, 1):
-        raise UserError(f"-ngpus {command.num_processes}: this script is one process; start main_multi_gpu.py")
+        raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("WORLD_SIZE: this script is one process, a launcher started several; start main_multi_gpu.py")
-    from engine.commands.run import run  # torch loads only after the options were found right
+        raise UserError("WORLD_SIZE: a launcher started several processes, this script uses one; use main_multi_gpu.py")
+    from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 
     return run(command, single_process(), SCRIPT)

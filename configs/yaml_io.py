@@ -1,6 +1,6 @@
-"""YAML read strictly: 1.2-style scalars, no duplicate keys, no aliases, no tags; every key remembers its line.
+"""Strict YAML: scalars as in YAML 1.2, no duplicate keys, no aliases, no tags, the line number of each key.
 
-PyYAML alone takes `3e-3` for a string, the last of two equal keys, `on` for True, `010` for 8, and builds Python
+PyYAML itself reads `3e-3` as a string, `on` as True and `010` as 8, keeps the last of two equal keys, and builds Python
 objects from tags.
 """
 
@@ -16,15 +16,15 @@ from utils.files import open_regular_file
 
 KeyPath = tuple[str, ...]
 
-LARGEST_BYTES = 1 << 16  # twenty times the longest recipe, and half a second of PyYAML's time
-_LONGEST_NUMBER, _LONGEST_KEY = 100, 100  # characters
+MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
+_MAX_NUMBER_CHARS, _MAX_KEY_CHARS = 100, 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
 _SCALARS = (_NULL, _BOOL, _INT, _FLOAT, _STR)
-# `None` is no YAML, but what PaddleViT's users write.
+# `None` is not YAML, but PaddleViT's recipes use it for null.
 _RESOLVERS = (
     (_NULL, r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
     (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -34,9 +34,9 @@ _RESOLVERS = (
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Only its composer is used: nothing is constructed by PyYAML."""
+    """Only its composer is used: PyYAML constructs no objects."""
 
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  # PyYAML's own name, filled below
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node:
         if self.check_event(yaml.AliasEvent):
@@ -45,7 +45,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _StrictDumper(yaml.SafeDumper):
-    """Quotes what the strict loader would not read as a string."""
+    """Quotes strings that the strict loader would read as another type."""
 
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012
 
@@ -56,17 +56,17 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def write_yaml(values: dict[str, Any]) -> str:
-    """The text from which `read_yaml` gives the same values again."""
+    """The values as YAML text, from which `read_yaml` reads equal values."""
     return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
 
 
 def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Reads a mapping from a YAML file; `named_in` opens the error if there is no such file.
+    """Reads a mapping from a YAML file. `named_in` is a prefix of the error message for an unreadable file.
 
     Returns:
-        the values, and the line (from 1) of every key by its path, e.g. ("TRAIN", "BASE_LR").
+        the values, and the line number (from 1) of each key by its path, e.g. ("TRAIN", "BASE_LR").
     Raises:
-        UserError: the file cannot be read, is too large, no YAML or no mapping; names the file and the line.
+        UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
     text = _read_text(path, named_in)
     lines: dict[KeyPath, int] = {}
@@ -75,38 +75,40 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
         if node is None:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
-            raise UserError(f"{path}:1: expected `KEY: value` lines, found something else")
+            raise UserError(f"{path}:1: expected `KEY: value` lines")
         return _construct(node, (), lines), lines
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for an escape or a %YAML out of range
-        raise UserError(f"{path}: is no YAML: {str(error).splitlines()[0]}") from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: an invalid escape or %YAML version
+        raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
 def _read_text(path: Path, named_in: str) -> str:
     try:
         with open_regular_file(path) as file:
-            data = file.read(LARGEST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
-    if len(data) > LARGEST_BYTES:
-        raise UserError(
-            f"{path}: is larger than {LARGEST_BYTES} bytes, which no recipe is; give a YAML file of options"
-        )
+    if len(data) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text file in UTF-8") from None
+        raise UserError(f"{path}: is not a text file in UTF-8") from None
 
 
 def parse_value(text: str) -> Any:
-    """The value of a text as it would be read in a YAML file: '1e-3' -> 0.001, '[1, 2]' -> [1, 2].
+    """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2].
 
     Raises:
-        UserError: the text is no YAML.
+        UserError: the text is not valid YAML.
     """
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
@@ -116,7 +118,7 @@ def parse_value(text: str) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """The value as a message shows it."""
+    """The representation of a value in an error message, at most about 80 characters."""
     return _SHORT.repr(value)
 
 
@@ -126,7 +128,7 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
         return [_construct(child, path, lines) for child in node.value]
     text = node.value
-    if node.tag in (_INT, _FLOAT) and len(text) > _LONGEST_NUMBER:
+    if node.tag in (_INT, _FLOAT) and len(text) > _MAX_NUMBER_CHARS:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
     try:
         match node.tag:
@@ -151,8 +153,8 @@ def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPat
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _SCALARS:
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
         key = key_node.value
-        if len(key) > _LONGEST_KEY or not key.isprintable():
-            raise yaml.MarkedYAMLError(problem=f"{shorten(key)} is no key", problem_mark=key_node.start_mark)
+        if len(key) > _MAX_KEY_CHARS or not key.isprintable():
+            raise yaml.MarkedYAMLError(problem=f"{shorten(key)} is not a valid key", problem_mark=key_node.start_mark)
         key_path = (*path, key)
         line = key_node.start_mark.line + 1
         if key in values:

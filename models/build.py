@@ -6,6 +6,7 @@ from torch import nn
 from configs.schema import Data, Model
 from models.attention import select_attention
 from models.dropout import use_fast_dropout
+from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm
 from models.vit import build_vit
 from models.weights.fit import load_pretrained
@@ -58,23 +59,6 @@ def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
     if backbone_is_frozen:
         for head in _heads(model):
             head.train()
-
-
-def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
-    """Stores the inputs of the blocks only and recomputes their activations in the backward pass (Chen et al., 2016).
-
-    The recomputation uses the same random numbers and data types: gradients are equal bit by bit.
-
-    Raises:
-        UserError: timm does not support it for this model.
-    """
-    try:
-        model.set_grad_checkpointing(True)
-    except (AttributeError, AssertionError):
-        raise UserError(
-            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false and lower -batch_size, "
-            "with a higher -accum_iter"
-        ) from None
 
 
 def _heads(model: nn.Module) -> tuple[nn.Module, ...]:

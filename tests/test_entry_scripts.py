@@ -195,7 +195,7 @@ def test_dry_run_tells_sizes_and_trains_nothing(imagenet, tmp_path):
 
 
 MISTAKES = {
-    "many processes": (("-ngpus=2",), r"-ngpus 2: this script is one process; start main_multi_gpu\.py"),
+    "many processes": (("-ngpus=2",), r"-ngpus 2: this script uses one process; start main_multi_gpu\.py"),
     "no data": (("-data_path=/nowhere",), r"/nowhere"),
     "no weights": (("-eval", "-pretrained=nothing"), r"nothing"),
     "no checkpoint": (("-resume=nothing.pth",), r"nothing\.pth: no checkpoint found"),

@@ -1,7 +1,7 @@
-"""Files that arrive whole or not at all: written beside, synced, renamed, and carrying their own SHA-256.
+"""Atomic writes of checksummed files: write a temporary file, sync it, rename it.
 
-The seal is the comment that a ZIP archive may end with; `torch.save` writes ZIP archives, so a sealed file is still an
-ordinary one that `torch.load` reads.
+The checksum (SHA-256) is stored in the comment at the end of the ZIP archive that `torch.save` writes, so `torch.load`
+reads the file as usual.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ import torch
 
 from utils.errors import UserError
 
-_DIGEST_BYTES = 64
+_DIGEST_CHARS = 64
 _NO_COMMENT = b"\0\0"
-_SEAL_START = (len(b"sha256=") + _DIGEST_BYTES).to_bytes(2, "little") + b"sha256="
+_CHECKSUM_PREFIX = (len(b"sha256=") + _DIGEST_CHARS).to_bytes(2, "little") + b"sha256="
 _CHUNK_BYTES = 1 << 22
 
 
-class _Digester:
-    """A file object for `torch.save` that hashes what passes and keeps the error that torch would hide."""
+class _HashingWriter:
+    """A file object for `torch.save` that hashes the written data and stores an OSError, which torch would hide."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -44,15 +44,15 @@ class _Digester:
 def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
     """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
 
-    The old one stays as `previous`, if that is given.
+    The old file is kept as `previous`, if given.
 
     Raises:
-        UserError: it could not be written; the old file stays, and no part of the new one.
+        UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
     temporary = temporary_path(path)
     try:
         with open(temporary, "wb") as file:
-            _write_sealed(file, content)
+            _write_with_checksum(file, content)
         if previous and path.exists():
             link_or_copy(path, previous)
         os.replace(temporary, path)
@@ -62,7 +62,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         temporary.unlink(missing_ok=True)
         raise UserError(
             f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
-            f"with {shutil.disk_usage(path.parent).free:,} free; what was saved before stays: make room and resume"
+            f"with {shutil.disk_usage(path.parent).free:,} free; the previous file is intact: free space and resume"
         ) from None
 
 
@@ -71,7 +71,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def iter_tensors(content: Any) -> Iterator[torch.Tensor]:
-    """In nested dicts, lists and tuples."""
+    """The tensors in nested dicts, lists and tuples."""
     if isinstance(content, torch.Tensor):
         yield content
     elif isinstance(content, dict | list | tuple):
@@ -80,24 +80,24 @@ def iter_tensors(content: Any) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(content: Any) -> int:
-    """What its tensors take."""
+    """The size of all tensors in `content`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(content))
 
 
-def _write_sealed(file: BinaryIO, content: Any) -> None:
-    digester = _Digester(file)
+def _write_with_checksum(file: BinaryIO, content: Any) -> None:
+    writer = _HashingWriter(file)
     try:
-        torch.save(content, digester)
+        torch.save(content, writer)
     except RuntimeError as error:
-        raise (digester.error or error) from None
+        raise (writer.error or error) from None
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_SEAL_START + digester.sha256.hexdigest().encode())
+    file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
     file.flush()
     os.fsync(file.fileno())
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same content under a second name, without writing it again where the file system can link."""
+    """Replaces `target` atomically by a hard link to `source`, or by a copy if the file system has no hard links."""
     temporary = temporary_path(target)
     temporary.unlink(missing_ok=True)
     try:
@@ -117,18 +117,18 @@ def fsync_folder(folder: Path) -> None:
 
 
 def verify_checksum(path: Path, required: bool = False) -> None:
-    """Compares a sealed file with its seal; a file without one passes unless a seal is `required`.
+    """Compares the content of a file with its checksum. A file without a checksum passes unless it is `required`.
 
     Raises:
-        UserError: the content is not what was written.
+        UserError: the checksum does not match or is missing.
     """
     with open(path, "rb") as file:
-        content_bytes = file.seek(0, os.SEEK_END) - len(_SEAL_START) - _DIGEST_BYTES
+        content_bytes = file.seek(0, os.SEEK_END) - len(_CHECKSUM_PREFIX) - _DIGEST_CHARS
         file.seek(max(content_bytes, 0))
-        seal = file.read()
-        if not seal.startswith(_SEAL_START):
+        comment = file.read()
+        if not comment.startswith(_CHECKSUM_PREFIX):
             if required:
-                raise UserError(f"{path}: is damaged or none of our checkpoints (no checksum); take another")
+                raise UserError(f"{path}: is damaged or not a checkpoint of this project (no checksum); use another")
             return
         file.seek(0)
         sha256 = hashlib.sha256()
@@ -137,5 +137,5 @@ def verify_checksum(path: Path, required: bool = False) -> None:
             sha256.update(chunk)
             content_bytes -= len(chunk)
         sha256.update(_NO_COMMENT)
-    if sha256.hexdigest().encode() != seal[len(_SEAL_START) :]:
-        raise UserError(f"{path}: is damaged (its checksum does not match); take another")
+    if sha256.hexdigest().encode() != comment[len(_CHECKSUM_PREFIX) :]:
+        raise UserError(f"{path}: is damaged (its checksum does not match); use another")

@@ -1,4 +1,4 @@
-"""The device of a run: its name, its speed, and how a CPU process keeps its memory."""
+"""The device of a run: its name, timing on it, and the memory allocator on a CPU."""
 
 import ctypes
 import platform
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
-_NEVER, _NONE = -1, 0
+_NEVER_TRIM, _NO_MMAP = -1, 0
 
 
 def device_name(device: torch.device) -> str:
-    """As its maker has it; 'NVIDIA H200', 'CPU AMD EPYC 9354'. For a GPU it opens the driver."""
+    """The product name: 'NVIDIA H200', 'CPU AMD EPYC 9354'. For a GPU this initializes the driver."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -25,7 +25,7 @@ def device_name(device: torch.device) -> str:
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the device has done the work."""
+    """Seconds that `work` takes on the device."""
     synchronize(device)
     started = time.perf_counter()
     work()
@@ -34,20 +34,20 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Returns when the device has done all that it was given."""
+    """Waits until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep what is freed, for the next tensor of that size, in place of giving it back to the system.
+    """Makes glibc reuse freed memory instead of returning it to the operating system.
 
-    A step frees its activations and needs as many again in the next. What the system hands out it clears page by page,
-    which took a seventh of ViT-Tiny's step on a CPU. The peak stays as it was. Other C libraries are left alone.
+    Each step allocates activations of the same sizes. The operating system clears new pages, which takes a seventh of
+    ViT-Tiny's step on a CPU. The peak memory does not change. With other C libraries this function does nothing.
     """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(_TRIM_THRESHOLD, _NEVER)
-        mallopt(_MMAP_MAX, _NONE)
+        mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)
+        mallopt(_MMAP_MAX, _NO_MMAP)

@@ -1,7 +1,7 @@
-"""The processes of a run: which one this is, how they find each other, how they end together.
+"""The process context of a run, and collectives.
 
-A context stands for one process. Whoever started the processes (torchrun, srun, mpirun or this project itself), they
-meet in `process_group`; a run of one process takes `single_process` and never touches torch.distributed.
+`process_group` joins the processes that torchrun, srun, mpirun or this project itself started. `single_process` is the
+context of a run of one process, which does not use torch.distributed.
 """
 
 import os
@@ -19,16 +19,17 @@ from utils.errors import UserError
 from utils.failure import abort_together, is_peer_failure
 from utils.launch import exit_with_launcher
 from utils.signals import raise_on_signals
+from utils.torch_compat import set_process_group_timeout
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # covers the slowest thing one process does while the others wait
-_NCCL_PATIENCE_SECONDS = 60
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # until `set_collective_timeout` is called
+_NCCL_EXTRA_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """One process of a run. `local_*` counts the processes on this host only."""
+    """One process of a run. `local_*` are the rank and the number of processes on this host."""
 
     rank: int
     local_rank: int
@@ -42,31 +43,33 @@ class ProcessContext:
 
 
 def visible_gpus() -> int:
-    """The number of GPUs this process can use; 0 where the driver does not work."""
+    """The number of GPUs that this process can use; 0 if the driver does not work."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def single_process() -> ProcessContext:
-    """The context of a run of one process: on the first visible GPU, else on the CPU."""
+    """The context of a run of one process, on the first visible GPU or else on the CPU."""
     return ProcessContext(0, 0, 1, 1, torch.device("cuda:0" if visible_gpus() else "cpu"))
 
 
 @contextmanager
 def process_group() -> Iterator[ProcessContext]:
-    """Joins the processes that the launcher started and yields this one's context; leaves when all have finished.
+    """Joins the launcher's processes and yields the context of this one. At its end it waits for all processes.
 
-    An exception in one process ends all within seconds, and only the first to fail raises what went wrong: the
-    others, which fail because of it, end in silence with status 1. Raises `UserError` when the processes cannot meet
-    or are more than the GPUs. To leave early on all processes, return from the block: whoever raises ends the others.
+    An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
+    others exit with status 1 and print nothing. To end all processes without an error, return from the block.
+
+    Raises:
+        UserError: the processes cannot connect, or there are fewer GPUs than processes.
     """
     exit_with_launcher()
     os.environ.update(launch.torchrun_variables())
     rank, local_rank, world_size, local_world_size = (
-        _number(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        _int_variable(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
-    store = _meet()
+    store = _connect_store()
     with abort_together(store):
-        device = _own_device(store, local_rank, local_world_size)
+        device = _claim_device(store, local_rank, local_world_size)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -77,7 +80,7 @@ def process_group() -> Iterator[ProcessContext]:
         )
         raise_on_signals()
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device)
-        dist.barrier()  # a process that leaves early takes its connections from those still at work
+        dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
 
 
@@ -89,7 +92,7 @@ def all_reduce_sum(tensor: torch.Tensor, context: ProcessContext) -> torch.Tenso
 
 
 def broadcast_object(value: T, context: ProcessContext) -> T:
-    """The main process's `value`, on every process. It travels pickled."""
+    """The main process's `value` on every process, sent as a pickle."""
     if context.world_size == 1:
         return value
     box = [value]
@@ -98,7 +101,7 @@ def broadcast_object(value: T, context: ProcessContext) -> T:
 
 
 def gather_objects(value: T, context: ProcessContext) -> list[T]:
-    """The `value` of each process, by rank, on every process. They travel pickled."""
+    """The values of all processes in the order of ranks, on every process, sent as pickles."""
     if context.world_size == 1:
         return [value]
     values: list = [None] * context.world_size
@@ -107,10 +110,10 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
 
 
 class DelayedMax:
-    """What any rank wishes, known to all at the same step: each step's greatest wish, one step later.
+    """The maximum of an integer over all ranks, one step late, so that ranks do not wait for each other.
 
-    So no rank waits for another, but for one that is more than a step behind, and for that no longer than
-    `timeout_seconds`. It runs between the hosts, beside what the devices exchange.
+    A rank waits only for one that is more than a step behind, at most `timeout_seconds`. The exchange uses gloo between
+    hosts, in parallel with the collectives of the devices.
     """
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
@@ -119,7 +122,7 @@ class DelayedMax:
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-            except RuntimeError as error:  # the devices may know another way than the hosts
+            except RuntimeError as error:  # NCCL may use another network than gloo
                 if is_peer_failure(error):
                     raise
                 raise UserError(
@@ -127,53 +130,58 @@ class DelayedMax:
                     "their common network interface"
                 ) from error
 
-    def reached(self, wish: int) -> int:
-        """Every rank must call it equally often. `wish` is 0 or more; so is what is returned, alike on all ranks."""
+    def exchange(self, value: int) -> int:
+        """Sends `value` (0 or more) and returns the maximum of the previous call, equal on all ranks; 0 at first.
+
+        All ranks must call it equally often. In a run of one process the result is `value` itself.
+        """
         if self._group is None:
-            return wish
-        before = self._pending
-        wishes = torch.tensor(wish)
-        self._pending = dist.all_reduce(wishes, dist.ReduceOp.MAX, self._group, async_op=True), wishes
-        if before is None:
+            return value
+        previous = self._pending
+        maximum = torch.tensor(value)
+        self._pending = dist.all_reduce(maximum, dist.ReduceOp.MAX, self._group, async_op=True), maximum
+        if previous is None:
             return 0
-        before[0].wait()
-        return int(before[1])
+        previous[0].wait()
+        return int(previous[1])
 
 
 def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
-    """For how long a process waits for another one that does not answer, from now on.
+    """Sets how long a process waits for another one that does not respond.
 
-    GPUs wait longer than their hosts do in `DelayedMax`: NCCL would end the process, and none could say why.
+    With NCCL it is longer than the timeout of `DelayedMax`: a timeout of NCCL kills the process without a message.
     """
     if context.world_size > 1:
-        seconds += _NCCL_PATIENCE_SECONDS if context.device.type == "cuda" else 0
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # its older name
-        set_timeout(timedelta(seconds=seconds))
+        seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
+        set_process_group_timeout(timedelta(seconds=seconds))
 
 
-def _number(name: str) -> int:
+def _int_variable(name: str) -> int:
     if not os.environ[name].isdecimal():
-        raise UserError(f"{name} is {os.environ[name]!r}: must be a whole number; launchers set it, else unset it")
+        raise UserError(f"{name} is {os.environ[name]!r}: must be an integer; launchers set it, otherwise unset it")
     return int(os.environ[name])
 
 
-def _meet() -> dist.Store:
-    """The notes that all processes of this attempt at the run share."""
+def _connect_store() -> dist.Store:
+    """The key-value store of all processes, separate for each restart of the run."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
     except dist.DistError as error:
         raise UserError(
-            f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot meet the others at {address}:{port}; "
-            "set them to the host of rank 0 and to a free port there"
+            f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot connect to {address}:{port}; "
+            "set them to the host of rank 0 and a free port on it"
         ) from error
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _own_device(store: dist.Store, local_rank: int, local_world_size: int) -> torch.device:
-    """A GPU of this process's own, or the CPU where no GPU is visible.
+def _claim_device(store: dist.Store, local_rank: int, local_world_size: int) -> torch.device:
+    """A GPU that no other process uses, or the CPU if no GPU is visible.
 
-    A launcher that binds GPUs to processes lets each see one; any other lets all processes see all GPUs.
+    Some launchers make one GPU visible to each process, others make all GPUs visible to all processes.
+
+    Raises:
+        UserError: another process uses the GPU.
     """
     gpus = visible_gpus()
     if gpus == 0:

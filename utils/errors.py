@@ -1,4 +1,4 @@
-"""Errors for people: a line on the terminal for each, a non-zero exit, a traceback only with `-debug`."""
+"""User errors: one line on standard error, a non-zero exit status, and a traceback only with `-debug`."""
 
 import difflib
 import io
@@ -11,39 +11,39 @@ from collections.abc import Callable, Iterable, Sequence
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
 
-_MOST_SHOWN = 20
-_LONGEST_LINE = 1000  # characters: what a file claims may be of any length
+_MAX_SHOWN = 20
+_MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
 class UserError(Exception):
-    """Something the user can put right. The message is one line: the file or key, what is wrong, what to do."""
+    """An error that the user can fix. The message is one line: file or key, problem, remedy."""
 
 
 class Findings(UserError):
-    """Several things to put right: a headline, and below it a line for each."""
+    """Several errors: a headline and one line for each."""
 
 
 def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
-    """One finding speaks for itself; of several the first 20 are listed below the headline."""
+    """An error with the only finding, or with a headline and the first 20 findings."""
     if len(findings) == 1:
         return UserError(findings[0])
-    lines = list(map(to_single_line, [headline, *findings[:_MOST_SHOWN]]))
-    if len(findings) > _MOST_SHOWN:
-        lines.append(f"... and {len(findings) - _MOST_SHOWN} more")
+    lines = list(map(to_single_line, [headline, *findings[:_MAX_SHOWN]]))
+    if len(findings) > _MAX_SHOWN:
+        lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
     return Findings("\n  ".join(lines))
 
 
 def to_single_line(text: str) -> str:
-    """The text with its line breaks and runs of white space as single spaces; of a long one both ends."""
+    """Replaces each run of white space by one space, and the middle of a long text by ' ... '."""
     line = " ".join(text.split())
-    half = _LONGEST_LINE // 2
-    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
+    half = _MAX_LINE_CHARS // 2
+    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:half]} ... {line[-half:]}"
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with all that a terminal would not show as a character escaped, but for line breaks.
+    """Escapes all characters that are not printable, except for line breaks.
 
-    A file's name may hold bytes that are no text, or commands to the terminal.
+    File names may contain invalid UTF-8 or control sequences for the terminal.
     """
     return "".join(
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
@@ -52,21 +52,21 @@ def escape_control_characters(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the known name closest to `name`, or an empty string when none is close."""
+    """'; did you mean X?' for the known name most similar to `name`, or '' if no name is similar."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The status `main(argv)` returns; a `UserError` becomes its line on standard error and status 1.
+    """Runs `main(argv)` and returns its exit status. A `UserError` is printed as one line and gives status 1.
 
-    However it ends, the status.json of its run tells.
+    The end of the run is recorded in its status.json.
     """
     raise_on_signals()
-    threading.excepthook = _of_a_thread
+    threading.excepthook = _report_thread_exception
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, where the terminal lacks a letter
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
     try:
         return main(argv)
     except UserError as error:
@@ -74,7 +74,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         record_run_end("failed", message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
-        _let_lower_ranks_speak_first()
+        _wait_for_lower_ranks()
         print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
         return 1
     except Interrupted as signal:
@@ -87,18 +87,18 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         raise
 
 
-def _of_a_thread(error: threading.ExceptHookArgs) -> None:
-    """A folder that is gone, a disk that is full: TensorBoard's thread and ours tell their callers as well."""
+def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
+    """Ignores an OSError, such as a full disk: threads of TensorBoard and this project report it to their callers."""
     if not isinstance(error.exc_value, OSError):
         threading.__excepthook__(error)
 
 
-def _let_lower_ranks_speak_first() -> None:
-    """An error all ranks share is printed once: the launcher ends the others while they wait here."""
+def _wait_for_lower_ranks() -> None:
+    """Delays higher ranks, so that an error of all ranks is printed once: the launcher terminates the waiting ranks."""
     time.sleep(min(0.5 * _rank(), 3.0))
 
 
 def _rank() -> int:
-    """This process's rank, known to its launcher before the processes have met; 0 if it was started plainly."""
-    known_as = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return int(next((os.environ[name] for name in known_as if name in os.environ), 0))
+    """The rank in the launcher's environment variables; 0 without a launcher. It needs no process group."""
+    variables = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return int(next((os.environ[name] for name in variables if name in os.environ), 0))

@@ -1,4 +1,4 @@
-"""Opening what others have named."""
+"""Opening files that a user or a data set names."""
 
 import errno
 import os
@@ -8,13 +8,13 @@ from typing import BinaryIO
 
 
 def open_regular_file(path: Path | str) -> BinaryIO:
-    """Opens a file for reading bytes; what is none (a pipe, a device) would be waited for, or never end.
+    """Opens a regular file for reading bytes. A pipe would block, and a device may have no end.
 
     Raises:
-        OSError: it cannot be opened, or is no file.
+        OSError: it cannot be opened, or is a folder, pipe or device.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no file but a folder or a device", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")

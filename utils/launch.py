@@ -1,8 +1,8 @@
-"""Who started this process, and how a script starts itself once per device.
+"""Detects the launcher of this process, and starts a script once per device.
 
-torchrun, srun and mpirun each tell a process its rank in variables of their own. `torchrun_variables` translates them
-all into torchrun's, so that nothing else has to know the launcher. torch is imported where it is needed: detecting the
-launcher costs nothing.
+torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
+torchrun's; no other module depends on the launcher. torch is imported only in `launch_processes`, because its import is
+slow.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from typing import Any
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS
 
-_PARENT_PID = "AMPVIT_PARENT_PID"  # in the environment of self-launched processes
-_SAVE_SECONDS = 120  # given to processes that a signal reached, before they are killed
+_PARENT_PID = "AMPVIT_PARENT_PID"  # environment variable of the processes that `launch_processes` starts
+_SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 
 _TORCHRUN_DEFAULTS = {
     "RANK": "0",
@@ -35,10 +35,10 @@ _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel
 
 
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
-    """'torchrun', 'srun' or 'mpirun'; None for a process that was started plainly.
+    """'torchrun', 'srun' or 'mpirun'; None if the process was started without a launcher.
 
-    The order matters: mpirun starts its processes through srun where there is Slurm. An srun of a single task counts
-    as plain (an interactive shell, or one task given all GPUs), and so does a batch script, which has no step.
+    The order matters: under Slurm, mpirun starts its processes through srun. An srun of a single task (an interactive
+    shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return "torchrun"
@@ -48,14 +48,17 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """A launched process's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
 
-    A MASTER_ADDR or MASTER_PORT in the environment is kept. Raises `UserError` where the address cannot be told.
+    MASTER_ADDR and MASTER_PORT in the environment have priority.
+
+    Raises:
+        UserError: the address of the main process is unknown.
     """
-    started_by = detect_launcher(env)
-    if started_by == "torchrun":
+    launcher = detect_launcher(env)
+    if launcher == "torchrun":
         return {name: env.get(name, default) for name, default in _TORCHRUN_DEFAULTS.items()}
-    if started_by == "srun":
+    if launcher == "srun":
         rank, world_size, local_rank = (env[f"SLURM_{name}"] for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
         local_world_size = _tasks_on_this_node(env)
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
@@ -71,13 +74,13 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_world_size,
-        "MASTER_ADDR": env.get("MASTER_ADDR") or _master(nodes, one_host=local_world_size == world_size),
-        # Below the range from which systems hand out ports by themselves.
+        "MASTER_ADDR": env.get("MASTER_ADDR") or _master_address(nodes, one_host=local_world_size == world_size),
+        # Below the range of ephemeral ports.
         "MASTER_PORT": env.get("MASTER_PORT") or str(20000 + zlib.crc32(job.encode()) % 10000),
     }
 
 
-def _master(nodes: str | None, one_host: bool) -> str:
+def _master_address(nodes: str | None, one_host: bool) -> str:
     if one_host:
         return "127.0.0.1"
     if nodes:
@@ -86,13 +89,13 @@ def _master(nodes: str | None, one_host: bool) -> str:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of Slurm's compact list: 'node03' for 'node[03-05,9],x'."""
+    """The first host of Slurm's node list: 'node03' for 'node[03-05,9],x'."""
     first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist).group()
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item)
 
 
 def _tasks_on_this_node(env: Mapping[str, str]) -> str:
-    """The step's tasks on this node; Slurm writes the counts of all nodes as '2(x3),1' for 2, 2, 2 and 1."""
+    """The number of tasks on this node. Slurm abbreviates the counts of all nodes: '2(x3),1' is 2, 2, 2 and 1."""
     counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])
     per_node = [
         count for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts) for _ in range(int(repeats or 1))
@@ -101,10 +104,10 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> str:
 
 
 def exit_with_launcher() -> None:
-    """Makes a launched process end with its launcher and, until it is connected, at once on a signal.
+    """Makes a launched process exit with its launcher, and at once on a signal until it joins the process group.
 
-    Best called before torch is imported: Python's own answer to a signal may be lost in an import, and waits for torch,
-    which waits for the other processes.
+    Call it before torch is imported: a Python signal handler runs only after the import, and after torch's rendezvous
+    with the other processes.
     """
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -112,14 +115,14 @@ def exit_with_launcher() -> None:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
     if os.environ.get(_PARENT_PID, str(os.getppid())) != str(os.getppid()):
-        raise SystemExit(1)  # the launcher was killed before this process came here
+        raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
 def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
-    """Runs `python script argv` in `num_processes` processes on this machine and returns the exit status of them all.
+    """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
-    When one fails, the others are ended. SIGINT, SIGTERM and SIGUSR1 are passed on; the status is then 128 + the
-    signal. Only the processes speak: this one is silent unless a process was killed and could not say why.
+    If one fails, the others are terminated. SIGINT, SIGTERM and SIGUSR1 are forwarded; the status is then 128 + the
+    signal number. The launcher itself prints only the death of a process by a signal.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -131,7 +134,7 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     agent_log.propagate = False
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
     os.environ[_PARENT_PID] = str(os.getpid())
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVE_SECONDS))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -147,19 +150,19 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-u", script, *arguments)
     except ChildFailedError as error:
-        return _status_of_failure(error.failures)
+        return _failure_status(error.failures)
     except SignalException as error:
         return 128 + error.sigval
     return 0
 
 
-def _status_of_failure(failures: dict[int, Any]) -> int:
-    """The exit status of the process that failed first; torch's agent has ended the others with SIGTERM."""
+def _failure_status(failures: dict[int, Any]) -> int:
+    """The exit status of the process that failed first. torch's agent terminates the others with SIGTERM."""
     rank = min(failures, key=lambda rank: (failures[rank].exitcode == -signal.SIGTERM, failures[rank].timestamp))
     status = failures[rank].exitcode
     if status > 0:
         return status
-    hint = "; was host memory short?" if status == -signal.SIGKILL else ""
+    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
     name = failures[rank].signal_name()
-    print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
+    print(f"error: the process of rank {rank} was terminated by {name}{hint}", file=sys.stderr, flush=True)
     return 128 - status

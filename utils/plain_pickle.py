@@ -1,8 +1,8 @@
-"""Pickles of plain data and numpy arrays, read without an unpickler: nothing that a file names is ever called.
+"""Reads pickles of plain data and numpy arrays without an unpickler: no function that a file names is called.
 
-A pickle is a program for a small machine with a stack. Here is the part of that machine that builds texts, numbers,
-lists, dicts and arrays; an array becomes a record of its bytes. Whatever else a file asks for is an error, and what
-is built never takes much more memory than the file, which the real machine does not promise.
+A pickle is a program for a stack machine. This module implements the operations that build strings, numbers, lists,
+dicts and arrays; an array becomes a record of its bytes. Any other operation is an error. The result needs little more
+memory than the file, which Python's unpickler does not guarantee.
 """
 
 import mmap
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-_MOST_OPERATIONS = 2_000_000  # a second of work; the largest file we know of takes a tenth
-# Operations that put their argument on the stack.
+_MAX_OPERATIONS = 2_000_000  # about a second; the largest known weight file needs a tenth of it
+# Operations that push their argument onto the stack.
 _NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
-_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-_ARGUMENT = _NUMBERS | _TEXTS | _BYTES
+_ARGUMENT = _NUMBERS | _STRINGS | _BYTES
 _CONSTANT: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -28,7 +28,7 @@ _CONSTANT: dict[str, Callable[[], Any]] = {
 
 
 class ForbiddenName(Exception):
-    """The pickle names a class or function that plain data do not need; the message is its name."""
+    """The pickle names a class or function that plain data does not need. The message is its name."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ class DtypeRecord:
 
 @dataclass
 class ArrayRecord:
-    """What a pickled array says of itself. The content is bytes or, in older protocols, a text that stands for bytes;
-    of an array of objects, a list."""
+    """The state of a pickled numpy array. `content` is bytes, a latin-1 string of bytes (older protocols), or the list of
+    an object array."""
 
     shape: Any = ()
     dtype: DtypeRecord | None = None
@@ -52,13 +52,13 @@ class ArrayRecord:
 
 
 def read_plain_pickle(stream: BinaryIO) -> Any:
-    """What the file holds, its arrays as `ArrayRecord`.
+    """The content of the file, with an `ArrayRecord` for each array.
 
     Raises:
-        ForbiddenName: it names something else than arrays need.
+        ForbiddenName: the file names a class or function other than those of arrays.
         Exception: of almost any type, from a damaged file.
     """
-    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # gives no more bytes than there are
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size
         return _Machine().run(file)
 
 
@@ -70,12 +70,12 @@ class _Machine:
 
     def run(self, file: Any) -> Any:
         for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-            if count > _MOST_OPERATIONS:
-                raise ValueError("more operations than arrays need")
-            self._do(operation.name, argument)
+            if count > _MAX_OPERATIONS:
+                raise ValueError("too many operations")
+            self._execute(operation.name, argument)
         return self.stack.pop()
 
-    def _do(self, name: str, argument: Any) -> None:
+    def _execute(self, name: str, argument: Any) -> None:
         stack = self.stack
         if name in _ARGUMENT:
             stack.append(argument)
@@ -84,13 +84,13 @@ class _Machine:
         elif name in _CALLS:
             _CALLS[name](self)
         elif name == "GLOBAL":
-            stack.append(_known(*argument.split(" ", 1)))
+            stack.append(_check_global(*argument.split(" ", 1)))
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             self.memo[argument] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"{name} builds no plain data")
+            raise ValueError(f"the operation {name} does not build plain data")
 
     def pop_to_mark(self) -> list[Any]:
         mark = self.marks.pop()
@@ -104,9 +104,9 @@ class _Machine:
     def memoize(self) -> None:
         self.memo[len(self.memo)] = self.stack[-1]
 
-    def name(self) -> None:
+    def push_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_known(module, name))
+        self.stack.append(_check_global(module, name))
 
     def make_tuple(self, length: int) -> None:
         if len(self.stack) < length:
@@ -115,30 +115,30 @@ class _Machine:
         self.stack[-length:] = [items]
 
     def extend(self, items: list[Any]) -> None:
-        _of(list, self.stack[-1]).extend(items)
+        _typed(list, self.stack[-1]).extend(items)
 
     def update(self, items: list[Any]) -> None:
-        target = _of(dict, self.stack[-1])
+        target = _typed(dict, self.stack[-1])
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key)] = value
+            target[_checked_key(key)] = value
 
     def call(self) -> None:
-        arguments, function = _of(tuple, self.stack.pop()), self.stack.pop()
-        self.stack.append(_KNOWN[function](*arguments))
+        arguments, function = _typed(tuple, self.stack.pop()), self.stack.pop()
+        self.stack.append(_GLOBALS[function](*arguments))
 
     def set_state(self) -> None:
-        state, target = _of(tuple, self.stack.pop()), self.stack[-1]
+        state, target = _typed(tuple, self.stack.pop()), self.stack[-1]
         if isinstance(target, ArrayRecord):
             _, target.shape, dtype, target.column_major, target.content = state
-            target.dtype = _of(DtypeRecord, dtype)
+            target.dtype = _typed(DtypeRecord, dtype)
         else:
-            _of(DtypeRecord, target).byte_order = _of(str, state[1])
+            _typed(DtypeRecord, target).byte_order = _typed(str, state[1])
 
 
 _CALLS: dict[str, Callable[[_Machine], None]] = {
     "MARK": _Machine.mark,
     "MEMOIZE": _Machine.memoize,
-    "STACK_GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.push_global,
     "TUPLE": lambda machine: machine.stack.append(tuple(machine.pop_to_mark())),
     "TUPLE1": lambda machine: machine.make_tuple(1),
     "TUPLE2": lambda machine: machine.make_tuple(2),
@@ -154,15 +154,15 @@ _CALLS: dict[str, Callable[[_Machine], None]] = {
 }
 
 
-def _of(kind: Any, value: Any) -> Any:
+def _typed(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"a {type(value).__name__} in the wrong place")
+        raise TypeError(f"unexpected {type(value).__name__}")
     return value
 
 
-def _key(value: Any) -> Any:
-    """Tuples in tuples can take for ever to hash."""
-    return _of((str, bytes, int, float, type(None)), value)
+def _checked_key(value: Any) -> Any:
+    """Only scalars: hashing nested tuples can take exponential time."""
+    return _typed((str, bytes, int, float, type(None)), value)
 
 
 def _array(*_: Any) -> ArrayRecord:
@@ -170,38 +170,38 @@ def _array(*_: Any) -> ArrayRecord:
 
 
 def _dtype(code: str, *_: Any) -> DtypeRecord:
-    return DtypeRecord(_of(str, code))
+    return DtypeRecord(_typed(str, code))
 
 
-def _text_of_bytes(text: str, encoding: str) -> str:
-    """Left as it is until an array's numbers are wanted: one text may stand for many."""
+def _encode(text: str, encoding: str) -> str:
+    """Returns the string itself, because many arrays may share it: `ArrayRecord.data` encodes it."""
     if encoding != "latin1":
-        raise ValueError(f"bytes in {encoding!r}")
-    return _of(str, text)
+        raise ValueError(f"unexpected encoding {encoding!r}")
+    return _typed(str, text)
 
 
 def _ordered_dict(pairs: Any = ()) -> dict:
-    return {_key(key): value for key, value in pairs}
+    return {_checked_key(key): value for key, value in pairs}
 
 
 def _tuple(items: tuple) -> tuple:
-    return _of(tuple, items)
+    return _typed(tuple, items)
 
 
 _Name = tuple[str, str]
-_KNOWN: dict[_Name, Callable[..., Any]] = {
+_GLOBALS: dict[_Name, Callable[..., Any]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "dtype"): _dtype,
     ("numpy.core.multiarray", "_reconstruct"): _array,
     ("numpy._core.multiarray", "_reconstruct"): _array,
-    ("_codecs", "encode"): _text_of_bytes,
+    ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): _ordered_dict,
     ("builtins", "tuple"): _tuple,
     ("__builtin__", "tuple"): _tuple,  # protocol 2
 }
 
 
-def _known(module: Any, name: Any) -> _Name:
-    if (_of(str, module), _of(str, name)) not in _KNOWN:
+def _check_global(module: Any, name: Any) -> _Name:
+    if (_typed(str, module), _typed(str, name)) not in _GLOBALS:
         raise ForbiddenName(f"{module}.{name}")
     return module, name

@@ -1,4 +1,4 @@
-"""Chance as a function: every random number of a run follows from (seed, where it is used), so none needs saving."""
+"""Stateless random numbers: each follows from the seed and its place in the run, so that no RNG state is saved."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from any tuple, e.g. (run seed, "augment", epoch, index); equal on every machine and process."""
+    """A 63-bit seed from a tuple such as (run seed, "augment", epoch, index), equal on all machines and processes."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

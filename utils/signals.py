@@ -1,6 +1,7 @@
-"""SIGTERM, SIGUSR1 (Slurm's warning) and Ctrl-C: a run in training saves first, on all ranks at the same step.
+"""SIGTERM, SIGUSR1 (Slurm's warning) and SIGINT (Ctrl-C).
 
-Outside `defer_signals` they end the process where it is, as an exception.
+Inside `defer_signals` a signal is recorded, and training saves a checkpoint on all ranks at the same step before it
+ends. Outside it, a signal raises an exception.
 """
 
 import multiprocessing
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_ECHO_SECONDS = 1.0  # within which a launcher passes on the Ctrl-C that the terminal sent as well
+_DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
 
 
 class Interrupted(BaseException):
@@ -24,12 +25,12 @@ class Interrupted(BaseException):
 
     @property
     def status(self) -> int:
-        """The exit status, by the shells' convention."""
+        """The exit status by the convention of shells."""
         return 128 + self.number
 
 
 def raise_on_signals() -> None:
-    """From now on a signal raises `Interrupted`, wherever Python is."""
+    """Makes each signal raise `Interrupted`."""
     for number in TERMINATION_SIGNALS:
         signal.signal(number, _raise)
 
@@ -39,25 +40,25 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 class PendingSignal:
-    """Which signal has come, if any. A second one ends the process at once where one of the two is Ctrl-C."""
+    """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C."""
 
     def __init__(self) -> None:
         self.number = 0
         self._since = 0.0
 
-    def take(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.number:
             self.number, self._since = number, now
-        elif signal.SIGINT in (number, self.number) and now - self._since > _ECHO_SECONDS:
+        elif signal.SIGINT in (number, self.number) and now - self._since > _DUPLICATE_SECONDS:
             kill_children()
             os._exit(128 + number)
 
 
 @contextmanager
 def defer_signals(pending: PendingSignal) -> Iterator[None]:
-    """Within the block a signal is only noted; who runs the block looks at the note and saves."""
-    handlers = {number: signal.signal(number, pending.take) for number in TERMINATION_SIGNALS}
+    """Records signals in `pending` inside the block. The caller must check `pending.number` and end the run."""
+    handlers = {number: signal.signal(number, pending.receive) for number in TERMINATION_SIGNALS}
     try:
         yield
     finally:
@@ -66,6 +67,6 @@ def defer_signals(pending: PendingSignal) -> Iterator[None]:
 
 
 def kill_children() -> None:
-    """Kills the loading processes: they ignore SIGTERM, and one that is stopped or hangs would hold this one up."""
+    """Kills the worker processes. They ignore SIGTERM, and a stopped or hanging one would block the exit."""
     for child in multiprocessing.active_children():
         child.kill()

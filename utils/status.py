@@ -1,4 +1,4 @@
-"""status.json in a run's folder: what became of the run."""
+"""status.json in a run's folder: the state of the run."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from typing import Any
 
 STATUS = "status.json"
 
-_current: "RunStatus | None" = None  # of the run this process is in
+_current: "RunStatus | None" = None  # the run of this process
 
 
 class RunStatus:
-    """`status.json`: what became of a run, for whoever did not see it end (torchrun hides exit statuses).
+    """Writes `status.json`, from which other programs read how a run ended: torchrun hides exit statuses.
 
-    `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (`message` says
-    why). One that says running after its process has gone was killed.
+    `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (with a `message`).
+    If it is running but the process does not exist any more, the run was killed.
     """
 
     def __init__(self, folder: Path, world_size: int) -> None:
@@ -31,12 +31,12 @@ class RunStatus:
         _current = self
 
     def begin(self) -> None:
-        """The main process says that the run goes on, whatever became of it before."""
+        """Sets the state to running. Only the main process calls it."""
         with self._lock:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Adds to what is known of a run that has not ended: the first process to say how it did knows best."""
+        """Adds facts while the state is running. The first final state is kept: the first process to fail knows why."""
         with self._lock:
             written = read_status(self.path.parent)
             if written.get("state", "running") == "running":
@@ -44,7 +44,7 @@ class RunStatus:
                 self._write()
 
     def _write(self) -> None:
-        """Of a disk that is full others speak."""
+        """Ignores a full disk: saving a checkpoint reports it."""
         temporary = self.path.with_name(f".{STATUS}.{os.getpid()}.tmp")
         try:
             temporary.write_text(json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
@@ -61,7 +61,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def record_run_end(state: str, **facts: Any) -> None:
-    """For whoever ends the process, and knows of no run: what became of the run it is in, if any."""
+    """Records how the run of this process ended, if there is a run."""
     if _current:
         _current.update(state=state, **facts)
 

@@ -44,7 +44,7 @@ class SaveTrigger:
         is_time = self.is_main and time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
-        request = self._max_over_ranks.reached(self.signals.number or (_SAVE if is_time else 0))
+        request = self._max_over_ranks.exchange(self.signals.number or (_SAVE if is_time else 0))
         if request > _SAVE:
             raise Interrupted(request)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)

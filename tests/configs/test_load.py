@@ -146,18 +146,18 @@ YAML_MISTAKES = {
     "hex digits": ("SEED: 0x" + "9" * 5000, r":1: a number of 5002 characters"),
     "large number": ("SEED: " + "9" * 100, r":1: SEED is 9+\.\.\.9+: "),
     "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
-    "long key": ("X" * 900 + ": 1", r":1: 'X{20,40}\.\.\.X{20,40}' is no key"),
-    "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is no key"),
+    "long key": ("X" * 900 + ": 1", r":1: 'X{20,40}\.\.\.X{20,40}' is not a valid key"),
+    "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),
     "tag of a list": ("SAVE: !!python/object/apply:os.system [ls]", r":1: the tag .* is not allowed"),
     "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
     "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': a path cannot contain a zero byte"),
     "half a character": (r'SAVE: "\ud800"', r":1: SAVE is '.ud800': .*unicode"),
-    "no character": (r'SAVE: "\Uffffffff"', r": is no YAML"),
-    "version": ("%YAML 1." + "9" * 5000 + "\n---\nSEED: 1", r": is no YAML|found"),
+    "no character": (r'SAVE: "\Uffffffff"', r": is not valid YAML"),
+    "version": ("%YAML 1." + "9" * 5000 + "\n---\nSEED: 1", r": is not valid YAML|found"),
     "large": ("# " + "x" * 70000, r": is larger than 65536 bytes"),
     "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE 'a\\x00b' is not a valid file name"),
     "no base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
-    "folder as base": ("BASE: [.]", r":1: BASE: .*: is no file but a folder"),
+    "folder as base": ("BASE: [.]", r":1: BASE: .*: not a regular file"),
 }
 
 
@@ -228,7 +228,7 @@ def test_a_recipe_that_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     for path in (tmp_path / "pipe.yaml", "/dev/zero", tmp_path):
-        assert "is no file but a folder or a device" in error_of(f"-cfg={path}")
+        assert "not a regular file" in error_of(f"-cfg={path}")
     assert "Too many levels of symbolic links" in error_of(f"-cfg={tmp_path / 'loop.yaml'}")
     assert "cannot be read" in error_of("-cfg=a\0b.yaml")
 

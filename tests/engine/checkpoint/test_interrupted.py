@@ -82,7 +82,7 @@ def test_only_a_later_ctrl_c_ends_at_once(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # as a launcher passes it on
         assert note.number == signal.SIGTERM and not ended
-        monkeypatch.setattr("utils.signals._ECHO_SECONDS", 0.0)
+        monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not ended
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,104 @@
+"""Gradient checkpointing saves memory. Gradients, random numbers, running statistics and resumed runs are identical."""
+
+import pytest
+import torch
+from conftest import assert_same_state, states, train
+from torch import nn
+
+from configs.command_line import parse_command_line
+from engine.precision.policy import Precision
+from models.build import build_model
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+RANDOM = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
+VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5", *RANDOM]
+LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
+CASES = {
+    "fp32": VIT,
+    "fused attention": [*VIT, "MODEL.ATTENTION=fused"],
+    "O1": [*VIT, "AMP=true"],
+    "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
+    "O2": [*VIT, "AMP={ENABLED: true, LEVEL: O2}"],
+    "O2, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O2}", *LISTS],
+    "O3": [*VIT, "AMP={ENABLED: true, LEVEL: O3}"],
+    "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
+    "frozen backbone": [*VIT, "MODEL.FREEZE_BACKBONE=true"],
+    "convolutions": ["MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
+    "windows": ["MODEL={TYPE: timm, NAME: test_vit, NUM_CLASSES: 5, DROPPATH: 0.1}"],
+}
+
+
+def training_pass(options: list[str], checkpointing: bool, compiles: bool = False) -> tuple[dict, int]:
+    """Gradients, buffers and the next random number after a pass, and the bytes that the forward pass saved."""
+    argv = ["-image_size=32", "-opts", *options, f"MODEL.GRAD_CHECKPOINTING={str(checkpointing).lower()}"]
+    config = parse_command_line(argv).config
+    torch.manual_seed(0)
+    model, _ = build_model(config.model, config.data, CPU)
+    for head in (module for module in (model.get_classifier(),) if isinstance(module, nn.Linear)):
+        nn.init.normal_(head.weight)
+    precision = Precision(config.amp, CPU)
+    precision.prepare(model)
+    model = precision.computing(model).train()
+    if compiles:
+        model.compile(dynamic=False, backend="aot_eager_decomp_partition")  # without the slow C++ compiler
+    images, saved = torch.randn(16, 3, 32, 32), {}
+    torch.manual_seed(1)
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), precision.autocast():
+        logits = model(images)
+    logits.float().logsumexp(1).square().sum().backward()
+    state = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    state |= dict(model.named_buffers()) | {"random": torch.rand(1), "logits": logits}
+    return state, sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_bit_identical_and_less_is_saved(case):
+    plain, plain_bytes = training_pass(CASES[case], checkpointing=False)
+    checkpointed, checkpointed_bytes = training_pass(CASES[case], checkpointing=True)
+    assert_same_state({k: v for k, v in checkpointed.items() if v is not None},
+                      {k: v for k, v in plain.items() if v is not None})  # fmt: skip
+    assert plain.keys() == checkpointed.keys()
+    if "frozen" not in case:
+        assert checkpointed_bytes < 0.5 * plain_bytes
+
+
+def test_running_statistics_are_updated_once():
+    resnet, _ = training_pass(CASES["convolutions"], checkpointing=True)
+    assert resnet["layer1.0.bn1.num_batches_tracked"] == 1
+
+
+@pytest.mark.parametrize("name", ["coat_tiny", "crossvit_9_240"])
+def test_a_model_without_it_is_refused_in_one_line(name):
+    options = ["MODEL.TYPE=timm", f"MODEL.NAME={name}", "MODEL.GRAD_CHECKPOINTING=true"]
+    config = parse_command_line([f"-image_size={240 if '240' in name else 224}", "-opts", *options]).config
+    with pytest.raises(UserError, match=rf"^MODEL\.GRAD_CHECKPOINTING: timm does not support it for {name}; set"):
+        build_model(config.model, config.data, CPU)
+
+
+@pytest.mark.parametrize("amp", [[], ["-amp"]], ids=["fp32", "bf16"])
+def test_a_run_is_the_same_with_it_and_resumes_bit_identically(digits_argv, tmp_path, cpu, amp):
+    argv = [*amp, *digits_argv, *RANDOM, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=6"]
+    with_it = [*argv, "MODEL.GRAD_CHECKPOINTING=true"]
+    plain = train(argv, cpu)
+    unbroken = train([*with_it, f"SAVE={tmp_path / 'unbroken'}"], cpu)
+    stopped = train([*with_it, f"SAVE={tmp_path / 'stopped'}", "TRAIN.MAX_STEPS=3"], cpu)
+    resumed = train([f"-resume={stopped}", *with_it], cpu)
+    assert_same_state(states(unbroken), states(plain))
+    assert_same_state(states(resumed), states(plain))
+
+
+@pytest.mark.parametrize("case", ["fp32", "O1, op lists"])
+def test_compiled_passes_recompute_too(case):
+    states_and_bytes = []
+    for checkpointing in (False, True):
+        torch._dynamo.reset()
+        states_and_bytes.append(training_pass([*CASES[case], "MODEL.DEPTH=2"], checkpointing, compiles=True))
+    (plain, plain_bytes), (checkpointed, checkpointed_bytes) = states_and_bytes
+    assert_same_state(checkpointed, plain)
+    assert checkpointed_bytes < 0.7 * plain_bytes
