@@ -39,8 +39,10 @@ class DtypeRecord:
 
 @dataclass
 class ArrayRecord:
-    """The state of a pickled numpy array. `content` is bytes, a latin-1 string of bytes (older protocols), or the list of
-    an object array."""
+    """The state of a pickled numpy array.
+
+    `content` is bytes, a latin-1 string of bytes (older protocols), or the list of an object array.
+    """
 
     shape: Any = ()
     dtype: DtypeRecord | None = None

@@ -13,12 +13,15 @@ import torch
 from PIL import Image
 
 from configs.schema import Data
-from datasets.decoding.decode import centre_crop, open_image
+from datasets.decoding.decode import open_image
 from datasets.sources.cifar import read_batch
-from datasets.sources.listing import read_list, read_table
-from datasets.sources.packed import Packable, read_packed, write_packed
+from datasets.sources.lists import read_list, read_table
+from datasets.sources.packed import CHECKSUMS, COLUMNS, packed
+from datasets.transforms.crops import center_crop
+from scripts.pack_dataset import Packable, write_packed
 
-_INDEX_LENGTH_BYTES = 4
+_PACKED_FILES = ("val.blob", *(f"val.index/{name}" for name in (CHECKSUMS, *(f"{column}.npy" for column in COLUMNS))))
+_LENGTH_BYTES = 4
 
 
 def image_examples() -> list[bytes]:
@@ -45,10 +48,10 @@ def image_examples() -> list[bytes]:
 
 
 def read_image(data: bytes, folder: Path) -> None:
-    picture = open_image(data, 3 if len(data) % 2 else 1, "image")
-    height, width = picture.size
-    picture.region((height // 3, width // 3, height - height // 2, width - width // 2))
-    centre_crop(picture.pixels, 16, 0.875)
+    image = open_image(data, 3 if len(data) % 2 else 1, "image")
+    height, width = image.size
+    image.crop((height // 3, width // 3, height - height // 2, width - width // 2))
+    center_crop(image.pixels, 16, 0.875)
 
 
 def repair_png(data: bytes) -> bytes:
@@ -95,7 +98,7 @@ def read_cifar(data: bytes, folder: Path) -> None:
 
 
 def packed_examples() -> list[bytes]:
-    """Length of the index, index, blob."""
+    """The files of a packed split, each after its length."""
     images = image_examples()
     encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
     pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
@@ -103,31 +106,37 @@ def packed_examples() -> list[bytes]:
     for packables in encoded, pixels:
         with tempfile.TemporaryDirectory() as folder:
             write_packed(Path(folder), "val", ["a", "b", "c"], packables)
-            index, blob = ((Path(folder) / f"val.{ending}").read_bytes() for ending in ("index", "blob"))
-            written.append(len(index).to_bytes(_INDEX_LENGTH_BYTES) + index + blob)
+            written.append(_joined([(Path(folder) / name).read_bytes() for name in _PACKED_FILES]))
     return written
 
 
+def _joined(files: list[bytes]) -> bytes:
+    return b"".join(len(content).to_bytes(_LENGTH_BYTES) + content for content in files)
+
+
+def _separated(data: bytes) -> list[bytes]:
+    files = []
+    for _ in _PACKED_FILES:
+        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES])
+        files.append(data[_LENGTH_BYTES:end])
+        data = data[end:]
+    return files
+
+
 def read_packed_files(data: bytes, folder: Path) -> None:
-    for ending, content in zip(("index", "blob"), _index_and_blob(data), strict=True):
-        (folder / f"val.{ending}").unlink(missing_ok=True)
-        (folder / f"val.{ending}").write_bytes(content)
-    samples = read_packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    (folder / "val.index").mkdir(exist_ok=True)
+    for name, content in zip(_PACKED_FILES, _separated(data), strict=True):
+        (folder / name).unlink(missing_ok=True)  # it may be mapped
+        (folder / name).write_bytes(content)
+    samples = packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
     for index in range(len(samples)):
-        assert samples.image(index, 1 + 2 * (index % 2)).dtype == torch.uint8
+        assert samples.open(index, 1 + 2 * (index % 2)).pixels.dtype == torch.uint8
         assert samples.class_names[samples.targets[index]]
 
 
-def _index_and_blob(data: bytes) -> tuple[bytes, bytes]:
-    end = _INDEX_LENGTH_BYTES + int.from_bytes(data[:_INDEX_LENGTH_BYTES])
-    return data[_INDEX_LENGTH_BYTES:end], data[end:]
-
-
 def repair_packed(data: bytes) -> bytes:
-    index, blob = _index_and_blob(data)
-    return data[:_INDEX_LENGTH_BYTES] + _repair_index(index) + blob
-
-
-def _repair_index(data: bytes) -> bytes:
-    """The index with a valid checksum: 16 bytes, SHA-256 of the content, content."""
-    return data[:16] + hashlib.sha256(data[48:]).digest() + data[48:]
+    blob, _, *columns = _separated(data)
+    lines = [
+        f"{hashlib.sha256(content).hexdigest()}  {name}.npy\n" for name, content in zip(COLUMNS, columns, strict=True)
+    ]
+    return _joined([blob, "".join(lines).encode(), *columns])

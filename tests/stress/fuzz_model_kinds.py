@@ -16,7 +16,8 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import FORMAT, load_checkpoint
-from models.weights.load import load_pretrained, read_weights
+from models.weights.fit import load_pretrained
+from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
 from utils.metrics import NUM_SUMS
 
@@ -69,7 +70,7 @@ def checkpoint_examples() -> list[bytes]:
         "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
         "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
-        "best": None, "train_seconds": 1.0, "images": 9, "choices": {"attention": "fused"}, "options": "SEED: 0",
+        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
     }  # fmt: skip
     return [_bytes_written_by(lambda path: atomic_save(path, state))]
 

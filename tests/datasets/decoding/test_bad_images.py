@@ -22,10 +22,10 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.training.step import micro_step_pass
-from engine.training.trainer import Trainer
+from engine.training.build import build_run
+from engine.training.step import forward_backward
 from utils.errors import UserError
 from utils.logger import RunLogger
 
@@ -89,16 +89,16 @@ def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder
 
 def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp_path, cpu):
     config = parse_command_line(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0")).config
-    trainer = Trainer(config, cpu, tmp_path, RunLogger(None, cpu), None)
-    learner = trainer.learner
-    learner.transform.mixup = None  # must not be called
-    batch = next(batch for batch in trainer.batches() if batch.bad)
+    run = build_run(config, cpu, tmp_path, RunLogger(None, cpu))
+    state, model = run.state, run.state.precision.weights.compute
+    state.transform.mixup = None  # must not be called
+    batch = next(batch for batch in run.batches.iterate(0, 0, 1) if batch.bad)
     there = batch.targets != PADDING
 
     def gradients(batch) -> dict[str, torch.Tensor]:
-        learner.weights.computing.zero_grad()
-        losses.append(micro_step_pass(learner, batch, 0, 0, 1)[0].item())
-        return {name: value.grad.clone() for name, value in learner.weights.computing.named_parameters()}
+        model.zero_grad()
+        losses.append(forward_backward(state, batch, 0, 0, 1)[0].item())
+        return {name: value.grad.clone() for name, value in model.named_parameters()}
 
     losses = []
     whole = gradients(batch)

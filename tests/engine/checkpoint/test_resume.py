@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from datasets.transforms.host import HostTransform
-from engine.checkpoint.checkpoint import load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError

@@ -16,10 +16,10 @@ from utils.atomic_file import atomic_save
 def checkpoint_faults() -> list[Fault]:
     damaged = r"last.pth: is damaged"
     table: dict[str, tuple[Provoke, str]] = {
-        "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: there is no checkpoint"),
+        "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no checkpoint found"),
         "a folder without one": (
             lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)),
-            r"there is no checkpoint",
+            r"no checkpoint found",
         ),
         "empty": (_resumed(lambda path: path.write_bytes(b"")), damaged),
         "cut short": (_resumed(truncated), damaged),
@@ -32,10 +32,10 @@ def checkpoint_faults() -> list[Fault]:
             lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
             r"PaddleViT's optimizer state cannot be resumed",
         ),
-        "of another format": (_edited(format=1), r"last.pth: is no checkpoint of format"),
+        "of another format": (_edited(format=1), r"last.pth: is not a checkpoint of format"),
         "a list with a valid checksum": (
             _resumed(lambda path: atomic_save(path, [1, 2])),
-            r"last.pth: is no checkpoint",
+            r"last.pth: is not a checkpoint",
         ),
         "a valid checksum, but parts missing": (
             _resumed(lambda path: atomic_save(path, {"format": load_checkpoint(path)["format"]})),
@@ -44,7 +44,7 @@ def checkpoint_faults() -> list[Fault]:
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
         "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"trained with AdamW"),
-        "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: is not what"),
+        "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
         "beyond the last epoch": (
             _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
             r"NUM_EPOCHS 1: the checkpoint has 2 already",

@@ -31,7 +31,7 @@ def command_line_faults() -> list[Fault]:
         "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
         "patch size that does not divide the image size": (
             option("DATA.IMAGE_SIZE=9"),
-            r"IMAGE_SIZE 9 is no multiple of MODEL.PATCH_SIZE",
+            r"IMAGE_SIZE 9 is not a multiple of",
         ),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
         "unknown timm model": (option(*timm, "MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
@@ -75,13 +75,13 @@ def recipe_faults() -> list[Fault]:
 
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
-        "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"is no file but a folder"),
-        "a pipe": (pipe, r"pipe.yaml: cannot be read: is no file but a folder or a device"),
+        "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
+        "a pipe": (pipe, r"pipe.yaml: cannot be read: not a regular file"),
         "an endless device": (
             lambda scene: ["-cfg=/dev/zero"],
-            r"/dev/zero: cannot be read: is no file but a folder or a device",
+            r"/dev/zero: cannot be read: not a regular file",
         ),
-        "bytes": (recipe(bytes(range(256))), r"recipe.yaml: is no text file in UTF-8"),
+        "bytes": (recipe(bytes(range(256))), r"recipe.yaml: is not a text file in UTF-8"),
         "two megabytes": (recipe("#" * 2_000_000), r"recipe.yaml: is larger than 65536 bytes"),
         "a key twice": (recipe("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),
         "a tag with code": (recipe("SAVE: !!python/object/apply:os.system [ls]"), r":1: the tag .* is not allowed"),
@@ -95,11 +95,11 @@ def recipe_faults() -> list[Fault]:
             recipe("TRAIN: {RAND_AUGMENT: true}"),
             r":1: TRAIN.RAND_AUGMENT: .* not available yet",
         ),
-        "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is no key"),
+        "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: no name holds a zero byte"),
         "a missing base": (recipe("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
-        "a cycle of bases": (base_cycle, r"b.yaml:1: BASE runs in a circle: recipe.yaml -> b.yaml -> recipe.yaml"),
-        "a base outside": (base_outside, r"recipe.yaml:1: BASE '../../secret.yaml' leads out of"),
+        "a cycle of bases": (base_cycle, r"b.yaml:1: BASE is cyclic: recipe.yaml -> b.yaml -> recipe.yaml"),
+        "a base outside": (base_outside, r"recipe.yaml:1: BASE '../../secret.yaml' is outside"),
         "40 levels of doubled bases": (doubled_bases, r"BASE leads to more than 32 files"),
     }
     return [Fault(f"recipe: {name}", provoke, line) for name, (provoke, line) in table.items()]

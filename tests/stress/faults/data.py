@@ -8,7 +8,7 @@ from pathlib import Path
 from faults.runner import Fault, Provoke
 from faults.scene import RunsCode, Scene, flipped, image_bytes, truncated
 
-from datasets.sources.packed import Packable, write_packed
+from scripts.pack_dataset import Packable, write_packed
 
 
 def with_file(name: str, content: str | bytes, *options: str, dataset: str = "imagenet2012") -> Provoke:
@@ -33,13 +33,13 @@ def list_faults() -> list[Fault]:
         "no label": (with_file(listed, "train/cat/0.jpg\n"), r"train_list.txt:1: .* is not a path and a label"),
         "a label that is not a number": (
             with_file(listed, "train/cat/0.jpg cat\n"),
-            r"train_list.txt:1: label 'cat' is no",
+            r"train_list.txt:1: label 'cat' is not a",
         ),
-        "a negative label": (with_file(listed, "train/cat/0.jpg -1\n"), r"train_list.txt:1: label '-1' is no class"),
+        "a negative label": (with_file(listed, "train/cat/0.jpg -1\n"), r"train_list.txt:1: label '-1' is not a class"),
         "a label out of range": (with_file(listed, "train/cat/0.jpg 10\n"), r"10.*MODEL.NUM_CLASSES is 10"),
-        "a path outside the folder": (with_file(listed, "../../etc/passwd 1\n"), r":1: path .* leads out of"),
-        "an absolute path": (with_file(listed, "/etc/passwd 1\n"), r":1: path '/etc/passwd' leads out of"),
-        "a listed file that is missing": (with_file(listed, "a.jpg 1\n"), r"train_list.txt:1: 'a.jpg' is no file"),
+        "a path outside the folder": (with_file(listed, "../../etc/passwd 1\n"), r":1: path .* is not inside"),
+        "an absolute path": (with_file(listed, "/etc/passwd 1\n"), r":1: path '/etc/passwd' is not inside"),
+        "a listed file that is missing": (with_file(listed, "a.jpg 1\n"), r"train_list.txt:1: 'a.jpg' is not a file"),
         "a list of bytes": (with_file(listed, bytes(range(256))), r"train_list.txt:\d+: "),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
@@ -52,8 +52,8 @@ def data_set_faults() -> list[Fault]:
             with_file("val.csv", "image_path,target\nval/cat/0.jpg,emu\n", dataset="csv"),
             r"val.csv:2: .*emu",
         ),
-        "a class without images": (_empty_class, r"emu: holds no images"),
-        "one class": (_one_class, r"holds one folder only, cat"),
+        "a class without images": (_empty_class, r"emu: contains no images"),
+        "one class": (_one_class, r"contains only one folder, cat"),
         "different classes in train and val": (
             with_file("val/emu/0.jpg", image_bytes(), dataset="folder"),
             r"class folder 'emu' is only in one of train and val",
@@ -64,18 +64,18 @@ def data_set_faults() -> list[Fault]:
         ),
         "a pickle with code for CIFAR": (
             _cifar_with_code,
-            r"batches.meta: is no batch of CIFAR \(it asks for posix.system",
+            r"batches.meta: is not a CIFAR batch \(it refers to posix.system",
         ),
         "a folder that is not packed": (
             lambda scene: scene.images(dataset="packed"),
-            r"train.index: cannot be read \(No such file",
+            r"train.index/ends.npy: cannot be read \(No such file",
         ),
-        "a packed index cut short": (_packed("val.index", truncated), r"val.index: is damaged \(its checksum"),
+        "a packed index cut short": (_packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),
         "a packed index with a bit flipped": (
-            _packed("train.index", flipped),
-            r"train.index: is damaged \(its checksum",
+            _packed("train.index/crcs.npy", flipped),
+            r"train.index: is damaged \(a checksum",
         ),
-        "packed images cut short": (_packed("train.blob", truncated), r"train.index: is of a blob of"),
+        "packed images cut short": (_packed("train.blob", truncated), r"train.index: describes a blob of"),
         "a packed image with a bit flipped": (
             _packed("train.blob", flipped),
             r"train.blob: image \d .*its checksum does not",

@@ -21,11 +21,11 @@ def image_faults() -> list[Fault]:
         "cut short": (replaced(image_bytes()[:400]), cut),
         "cut short, read by a worker": (replaced(image_bytes()[:400], "train/cat/3.jpg", "DATA.NUM_WORKERS=1"), cut),
         "cut short, in validation": (replaced(image_bytes()[:400], "val/cat/3.jpg"), cut),
-        "text": (replaced(b"hello"), r"3\.jpg: is no image in any of JPEG, PNG"),
-        "empty": (replaced(b""), r"3\.jpg: is no image in any of JPEG, PNG"),
+        "text": (replaced(b"hello"), r"3\.jpg: is not an image of a supported format"),
+        "empty": (replaced(b""), r"3\.jpg: is not an image of a supported format"),
         "PostScript": (
             replaced(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-            r"3\.jpg: is no image in any of",
+            r"3\.jpg: is not an image of",
         ),
         "a claim of 10^10 pixels": (replaced(png_claiming(100_000, 100_000)), r"3\.jpg: cannot be decoded \(.*pixels"),
         "a claim of 10^8 pixels": (replaced(png_claiming(10_000, 10_000)), r"3\.jpg: cannot be decoded"),
@@ -33,9 +33,9 @@ def image_faults() -> list[Fault]:
             replaced(encode_image(np.ones((8, 8), "f4"), "TIFF")),
             r"3\.jpg: cannot be decoded \(floating-point",
         ),
-        "missing": (_without_image, r"train_list.txt:7: 'train/cat/3\.jpg' is no file"),
-        "a folder": (_folder_as_image, r"3\.jpg' is no file"),
-        "a pipe": (_pipe_as_image, r"3\.jpg' is no file"),
+        "missing": (_without_image, r"train_list.txt:7: 'train/cat/3\.jpg' is not a file"),
+        "a folder": (_folder_as_image, r"3\.jpg' is not a file"),
+        "a pipe": (_pipe_as_image, r"3\.jpg' is not a file"),
         "without read permission": (_unreadable, r"3\.jpg: cannot be read \(Permission denied"),
     }
     return [

@@ -34,9 +34,9 @@ def output_faults() -> list[Fault]:
 
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
-        Fault("output: a file", a_file, r"SAVE: .*file cannot be written: Not a directory"),
-        Fault("output: no folder for files", into("/proc/none"), r"/proc/none cannot be written"),
-        Fault("output: read-only", mounted, r"SAVE: .*output cannot be written: Read-only", shell=mount("ro")),
+        Fault("output: a file", a_file, r"SAVE: .*file is not writable: Not a directory"),
+        Fault("output: no folder for files", into("/proc/none"), r"/proc/none is not writable"),
+        Fault("output: read-only", mounted, r"SAVE: .*output is not writable: Read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
         Fault("output: a limit on the file size", lambda s: s.digits(), r"File too large", shell="ulimit -f 64; {}"),
@@ -132,7 +132,7 @@ def rank_faults() -> list[Fault]:
         Fault("rank 1 killed", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGKILL, 1), "failed"),
         Fault("rank 1 stopped", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGSTOP, 1), "failed"),
         Fault("rank 1 terminated", two, None, (143,), MULTI, signal_to(signal.SIGTERM, 1), "interrupted"),
-        Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is no image", (1,), MULTI),
+        Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", (1,), MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _send(signal.SIGTERM), "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _send(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
@@ -155,6 +155,6 @@ def worker_faults() -> list[Fault]:
         return act
 
     return [
-        Fault("worker killed", loading, r"loading worker \d+ was ended by SIGKILL", act=signal_to(signal.SIGKILL)),
+        Fault("worker killed", loading, r"loading worker \d+ was killed by SIGKILL", act=signal_to(signal.SIGKILL)),
         Fault("worker stopped", loading, r"no loading worker has answered", act=signal_to(signal.SIGSTOP)),
     ]
