@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,10 +31,6 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
-    if "AMPVIT_CACHE" not in os.environ:  # else that of the process which started this one
-        folder = tempfile.TemporaryDirectory(prefix="ampvit-cache-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["AMPVIT_CACHE"] = folder.name
 
 
 @pytest.fixture
