@@ -230,13 +230,15 @@ _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
 def differences(then: str, now: str) -> list[str]:
     """'TRAIN.BASE_LR: 0.001, now 0.01' for each key that differs between two texts of `to_yaml`.
 
-    MODEL.RESUME and MODEL.PRETRAINED are ignored.
+    MODEL.RESUME and MODEL.PRETRAINED are ignored. A key that `then` lacks, since an earlier version wrote it, had its
+    default value.
     """
-    before, after = (dict(_flatten(parse_value(text), "")) for text in (then, now))
+    defaults, before, after = (dict(_flatten(parse_value(text), "")) for text in (to_yaml(Config()), then, now))
+    before = defaults | before
     return [
-        f"{key}: {before.get(key, 'unknown')}, now {after.get(key, 'unknown')}"
-        for key in before | after
-        if key not in _INITIAL_WEIGHTS and before.get(key) != after.get(key)
+        f"{key}: {before[key]}, now {value}"
+        for key, value in after.items()
+        if key not in _INITIAL_WEIGHTS and before[key] != value
     ]
 
 

@@ -54,15 +54,14 @@ class Amp(Section):
 
 
 class Data(Section):
+    unsupported: ClassVar = {"DECODE": ("decoding on a GPU", "host")}  # in option files of earlier versions
+
     batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
     dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")
     on_bad_image: Literal["error", "skip"] = Field(
         "error", description="unreadable images: abort the run, or skip them and list them"
-    )
-    decode: Literal["host", "device", "auto"] = Field(
-        "host", description="device that decodes training JPEGs: CPU workers, GPU (nvJPEG), or the faster one"
     )
     image_size: int = Field(224, ge=1, description="height and width of the model's input, pixels")
     image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
