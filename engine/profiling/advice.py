@@ -66,7 +66,7 @@ RULES = (
         "waiting for data",
         _of_phases(DATA_WAIT),
         0.05,
-        "raise -num_workers, or read data that fit as a packed file (scripts/pack_dataset.py, -dataset=packed)",
+        "raise -num_workers; or read data that fit as a packed file (scripts/pack_dataset.py, -dataset=packed)",
     ),
     Rule(
         "copying to the GPU, with nothing to compute meanwhile",
