@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.split import split_listing
@@ -51,7 +52,9 @@ def read_list(file: Path) -> Listing:
     for number, line in enumerate(_lines(file), 1):
         fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
         if len(fields) == 1:
-            rows.add_finding(number, f"{fields[0]!r} is not a path and a label; write both, separated by a space")
+            rows.add_finding(
+                number, f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
+            )
         elif fields:
             rows.add(number, *fields)
     return _with_numeric_labels(rows)
@@ -99,7 +102,9 @@ class _Rows:
     def add(self, line: int, path: str, target: str) -> None:
         target_id = self.target_ids.setdefault(target, len(self.target_ids))
         if path.startswith("/") or "\0" in path or ".." in path.split("/"):
-            self.add_finding(line, f"path {path!r} is not inside {self.file.parent}; write a path relative to it")
+            self.add_finding(
+                line, f"path {shorten(path)} is not inside {self.file.parent}; write a path relative to it"
+            )
             return
         if "./" in path or "//" in path:
             path = os.path.normpath(path)
@@ -156,7 +161,7 @@ def _to_listing(rows: _Rows, label_of: dict[str, int], class_names: list[str], n
     target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
     targets = labels[target_ids]
     for index in np.flatnonzero(targets < 0):
-        rows.add_finding(lines[index], f"{noun} {texts[target_ids[index]]!r} {problem}")
+        rows.add_finding(lines[index], f"{noun} {shorten(texts[target_ids[index]])} {problem}")
     arrays = listing_arrays(rows.paths, targets, lines)
     listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings)
     _report_repeated_images(listing)
@@ -177,7 +182,7 @@ def _report_repeated_images(listing: Listing) -> None:
         repeated_lines.append(lines[index])
         if targets[first] != targets[index]:
             listing.findings.append(
-                f"{listing.file}:{lines[index]}: {paths[index]!r} has label {targets[index]}, but label "
+                f"{listing.file}:{lines[index]}: {shorten(paths[index])} has label {targets[index]}, but label "
                 f"{targets[first]} in line {lines[first]}; remove the wrong line"
             )
     if repeated_lines:
