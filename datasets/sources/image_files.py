@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from configs.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.file_checks import check_files
 from datasets.sources.listing import Listing
@@ -53,7 +54,7 @@ class ImageFiles(EncodedImages):
                 "checked when they are read"
             )
         missing = [
-            f"{listing.location(index)}: {listing.paths[index]!r} is not a file in {listing.root}; write paths "
+            f"{listing.location(index)}: {shorten(listing.paths[index])} is not a file in {listing.root}; write paths "
             "relative to it"
             for index in problems.missing
         ]

@@ -35,7 +35,7 @@ class Listing:
         return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
 
     def select(self, indices: np.ndarray) -> "Listing":
-        """The listing of the images at `indices` (M,), with all findings and notes."""
+        """The listing of the images at `indices` (M,), sorted and unique, with all findings and notes."""
         columns = {name: values[indices] for name, values in self.arrays.items() if name in ("targets", "paths_crcs")}
         columns["lines"] = self.arrays["lines"][indices] if self.file else self.arrays["lines"]
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)

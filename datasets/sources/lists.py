@@ -52,7 +52,9 @@ def read_list(file: Path) -> Listing:
     for number, line in enumerate(_lines(file), 1):
         fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
         if len(fields) == 1:
-            rows.add_finding(number, f"{shorten(fields[0])} is not a path and a label; write both with a space between")
+            rows.add_finding(
+                number, f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
+            )
         elif fields:
             rows.add(number, *fields)
     return _with_numeric_labels(rows)
@@ -101,7 +103,7 @@ class _Rows:
         target_id = self.target_ids.setdefault(target, len(self.target_ids))
         if path.startswith("/") or "\0" in path or ".." in path.split("/"):
             self.add_finding(
-                line, f"path {shorten(path)} is not inside {self.file.parent}; write it relative to that folder"
+                line, f"path {shorten(path)} is not inside {self.file.parent}; write a path relative to it"
             )
             return
         if "./" in path or "//" in path:

@@ -26,12 +26,11 @@ class PackedStrings(Sequence[str]):
         return self.encoded[start : self.ends[index]].tobytes().decode("utf-8", "surrogateescape")
 
     def select(self, indices: np.ndarray) -> "PackedStrings":
-        """The strings at `indices`, copied."""
-        starts = np.concatenate([[0], self.ends[:-1]])[indices]
-        ends = self.ends[indices]
-        encoded = memoryview(np.ascontiguousarray(self.encoded))
-        parts = b"".join(encoded[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
-        return PackedStrings(np.frombuffer(parts, np.uint8), np.cumsum(ends - starts))
+        """A copy of the strings at `indices`, which are sorted and unique."""
+        lengths = np.diff(self.ends, prepend=0)
+        is_selected = np.zeros(len(self), dtype=bool)
+        is_selected[indices] = True
+        return PackedStrings(self.encoded[np.repeat(is_selected, lengths)], np.cumsum(lengths[indices]))
 
 
 class StringPacker:

@@ -62,6 +62,7 @@ def test_paths_of_any_bytes(tmp_path):
         ("train/a b/x 1.JPEG 0\n../y.jpg 0\n", ":2", "'../y.jpg' is not inside"),
         ("train/a b/x 1.JPEG 0\na/../../y.jpg 0\n", ":2", "is not inside"),
         ("train/a b/x 1.JPEG 0\n/etc/y.jpg 0\n", ":2", "'/etc/y.jpg' is not inside"),
+        ("x.jpg " + "\x01" * 5000 + "\n", ":1", "is not a class number"),
         ("\nnot/there.jpg 0\n", ":2", "'not/there.jpg' is not a file in"),
         ("train 0\n", ":1", "'train' is not a file in"),
     ],
