@@ -22,8 +22,7 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
         model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
         raise UserError(
-            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false, or lower -batch_size and "
-            "raise -accum_iter"
+            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false, lower -batch_size"
         ) from None
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises of the sources: no reader that can run code, each safe one said to be so explicitly."""
+"""Guarantees of SECURITY.md that the sources show: no reader runs code, and safe readers are requested explicitly."""
 
 import ast
 from pathlib import Path

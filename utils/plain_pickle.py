@@ -39,10 +39,7 @@ class DtypeRecord:
 
 @dataclass
 class ArrayRecord:
-    """The state of a pickled numpy array.
-
-    `content` is bytes, a latin-1 string of bytes (older protocols), or the list of an object array.
-    """
+    """The state of a pickled numpy array. `content`: bytes, a latin-1 string (old protocols), or a list of objects."""
 
     shape: Any = ()
     dtype: DtypeRecord | None = None

@@ -1,4 +1,4 @@
-"""From files and flags to one `Config`: the order, the types, and one line for every mistake."""
+"""Files and flags -> one `Config`: order, types, and an error of one line for each mistake."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def test_order_is_defaults_base_yaml_flags_opts(tmp_path):
     assert config.train.base_lr == 3e-3  # -opts over all
 
 
-def test_paddlevits_notation(tmp_path):
+def test_paddlevits_yaml_notation(tmp_path):
     text = "TRAIN:\n    BASE_LR: 3e-3\n    GRAD_CLIP: None\n    OPTIMIZER:\n        BETAS: (0.9, 0.95)\nBASE: ['']\n"
     train = parse_command_line([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
     assert (train.base_lr, train.grad_clip, train.optimizer.betas) == (3e-3, None, (0.9, 0.95))
@@ -92,7 +92,7 @@ def test_saved_options_give_the_same_run(tmp_path):
 @example(text="0o17")
 @example(text="(0.9, 0.999)")
 @example(text="a: b # c")
-def test_any_path_survives_being_saved(text, tmp_path_factory):
+def test_any_path_round_trips(text, tmp_path_factory):
     config = Config.model_validate({"SAVE": text, "DATA": {"DATA_PATH": text}})
     path = tmp_path_factory.mktemp("saved") / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
@@ -191,7 +191,7 @@ def test_mistakes_in_flags(mistake):
     assert re.search(expected, error_of(*argv)), error_of(*argv)
 
 
-def test_base_in_a_circle_is_named(tmp_path):
+def test_cyclic_base_is_named(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
     write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")
     message = error_of(f"-cfg={tmp_path / 'a.yaml'}")
@@ -199,7 +199,7 @@ def test_base_in_a_circle_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("base", ["../secret.yaml", "{root}/secret.yaml", "link.yaml", "folder/../../secret.yaml"])
-def test_base_does_not_lead_out(tmp_path, base):
+def test_base_outside_the_roots_is_refused(tmp_path, base):
     write(tmp_path, "secret.yaml", "SEED: 7")
     (recipes := tmp_path / "recipes").mkdir()
     (recipes / "link.yaml").symlink_to(tmp_path / "secret.yaml")
@@ -208,7 +208,7 @@ def test_base_does_not_lead_out(tmp_path, base):
     assert f"is outside {recipes}" in message
 
 
-def test_base_may_lie_below_the_working_directory_or_beside_the_recipe(tmp_path, monkeypatch):
+def test_base_may_be_below_the_working_directory_or_beside_the_recipe(tmp_path, monkeypatch):
     base = write(tmp_path, "base.yaml", "SEED: 7")
     for folder, name in ((tmp_path, base), (tmp_path / "recipes", "../base.yaml")):
         folder.mkdir(exist_ok=True)
@@ -217,14 +217,14 @@ def test_base_may_lie_below_the_working_directory_or_beside_the_recipe(tmp_path,
 
 
 @pytest.mark.parametrize("chain", [1, 2], ids=["deep", "twice over"])
-def test_base_leads_to_a_bounded_number_of_files(tmp_path, chain):
+def test_number_of_base_files_is_limited(tmp_path, chain):
     for number in range(40):
         write(tmp_path, f"{number}.yaml", f"BASE: [{', '.join([f'{number + 1}.yaml'] * chain)}]")
     write(tmp_path, "40.yaml", "SEED: 1")
     assert "BASE leads to more than 32 files" in error_of(f"-cfg={tmp_path / '0.yaml'}")
 
 
-def test_a_recipe_that_is_no_file_is_not_waited_for(tmp_path):
+def test_recipe_that_is_not_a_regular_file_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     for path in (tmp_path / "pipe.yaml", "/dev/zero", tmp_path):

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 
-# Millions of parameters, all counted.
+# Millions of parameters.
 SIZES = {
     "tiny_patch16_224": 5.717, "tiny_patch16_384": 5.790, "small_patch32_224": 22.879, "small_patch32_384": 22.915,
     "small_patch16_224": 22.051, "small_patch16_384": 22.197, "base_patch32_224": 88.224, "base_patch32_384": 88.297,
@@ -32,7 +32,7 @@ def millions(model: torch.nn.Module) -> float:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_paddlevits_fifteen_sizes(size):
+def test_parameter_counts_of_paddlevits_recipes(size):
     config = parse_command_line([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
     assert config.model.name == f"vit_{size}" and config.train.grad_clip == 1.0
     with torch.device("meta"):
@@ -57,7 +57,7 @@ def vit_config(*options: str):
     return parse_command_line(["-image_size=32", "-opts", *tiny, *options]).config
 
 
-def test_forward_pass_is_timms():
+def test_forward_pass_equals_timms():
     model = vit_of(vit_config("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5")).eval()
     plain = VisionTransformer(
         img_size=32, patch_size=16, num_classes=5, embed_dim=24, depth=2, num_heads=3, qkv_bias=True
@@ -70,7 +70,7 @@ def test_forward_pass_is_timms():
     assert plain(images).abs().sum() > 0 and torch.equal(model(images), plain(images))
 
 
-def test_dropout_is_where_paddlevit_has_it():
+def test_dropout_rates_are_at_paddlevits_places():
     model = vit_of(vit_config("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125"))
     block = model.blocks[1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.25,) * 4
@@ -78,14 +78,14 @@ def test_dropout_is_where_paddlevit_has_it():
     assert model.head_drop.p == 0.0
 
 
-def test_head_size_of_its_own():
+def test_attn_head_size():
     model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
     assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
 @pytest.mark.parametrize(("width", "patch"), [(48, 2), (96, 4), (768, 16)])
-def test_initialization_follows_the_width(width, patch):
+def test_initialization_depends_on_the_width(width, patch):
     options = [f"MODEL.EMBED_DIM={width}", f"MODEL.PATCH_SIZE={patch}", "MODEL.NUM_HEADS=4", "MODEL.DEPTH=1"]
     torch.manual_seed(0)
     model = vit_of(parse_command_line(["-image_size=64", "-opts", *options]).config)
@@ -95,7 +95,7 @@ def test_initialization_follows_the_width(width, patch):
     assert model.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * width)) ** 0.5, rel=0.05)
 
 
-def test_frozen_backbone_trains_the_head_alone_and_rests():
+def test_frozen_backbone_trains_the_head_only():
     config = vit_config("MODEL.FREEZE_BACKBONE=true", "MODEL.DROPOUT=0.5")
     model, _ = build_model(config.model, config.data, CPU)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -128,13 +128,13 @@ def test_any_timm_model_by_name(name):
         assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
 
 
-def test_unknown_timm_model_names_its_neighbour():
+def test_unknown_timm_model_suggests_a_name():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
     with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
         build_model(config.model, config.data, CPU)
 
 
-def test_option_a_family_does_not_take():
+def test_option_that_a_family_does_not_accept():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
     with pytest.raises(UserError, match=r"resnet18 does not accept an option that is set.*attn_drop_rate"):
         build_model(config.model, config.data, CPU)
@@ -163,8 +163,8 @@ def test_explicit_and_fused_attention_are_equal():
 
 
 @pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint"])
-def test_paddlevits_recipe_and_weights_give_paddles_logits(weights):
-    """By the options a user gives, with and without the ending; the logits are PaddlePaddle 3.3.1's own."""
+def test_paddlevits_recipe_and_weights_give_its_logits(weights):
+    """With and without the file extension. PaddlePaddle 3.3.1 computed the reference logits."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
     config = parse_command_line([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
     model, _ = build_model(config.model, config.data, CPU)
@@ -182,7 +182,7 @@ WRONG_SIZES = {
 
 
 @pytest.mark.parametrize("name", WRONG_SIZES)
-def test_an_image_size_that_only_the_forward_pass_refuses(name):
+def test_image_size_refused_by_the_forward_pass(name):
     size = WRONG_SIZES[name]
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
     with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: {name} does not accept it \(.+\); its default"):
@@ -190,7 +190,7 @@ def test_an_image_size_that_only_the_forward_pass_refuses(name):
 
 
 @pytest.mark.parametrize(("name", "size"), [("nest_tiny", 200), ("twins_pcpvt_small", 200)])
-def test_an_image_size_that_the_constructor_refuses(name, size):
+def test_image_size_refused_by_the_constructor(name, size):
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
     with pytest.raises(UserError, match=rf"MODEL\.NAME: {name} cannot be built with DATA\.IMAGE_SIZE {size}: \w"):
         build_model(config.model, config.data, CPU)
@@ -200,14 +200,13 @@ def test_an_image_size_that_the_constructor_refuses(name, size):
     ("name", "size"),
     [("swin_tiny_patch4_window7_224", 200), ("resnet18", 8), ("convnext_atto", 32), ("nfnet_l0", 16)],
 )
-def test_image_sizes_that_fit(name, size):
+def test_valid_image_sizes(name, size):
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
     model, _ = build_model(config.model, config.data, CPU)
     assert model.training and model(torch.randn(2, 3, size, size)).shape == (2, 1000)
 
 
-def test_the_size_of_a_large_model_is_checked_without_arithmetic(monkeypatch):
-    """And without a second model in memory: the pass runs on the meta device."""
+def test_image_size_of_a_large_model_is_checked_on_the_meta_device(monkeypatch):
     monkeypatch.setattr("models.timm_model._LARGE_MODEL_NUMEL", 0)
     devices = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Drop-path that skips: what is kept, how often, and that it computes what timm's block computes."""
+"""Drop-path without computation of dropped samples: rates, scaling, gradients, equality with timm's block."""
 
 import pytest
 import torch
@@ -18,22 +18,22 @@ def block() -> SampleDropBlock:
     return SampleDropBlock(C, num_heads=2, drop_path=0.5)
 
 
-def test_how_many_are_kept():
+def test_number_of_kept_samples():
     assert [num_kept_samples(32, rate) for rate in (0.0, 0.05, 0.099, 0.1, 0.5)] == [None, None, None, 29, 16]
     for batch_size in (1, 2, 3):
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
 
-def test_evaluation_and_what_is_kept_are_timms(block):
+def test_evaluation_equals_timms_and_training_keeps_half(block):
     plain = Block(C, num_heads=2)
     plain.load_state_dict(block.state_dict())
     x = torch.randn(B, N, C)
     assert torch.equal(block.eval()(x), plain(x))
     changed = (block.train()(x) != x).flatten(1).any(1)
-    assert B / 2 <= changed.sum() < B  # by one of the branches, or both
+    assert B / 2 <= changed.sum() < B  # by one branch or both
 
 
-def test_each_branch_leaves_out_its_own_and_scales_the_others():
+def test_kept_samples_are_scaled():
     x = torch.zeros(B, N, C)
     for kept in (1, 4, 15):
         added = add_residual(x, lambda part: part + 1, kept)
@@ -42,14 +42,14 @@ def test_each_branch_leaves_out_its_own_and_scales_the_others():
         assert values.sum().item() == pytest.approx(B)
 
 
-def test_every_sample_is_kept_alike_and_the_mean_is_that_without_drop_path():
+def test_mean_equals_that_without_drop_path():
     torch.manual_seed(0)
     x, rounds = torch.randn(B, 1, C), 4000
     mean = sum(add_residual(x, torch.tanh, 12) for _ in range(rounds)) / rounds
     assert torch.allclose(mean, x + torch.tanh(x), atol=0.05)
 
 
-def test_gradients_reach_what_is_kept_alone():
+def test_only_kept_samples_have_gradients():
     torch.manual_seed(0)
     branch, x = nn.Linear(C, C), torch.randn(B, N, C, requires_grad=True)
     seen = []
@@ -61,7 +61,7 @@ def test_gradients_reach_what_is_kept_alone():
     assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
 
 
-def test_chance_is_torchs(block):
+def test_random_numbers_are_torchs(block):
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -69,8 +69,7 @@ def test_chance_is_torchs(block):
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
-def test_rates_below_a_tenth_are_left_to_timm():
-    """By the rate of each block: 0, 0.05, 0.1 of a schedule up to 0.1."""
+def test_rates_below_0_1_use_timms_drop_path():
     for rate, same in ((0.05, True), (0.0999, True), (0.1, False), (0.2, False)):
         ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
         timms.load_state_dict(ours.state_dict())
@@ -85,7 +84,7 @@ def test_rates_below_a_tenth_are_left_to_timm():
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_a_vit_of_any_batch_size_trains(batch_size):
+def test_vit_trains_at_any_batch_size(batch_size):
     options = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5", "MODEL.DROPPATH=0.4"]
     config = parse_command_line(["-image_size=32", "-opts", *options]).config
     vit = build_vit(config.model, config.data)
@@ -97,7 +96,7 @@ def test_a_vit_of_any_batch_size_trains(batch_size):
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_types_follow_the_sum(half):
+def test_dtype_of_the_sum(half):
     x = torch.randn(B, N, C)
     assert add_residual(x, lambda part: part.to(half), 8).dtype == torch.float32
     assert add_residual(x.to(half), lambda part: part.float(), 8).dtype == torch.float32

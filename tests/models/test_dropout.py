@@ -1,4 +1,4 @@
-"""The quick dropout drops with the right probability, scales rightly, and follows torch's generator."""
+"""FastDropout: probability, scale, independence, gradients and torch's generator."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from models.dropout import FastDropout, use_fast_dropout
 
-SHAPE = (1001, 333)  # no multiple of the four numbers in a draw
+SHAPE = (1001, 333)  # not a multiple of the four elements per draw
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -16,11 +16,11 @@ def test_probability_and_scale(p, dtype):
     output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))
     assert output.dtype == dtype and output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
     deviation = (p * (1 - p) / output.numel()) ** 0.5
-    for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # whichever bits of a draw
+    for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # different bits of a draw
         assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
 
 
-def test_neighbours_are_independent():
+def test_neighboring_elements_are_independent():
     torch.manual_seed(0)
     dropped = (FastDropout(0.5)(torch.ones(SHAPE)).flatten() == 0).float()
     for distance in (1, 2, 3, 4, 5):
@@ -28,14 +28,14 @@ def test_neighbours_are_independent():
         assert together == pytest.approx(0.25, abs=0.005)
 
 
-def test_the_gradient_has_the_same_mask():
+def test_gradient_uses_the_same_mask():
     x = torch.randn(SHAPE, requires_grad=True)
     output = FastDropout(0.3)(x)
     output.backward(torch.ones(SHAPE))
     assert torch.allclose(x.grad * x, output)
 
 
-def test_chance_is_torchs():
+def test_random_numbers_are_torchs():
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -43,7 +43,7 @@ def test_chance_is_torchs():
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
-def test_evaluation_and_rates_without_chance():
+def test_evaluation_and_rates_0_and_1():
     x = torch.randn(4, 4)
     assert torch.equal(FastDropout(0.5).eval()(x), x)
     assert torch.equal(FastDropout(0.0)(x), x)
@@ -51,7 +51,7 @@ def test_evaluation_and_rates_without_chance():
     assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
 
 
-def test_every_plain_dropout_is_replaced():
+def test_every_nn_dropout_is_replaced():
     model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), nn.Dropout1d(0.3))
     names = list(model.state_dict())
     use_fast_dropout(model)

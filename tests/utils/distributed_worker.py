@@ -19,8 +19,8 @@ import torch
 from utils.distributed import ProcessContext, all_reduce_sum, broadcast_object, process_group, set_collective_timeout
 
 
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # in one piece, or two processes' lines mix
+def print_line(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # one system call, so that lines of two processes do not mix
 
 
 def agree(context: ProcessContext) -> None:
@@ -30,7 +30,7 @@ def agree(context: ProcessContext) -> None:
     assert context.is_main == (context.rank == 0)
     name = broadcast_object(f"run-{context.rank}", context)
     ranks = f"rank {context.rank}/{context.world_size} local {context.local_rank}/{context.local_world_size}"
-    say(f"{ranks} {context.device} sum {total.item():g} {name}")
+    print_line(f"{ranks} {context.device} sum {total.item():g} {name}")
 
 
 def one_fails(context: ProcessContext) -> None:
@@ -56,8 +56,8 @@ def one_is_killed(context: ProcessContext) -> None:
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_fails_one_hears_nothing(context: ProcessContext) -> None:
-    """As a process that waits on its GPU, where neither signals nor closed connections reach it."""
+def one_fails_one_ignores_signals(context: ProcessContext) -> None:
+    """Rank 0 handles no signals and no closed connections, like a process that waits for its GPU."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if context.rank == 1:
         raise UserError("disk: full")
@@ -80,19 +80,19 @@ def one_is_stopped(context: ProcessContext) -> None:
 
 def wait(context: ProcessContext) -> None:
     all_reduce_sum(torch.zeros(1), context)
-    say("ready")
+    print_line("ready")
     time.sleep(600)
 
 
 def main(argv: list[str]) -> int:
-    started_by = detect_launcher()
-    if started_by is None:
+    launcher = detect_launcher()
+    if launcher is None:
         return launch_processes(__file__, argv, num_processes=2)
     with process_group() as context:
-        say(f"by {started_by} with {os.environ.get('OMP_NUM_THREADS')} threads")
+        print_line(f"by {launcher} with {os.environ.get('OMP_NUM_THREADS')} threads")
         case, *words = argv
         for word in words:
-            say(word)
+            print_line(word)
         globals()[case](context)
     return 0
 

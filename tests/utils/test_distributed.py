@@ -1,4 +1,4 @@
-"""Processes find each other under every launcher, and end together however one of them ends."""
+"""Processes connect under every launcher, and all exit when one of them fails, is killed, is stopped or hangs."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from utils import distributed
 from utils.errors import UserError
 
 WORKER = str(Path(__file__).with_name("distributed_worker.py"))
-LIMIT_SECONDS = 60  # for a launch that takes 3 s on an idle machine
+LIMIT_SECONDS = 60  # a launch takes 3 s on an idle machine
 AGREED = {"rank 0/2 local 0/2 cpu sum 3 run-0", "rank 1/2 local 1/2 cpu sum 3 run-0"}
 
 
@@ -30,7 +30,7 @@ class Ended:
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:
-    """Starts `command` with no GPU and no launcher's variables but the given ones."""
+    """Starts `command` without GPUs, and without launcher variables except for the given ones."""
     launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
@@ -38,9 +38,9 @@ def start(command: list[str], **variables: str) -> subprocess.Popen:
 
 
 def end(process: subprocess.Popen) -> Ended:
-    """Waits until `process` and all that write to its output have ended."""
+    """Waits until `process` and all processes that write to its output have exited."""
     out, err = process.communicate(timeout=LIMIT_SECONDS)
-    lines = (line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))  # torch 2.10's own
+    lines = (line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))  # printed by torch 2.10
     return Ended(process.returncode, "".join(lines), err)
 
 
@@ -56,7 +56,7 @@ def started_and_ready() -> subprocess.Popen:
     return process
 
 
-def test_a_script_launches_itself():
+def test_script_starts_its_own_processes():
     words = ["-path=/a b/$$c", "${local_rank}"]
     ended = run("agree", *words)
     assert ended.status == 0, ended.err
@@ -65,7 +65,7 @@ def test_a_script_launches_itself():
     assert ended.err == ""
 
 
-def test_torchrun_launches_it():
+def test_torchrun():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     ended = end(start([*torchrun, WORKER, "one_fails"]))
     assert set(ended.out.splitlines()) >= AGREED
@@ -74,22 +74,22 @@ def test_torchrun_launches_it():
 
 
 def srun(case: str) -> list[subprocess.Popen]:
-    """The two processes that srun would start for `case`."""
+    """Two processes with the environment of srun."""
     step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": case, "SLURM_STEP_NUM_TASKS": "2"}
     step |= {"SLURM_STEP_NODELIST": "node7", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     return [start([sys.executable, WORKER, case], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step) for rank in "01"]
 
 
 def mpirun(case: str) -> list[subprocess.Popen]:
-    """The two processes that Open MPI's mpirun would start for `case` in a Slurm job."""
+    """Two processes with the environment of Open MPI's mpirun in a Slurm job."""
     job = {"PMIX_NAMESPACE": f"{os.getpid()}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun started its daemon
+    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun starts the daemon of mpirun
     ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
 
 
 @pytest.mark.parametrize("launcher", [srun, mpirun])
-def test_other_launchers_processes_meet(launcher):
+def test_srun_and_mpirun(launcher):
     both = [end(process) for process in launcher("agree")]
     assert [ended.status for ended in both] == [0, 0], both
     lines = [line for ended in both for line in ended.out.splitlines()]
@@ -106,50 +106,50 @@ def test_real_mpirun():
 
 
 @pytest.mark.parametrize("case", ["one_fails", "all_fail"])
-def test_an_error_ends_all_and_is_told_once(case):
+def test_error_ends_all_processes_and_is_printed_once(case):
     ended = run(case)
     assert ended.status == 1
     assert ended.err == ("error: list: not found\n" if case == "all_fail" else "error: disk: full\n")
 
 
-def test_a_killed_process_ends_all():
+def test_killed_process_ends_all_processes():
     ended = run("one_is_killed")
     assert ended.status == 128 + signal.SIGKILL
-    *_, last = ended.err.splitlines()  # torch 2.10 logs a line of its own before
+    *_, last = ended.err.splitlines()  # torch 2.10 logs another line before
     assert last == "error: the process of rank 1 was terminated by SIGKILL; possible cause: out of host memory"
     assert "Traceback" not in ended.err
 
 
-def test_where_nobody_ends_the_others_they_end_themselves():
-    cases = ("one_fails_one_hears_nothing", "one_crashes", "one_is_killed")
+def test_processes_exit_without_a_launcher_that_terminates_them():
+    cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed")
     started = [process for case in cases for process in srun(case)]
-    deaf, failed, healthy, crashed, bereft, killed = (end(process) for process in started)
-    assert (deaf.status, deaf.err) == (1, "")
+    ignoring, failed, healthy, crashed, left_over, killed = (end(process) for process in started)
+    assert (ignoring.status, ignoring.err) == (1, "")
     assert (failed.status, failed.err) == (1, "error: disk: full\n")
     assert (healthy.status, healthy.err) == (1, "")
     assert crashed.status == 1
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
     assert (killed.status, killed.err) == (-signal.SIGKILL, "")
-    assert bereft.status == 1
+    assert left_over.status == 1
     assert re.fullmatch(
         r"error: rank 1 \(process \d+ on .*\) ended without an error message or is stopped; possible cause: .*\n",
-        bereft.err,
+        left_over.err,
     )
 
 
-def test_one_that_hangs_or_is_stopped_is_named_and_killed():
-    """Within the timeout, of 3 seconds here, and 10 more."""
+def test_hanging_or_stopped_process_is_named_and_killed():
+    """Within the timeout (here 3 seconds) plus 10 seconds."""
     began = time.monotonic()
     started = [process for case in ("one_hangs", "one_is_stopped") for process in srun(case)]
-    waiting, hanging, bereft, stopped = (end(process) for process in started)
+    waiting, hanging, left_over, stopped = (end(process) for process in started)
     assert time.monotonic() - began < LIMIT_SECONDS
     assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) does not respond; check its file system\n", waiting.err)
-    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) ended without an error message or is .*\n", bereft.err)
-    assert [ended.status for ended in (waiting, bereft)] == [1, 1]
+    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) ended without an error message or is .*\n", left_over.err)
+    assert [ended.status for ended in (waiting, left_over)] == [1, 1]
     assert [ended.status for ended in (hanging, stopped)] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
-def test_ctrl_c_ends_all():
+def test_ctrl_c_ends_all_processes():
     process = started_and_ready()
     process.send_signal(signal.SIGINT)
     ended = end(process)
@@ -157,13 +157,13 @@ def test_ctrl_c_ends_all():
     assert ended.err == "interrupted by SIGINT\n"
 
 
-def test_a_killed_launcher_leaves_no_process():
+def test_killed_launcher_leaves_no_process():
     process = started_and_ready()
     process.kill()
     end(process)
 
 
-def test_a_process_whose_launcher_is_gone_ends_at_once():
+def test_process_without_its_launcher_exits_at_once():
     ended = end(start([sys.executable, WORKER, "agree"], RANK="0", WORLD_SIZE="2", AMPVIT_PARENT_PID="1"))
     assert (ended.status, ended.out, ended.err) == (1, "", "")
 
@@ -182,7 +182,7 @@ def test_more_processes_than_gpus(monkeypatch):
         distributed._claim_device(store, local_rank=1, local_world_size=2)
 
 
-def test_one_process_needs_no_group():
+def test_single_process_needs_no_process_group():
     context = distributed.single_process()
     numbers = torch.ones(3)
     assert context.is_main

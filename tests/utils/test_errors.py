@@ -1,4 +1,4 @@
-"""What a user sees of an error."""
+"""How errors are printed."""
 
 import io
 import pickle
@@ -23,11 +23,11 @@ def printed_by(capsys, error: Exception) -> str:
 
 
 @pytest.mark.parametrize("text", ["plain", "Ünï 中文 🙂 $\\frac{", "two\nlines"])
-def test_text_is_printed_as_it_is(text):
+def test_printable_text_is_unchanged(text):
     assert escape_control_characters(text) == text
 
 
-def test_commands_to_the_terminal_are_escaped(capsys):
+def test_control_sequences_are_escaped(capsys):
     assert escape_control_characters(ESCAPE) == r"\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
     assert (
         printed_by(capsys, UserError(f"{ESCAPE[:-1]}.jpg\n: bad"))
@@ -38,7 +38,7 @@ def test_commands_to_the_terminal_are_escaped(capsys):
 @pytest.mark.parametrize(
     ("count", "more"), [(2, None), (20, None), (21, "  ... and 1 more"), (1000, "  ... and 980 more")]
 )
-def test_findings_are_a_line_each(capsys, count, more):
+def test_each_finding_is_a_line(capsys, count, more):
     error = combine_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
     assert isinstance(pickle.loads(pickle.dumps(error)), Findings)
     headline, *lines = printed_by(capsys, error).splitlines()
@@ -47,7 +47,7 @@ def test_findings_are_a_line_each(capsys, count, more):
     assert lines == shown + [more] * (more is not None)
 
 
-def test_one_finding_speaks_for_itself(capsys):
+def test_single_finding_has_no_headline(capsys):
     assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 
 
@@ -58,7 +58,7 @@ def test_the_log_is_printable(tmp_path, capsys):
     assert (tmp_path / "log.txt").read_text().endswith(f" one\n{escape_control_characters(ESCAPE)}\n")
 
 
-def test_a_terminal_without_the_letters_gets_escapes(monkeypatch):
+def test_terminal_without_utf8_gets_escapes(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     assert run_and_report_errors(lambda argv: print("é") or 0, []) == 0

@@ -1,4 +1,4 @@
-"""What a run writes: sealed files, metrics.csv, run folders, plots; and the seeds all chance follows from."""
+"""Files of a run: checksummed files, metrics.csv, run folders, plots; and seeds."""
 
 import errno
 import itertools
@@ -17,46 +17,46 @@ from utils.tables import CsvFile, read_rows
 
 
 @pytest.fixture
-def sealed(tmp_path):
+def saved(tmp_path):
     path = tmp_path / "state.pth"
     atomic_save(path, {"weights": torch.arange(100.0), "step": 3})
     return path
 
 
-def test_a_sealed_file_is_an_ordinary_one(sealed):
-    verify_checksum(sealed, required=True)
-    content = torch.load(sealed, weights_only=True)
+def test_torch_reads_a_checksummed_file(saved):
+    verify_checksum(saved, required=True)
+    content = torch.load(saved, weights_only=True)
     assert content["step"] == 3 and torch.equal(content["weights"], torch.arange(100.0))
 
 
-def test_every_flipped_bit_is_seen(sealed):
-    content = sealed.read_bytes()
+def test_flipped_bits_are_detected(saved):
+    content = saved.read_bytes()
     rng = random.Random(0)
     for position in range(0, len(content), 3):
         damaged = bytearray(content)
         damaged[position] ^= 1 << rng.randrange(8)
-        sealed.write_bytes(damaged)
+        saved.write_bytes(damaged)
         with pytest.raises(UserError, match="is damaged"):
-            verify_checksum(sealed, required=True)
+            verify_checksum(saved, required=True)
 
 
-def test_every_truncation_is_seen(sealed):
-    content = sealed.read_bytes()
+def test_truncation_is_detected(saved):
+    content = saved.read_bytes()
     for length in range(0, len(content), 7):
-        sealed.write_bytes(content[:length])
+        saved.write_bytes(content[:length])
         with pytest.raises(UserError, match="is damaged"):
-            verify_checksum(sealed, required=True)
+            verify_checksum(saved, required=True)
 
 
-def test_a_file_without_a_seal_passes_where_none_is_required(tmp_path):
+def test_file_without_checksum_passes_if_none_is_required(tmp_path):
     torch.save({"a": 1}, tmp_path / "plain.pth")
     (tmp_path / "tiny.pth").write_bytes(b"x")
     verify_checksum(tmp_path / "plain.pth")
     verify_checksum(tmp_path / "tiny.pth")
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_torso(sealed, monkeypatch):
-    before = sealed.read_bytes()
+def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch):
+    before = saved.read_bytes()
 
     def full(*_) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -64,12 +64,12 @@ def test_a_full_disk_leaves_the_old_file_and_no_torso(sealed, monkeypatch):
     monkeypatch.setattr("utils.atomic_file.os.fsync", full)
     sizes = r"after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
     with pytest.raises(UserError, match=rf"state\.pth: cannot be saved: No space left on device, {sizes}"):
-        atomic_save(sealed, {"weights": torch.zeros(10000)})
-    assert sealed.read_bytes() == before and list(sealed.parent.iterdir()) == [sealed]
+        atomic_save(saved, {"weights": torch.zeros(10000)})
+    assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
 
 
-def test_a_full_disk_while_torch_writes_is_named(tmp_path, monkeypatch):
-    """`/dev/full` takes no byte; torch alone reports a RuntimeError without the reason."""
+def test_full_disk_during_torch_save_is_reported(tmp_path, monkeypatch):
+    """Writing to `/dev/full` fails. torch itself raises a RuntimeError without the reason."""
     monkeypatch.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
     with pytest.raises(UserError, match=r"x\.pth: cannot be saved: No space left on device"):
         atomic_save(tmp_path / "x.pth", torch.zeros(10**5))
@@ -85,18 +85,18 @@ def test_metrics_of_later_epochs_are_dropped_on_resuming(tmp_path):
     assert read_rows(path) == [{"epoch": "1", "loss": "0.1"}, {"epoch": "2", "loss": "0.25"}]
 
 
-def test_the_torso_of_a_row_is_dropped(tmp_path):
+def test_incomplete_last_row_is_dropped(tmp_path):
     (tmp_path / "metrics.csv").write_bytes(b"epoch,loss\r\n1,0.5\r\n2,0.25")
     assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"SAVE: .*file.*-output"):
         make_run_folder(tmp_path / "file", "train")
 
 
-def test_the_first_to_say_how_a_run_ended_is_believed(tmp_path):
+def test_first_final_state_is_kept(tmp_path):
     main, other = RunStatus(tmp_path, 2), RunStatus(tmp_path, 2)
     main.begin()
     main.update(checkpoint="last.pth")
@@ -110,7 +110,7 @@ def test_the_first_to_say_how_a_run_ended_is_believed(tmp_path):
     assert read_status(tmp_path)["state"] == "running"
 
 
-def test_plots_show_what_the_file_holds(tmp_path):
+def test_plots_show_the_rows_of_the_file(tmp_path):
     columns = ["epoch", "train_loss", "val_loss", "train_top1", "val_top1", "val_top5"]
     metrics = CsvFile(tmp_path / "metrics.csv", columns, last=0)
     CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
@@ -126,7 +126,7 @@ def test_plots_show_what_the_file_holds(tmp_path):
     assert (tmp_path / "loss.png").read_bytes() != empty
 
 
-def test_a_loss_scale_is_drawn_where_there_is_one(tmp_path):
+def test_loss_scale_is_plotted_for_float16_only(tmp_path):
     CsvFile(tmp_path / "metrics.csv", ["epoch"], last=0)
     steps = CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
     plots, picture = CurvePlots(tmp_path), tmp_path / "loss_scale.png"
@@ -141,7 +141,7 @@ def test_a_loss_scale_is_drawn_where_there_is_one(tmp_path):
     assert picture.read_bytes() != skipped
 
 
-def test_seeds_are_the_same_on_every_machine_and_apart_from_one_another():
+def test_seeds_are_reproducible_and_distinct():
     assert derive_seed(0, "augment", 1, 2) == 5333272824936365706
     uses = itertools.product((0, 1), ("order", "augment"), range(20), range(20))
     seeds = {derive_seed(*use) for use in uses}

@@ -1,4 +1,4 @@
-"""Memory that is kept for the next step."""
+"""Freed memory is reused in the next step."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_the_same_memory_serves_every_step():
+def test_freed_memory_is_reused():
     faults = {
         kind: int(
             subprocess.run([sys.executable, "-c", SCRIPT, kind], cwd=ROOT, capture_output=True, check=True).stdout
@@ -36,7 +36,7 @@ def test_the_same_memory_serves_every_step():
     assert faults["kept"] < 100 < 10_000 < faults["as it is"]
 
 
-def test_a_run_on_a_cpu_keeps_it(digits_argv, cpu, monkeypatch):
+def test_runs_on_a_cpu_enable_it(digits_argv, cpu, monkeypatch):
     calls = []
     monkeypatch.setattr("engine.commands.run.keep_freed_memory", lambda: calls.append(1))
     assert run(parse_command_line(["-dry_run", *digits_argv]), cpu, "main_single_gpu.py") == 0

@@ -1,4 +1,4 @@
-"""What each launcher leaves in the environment is read rightly."""
+"""The environment variables of each launcher are read correctly."""
 
 import os
 
@@ -58,7 +58,7 @@ OPEN_MPI = {
 }
 
 
-def test_srun_is_translated():
+def test_srun_variables():
     translated = torchrun_variables(SRUN)
     port = int(translated.pop("MASTER_PORT"))
     assert translated == {
@@ -81,7 +81,7 @@ def test_mpirun_over_several_hosts_needs_an_address():
     assert torchrun_variables(OPEN_MPI | {"SLURM_NODELIST": "node[1-2]"})["MASTER_ADDR"] == "node1"
 
 
-def test_torchrun_is_kept():
+def test_torchrun_variables_are_unchanged():
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": "head", "MASTER_PORT": "1", "PATH": os.defpath}
     assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}

@@ -1,4 +1,4 @@
-"""Pickles of plain data: what pickle writes is read, what else a pickle can ask for is not."""
+"""Pickles of plain data are read; all other pickles are refused."""
 
 import pickle
 from collections import OrderedDict
@@ -23,7 +23,7 @@ def read(data: bytes, folder) -> object:
 
 
 @given(value=PLAIN, protocol=st.sampled_from([3, 4, 5]))
-def test_plain_data_are_read_as_written(value, protocol, tmp_path_factory):
+def test_plain_data_round_trip(value, protocol, tmp_path_factory):
     assert read(pickle.dumps(value, protocol=protocol), tmp_path_factory.getbasetemp()) == value
 
 
@@ -38,7 +38,7 @@ def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
 
 
 def test_pickles_of_python_2(tmp_path):
-    """As CIFAR's are: texts and numbers of one kind, which is Latin-1."""
+    """Like those of CIFAR: strings and bytes share a Latin-1 type."""
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
     array += b"(I1\n(I2\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
     state = b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nU\x02\xff\x01tb"

@@ -1,4 +1,4 @@
-"""Weights of every kind load right and are fitted to the model."""
+"""Weight files of all formats are read correctly and fitted to the model."""
 
 import pickle
 import re
@@ -20,7 +20,7 @@ SQUARE = "encoder.layers.0.attn.out.weight"
 
 
 @pytest.mark.parametrize("name", ["vit.pdparams", "checkpoint.pdparams", "vit", "checkpoint"])
-def test_paddlevit_logits_are_those_of_paddlepaddle(name):
+def test_paddlevit_logits_equal_paddlepaddles(name):
     reference = np.load(FIXTURE / "reference.npz")
     model = small_vit()
     load_pretrained(model, str(FIXTURE / name))
@@ -68,7 +68,7 @@ def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
     np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
     load_pretrained(ours, str(tmp_path / "vit.npz"))
     torch.testing.assert_close(logits(ours), logits(source))
-    if prefix if big_vision else not stacked:  # what every timm from the lower bound on reads
+    if prefix if big_vision else not stacked:  # the formats that all supported versions of timm read
         timms.load_pretrained(str(tmp_path / "vit.npz"))
         assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in timms.state_dict().items())
 
@@ -94,7 +94,7 @@ def test_safetensors_and_torch_files_with_wrappers_prefixes(tmp_path, ending, pr
     assert torch.equal(logits(model), logits(source))
 
 
-def test_blocks_compiled_one_by_one(tmp_path):
+def test_names_of_compiled_blocks(tmp_path):
     source, model = random_vit(), small_vit()
     state = {re.sub(r"^(blocks\.\d+)", r"\1._orig_mod", name): tensor for name, tensor in source.state_dict().items()}
     torch.save(state, tmp_path / "vit.pth")
@@ -121,14 +121,14 @@ def test_containers_of_torch_files(tmp_path, wrap, zipped):
     assert torch.equal(logits(model), logits(source))
 
 
-def test_average_weights_of_a_checkpoint_come_before_its_others(tmp_path):
+def test_ema_weights_of_a_checkpoint_have_priority(tmp_path):
     average, other, model = random_vit(0), random_vit(1), small_vit()
     atomic_save(tmp_path / "last.pth", {"format": 1, "model": other.state_dict(), "ema": average.state_dict()})
     load_pretrained(model, str(tmp_path / "last.pth"))
     assert torch.equal(logits(model), logits(average))
 
 
-def test_weights_saved_on_a_gpu_arrive_on_the_cpu(tmp_path):
+def test_weights_saved_on_a_gpu_are_loaded_on_the_cpu(tmp_path):
     path, source, model = tmp_path / "vit.pth", random_vit(), small_vit()
     torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)
     path.write_bytes(path.read_bytes().replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0"))
@@ -137,7 +137,7 @@ def test_weights_saved_on_a_gpu_arrive_on_the_cpu(tmp_path):
     assert torch.equal(logits(model), logits(source))
 
 
-def test_half_precision_weights_arrive_in_the_models_type(tmp_path):
+def test_half_precision_weights_are_cast_to_the_models_dtype(tmp_path):
     source, model = random_vit().half(), small_vit()
     safetensors.torch.save_file(source.state_dict(), tmp_path / "vit.safetensors")
     load_pretrained(model, str(tmp_path / "vit.safetensors"))
@@ -145,7 +145,7 @@ def test_half_precision_weights_arrive_in_the_models_type(tmp_path):
     assert torch.equal(logits(model), logits(source.float()))
 
 
-def test_the_ending_may_be_left_out_and_pdparams_comes_first(tmp_path):
+def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
     for name in ("vit.pth", "vit.pdparams", "vit.v2.npz"):
         (tmp_path / name).touch()
     assert find_weights(str(tmp_path / "vit")) == tmp_path / "vit.pdparams"
@@ -169,7 +169,7 @@ def test_position_embeddings_are_interpolated_as_timm_does(tmp_path, size, no_em
 
 
 @pytest.mark.parametrize(("name", "head"), [("resnet18", "fc"), ("test_vit", "head"), ("test_convnext", "head.fc")])
-def test_a_head_of_another_class_count_stays_new(tmp_path, name, head):
+def test_head_of_another_class_count_keeps_its_initialization(tmp_path, name, head):
     source = timm.create_model(name, num_classes=7)
     model, same = timm.create_model(name, num_classes=4), timm.create_model(name, num_classes=7)
     new_head = {key: tensor.clone() for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
@@ -183,7 +183,7 @@ def test_a_head_of_another_class_count_stays_new(tmp_path, name, head):
     assert torch.equal(same.state_dict()[f"{head}.weight"], source.state_dict()[f"{head}.weight"])
 
 
-def test_a_file_without_a_head_gives_a_new_one(tmp_path):
+def test_file_without_a_head_keeps_the_models_head(tmp_path):
     state = {name: tensor for name, tensor in random_vit().state_dict().items() if not name.startswith("head.")}
     torch.save(state, tmp_path / "vit.pth")
     model = small_vit()
@@ -200,7 +200,7 @@ def test_both_heads_of_a_distilled_model(tmp_path):
     assert [line.split(":")[0] for line in lines if "new head" in line] == ["head", "head_dist"]
 
 
-def test_unused_tensors_are_told(tmp_path):
+def test_unused_tensors_are_reported(tmp_path):
     extra = {"pre_logits.fc.weight": torch.ones(1), "mask_token": torch.ones(1)}
     extra |= {f"decoder.{i}": torch.full((1,), torch.nan) for i in range(9)}
     torch.save(random_vit().state_dict() | extra, tmp_path / "vit.pth")

@@ -1,4 +1,4 @@
-"""What is wrong with a file, or does not fit the model, is told in one line, and the model stays as it was."""
+"""A wrong or damaged weight file gives an error of one line and leaves the model unchanged."""
 
 import pickle
 import re
@@ -16,7 +16,7 @@ from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
 
-def spoiled(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def changed_state(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
     state = dict(random_vit().state_dict())
     if tensor is None:
         del state[name]
@@ -54,17 +54,17 @@ def spoiled(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
 )
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_a_tensor_that_does_not_fit(tmp_path, name, tensor, words):
-    torch.save(spoiled(name, tensor), tmp_path / "vit.pth")
+    torch.save(changed_state(name, tensor), tmp_path / "vit.pth")
     assert words in refusal(tmp_path / "vit.pth")
 
 
-def test_another_patch_size_is_no_matter_of_interpolation(tmp_path):
+def test_another_patch_size_is_not_interpolated(tmp_path):
     torch.save(random_vit(patch_size=4).state_dict(), tmp_path / "vit.pth")
     assert "patch_embed.proj.weight 48x3x4x4, not 48x3x8x8" in refusal(tmp_path / "vit.pth")
 
 
 @pytest.mark.parametrize("classes", [None, 7])
-def test_an_evaluation_needs_the_head(tmp_path, classes):
+def test_evaluation_needs_the_head(tmp_path, classes):
     state = small_vit(num_classes=classes or 10).state_dict()
     torch.save({name: tensor for name, tensor in state.items() if classes or "head" not in name}, tmp_path / "vit.pth")
     model = small_vit()
@@ -90,7 +90,7 @@ def test_a_file_of_another_model(tmp_path, ending):
     assert "none of this model's tensors" in message and "and 6 more" in message and message.isprintable()
 
 
-def test_a_missing_file_names_what_was_tried(tmp_path):
+def test_missing_file_lists_the_tried_extensions(tmp_path):
     message = refusal(tmp_path / "vit")
     assert all(ending in message for ending in (".pdparams", ".safetensors", ".pth", ".pt", ".npz"))
     (tmp_path / "vit").mkdir()
@@ -130,14 +130,14 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("ending", ["pdparams", "safetensors", "pth", "npz"])
-def test_one_kind_under_the_ending_of_another(tmp_path, ending):
+def test_format_with_the_extension_of_another(tmp_path, ending):
     for other in {"pdparams", "safetensors", "pth", "npz"} - {ending}:
         written(tmp_path, other).rename(tmp_path / f"other.{ending}")
         refusal(tmp_path / f"other.{ending}")
 
 
 @pytest.mark.parametrize("ending", ["pdparams", "safetensors", "pth", "npz"])
-def test_flipped_bytes_raise_nothing_but_a_user_error(tmp_path, ending):
+def test_flipped_bytes_raise_only_user_errors(tmp_path, ending):
     path = written(tmp_path, ending)
     whole, chance = path.read_bytes(), np.random.default_rng(0)
     for _ in range(150):
@@ -151,7 +151,7 @@ def test_flipped_bytes_raise_nothing_but_a_user_error(tmp_path, ending):
             assert "\n" not in str(error)
 
 
-def test_a_damaged_checkpoint_of_ours(tmp_path):
+def test_damaged_checkpoint(tmp_path):
     path = tmp_path / "last.pth"
     atomic_save(path, {"format": 1, "model": random_vit().state_dict(), "ema": None})
     content = bytearray(path.read_bytes())
@@ -188,7 +188,7 @@ def test_pdparams_with_a_shape_beyond_its_bytes(tmp_path):
     assert "is damaged" in refusal(tmp_path / "vit.pdparams")
 
 
-NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the same, sixty times over
+NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the previous pair, 60 times
 BOMBS = {
     "remembers more than there is": b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".",
     "a key that takes for ever to hash": b"\x80\x04}" + NESTED + b"Ns.",
@@ -201,8 +201,8 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_pdparams_take_no_more_time_and_memory_than_their_size(tmp_path, bomb):
-    """An unpickler would take all memory, or the rest of the day, over each of these."""
+def test_malicious_pdparams_take_bounded_time_and_memory(tmp_path, bomb):
+    """Python's unpickler would take all memory or hours for each of these."""
     (tmp_path / "vit.pdparams").write_bytes(BOMBS[bomb])
     assert re.search("is damaged|contains nothing", refusal(tmp_path / "vit.pdparams"))
 
@@ -238,8 +238,8 @@ def test_archives_that_unpack_to_many_times_their_size(tmp_path, ending):
     assert "would unpack from" in refusal(tmp_path / f"vit.{ending}")
 
 
-def test_the_size_of_a_damaged_archive_is_a_user_error(tmp_path):
-    """Names that are not UTF-8, a directory that is cut: the standard library raises many types for these."""
+def test_damaged_archive_is_a_user_error(tmp_path):
+    """The standard library raises exceptions of many types for damaged directories."""
     path = written(tmp_path, "pth")
     assert checked_archive_bytes(path) >= path.stat().st_size / 2
     content, generator, errors = path.read_bytes(), np.random.default_rng(0), 0
@@ -256,7 +256,7 @@ def test_the_size_of_a_damaged_archive_is_a_user_error(tmp_path):
     assert errors > 20
 
 
-def test_npz_with_any_number_of_blocks_of_no_numbers(tmp_path):
+def test_npz_with_a_billion_empty_blocks(tmp_path):
     arrays = google_arrays(random_vit(), stacked=True)
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "f4")
     np.savez(tmp_path / "vit.npz", **arrays)
@@ -264,7 +264,7 @@ def test_npz_with_any_number_of_blocks_of_no_numbers(tmp_path):
 
 
 def test_a_tensor_larger_than_its_storage_in_the_file(tmp_path):
-    """torch makes the storage of a file of its old format larger, of whatever lies in memory there."""
+    """For a file of its old format torch allocates a storage as large as the tensor, with uninitialized memory."""
     torch.save(random_vit().state_dict(), tmp_path / "vit.pth", _use_new_zipfile_serialization=False)
     content = (tmp_path / "vit.pth").read_bytes()
     assert content.count(b"K\nK0\x86") == 1

@@ -1,4 +1,4 @@
-"""No code in a file of weights ever runs."""
+"""No code in a weight file runs."""
 
 import os
 import pickle

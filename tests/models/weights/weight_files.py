@@ -1,4 +1,4 @@
-"""Models, and files of weights as their makers write them."""
+"""Models and weight files in the formats of PaddleViT, Google, timm and torch."""
 
 import pickle
 from pathlib import Path
@@ -21,7 +21,7 @@ def small_vit(**changes) -> VisionTransformer:
 
 
 def random_vit(seed: int = 0, **changes) -> VisionTransformer:
-    """Every parameter random, so that two of them taken for one another show in the logits."""
+    """All parameters are random, so that exchanged parameters change the logits."""
     model = small_vit(**changes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def logits(model: torch.nn.Module, size: int = 32) -> torch.Tensor:
 
 
 def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
-    """The one line of the error, after a look whether the model is as it was."""
+    """The error message; also checks that it is one line and that the model is unchanged."""
     model = model or small_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError) as caught:
@@ -48,7 +48,7 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
 
 
 def paddle_state() -> dict[str, np.ndarray]:
-    """The fixture's arrays, by an unpickler that may run anything: the file is ours."""
+    """The arrays of the fixture, which can be unpickled because it is a file of this project."""
     state = pickle.loads((FIXTURE / "vit.pdparams").read_bytes())
     del state["StructuredToParameterName@@"]
     return state
@@ -70,7 +70,7 @@ def pickled(path: Path, content: object, protocol: int = 4) -> Path:
 
 
 def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool = False, stacked: bool = False) -> dict:
-    """`model` as vit_jax or big_vision would have saved it."""
+    """The arrays of `model` as vit_jax or big_vision saves them."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     heads, width = model.blocks[0].attn.num_heads, model.embed_dim
     attention, norm2, mlp = ("0", "1", "0") if big_vision else ("1", "2", "3")
