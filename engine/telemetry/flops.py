@@ -27,15 +27,17 @@ def training_flops(model: nn.Module, data: Data) -> int:
 
 
 def _count(model: nn.Module, data: Data) -> int:
-    """Runs a copy of the model on the meta device, with explicit attention.
+    """Runs a copy of the model on the meta device, with explicit attention and without gradient checkpointing.
 
-    For the backward pass of fused attention torch would count the recomputed attention weights, too.
+    Recomputed values do not count as model FLOPs; torch would count those of fused attention and of checkpointing.
     """
     images = torch.empty((1, data.image_channels, data.image_size, data.image_size), device="meta")
     meta_model = _copy_to_meta(model)
     for module in meta_model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
+        if hasattr(module, "grad_checkpointing"):
+            module.grad_checkpointing = False
     counter = FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
     )

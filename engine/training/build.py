@@ -27,7 +27,7 @@ from engine.training.optimizer import build_optimizer
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage
-from models.attention import EXPLICIT, use_attention
+from models.attention import AUTO, EXPLICIT, use_attention
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -88,7 +88,7 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
     notes = [f"Pretrained: {note}" for note in notes]
     strategy = build_strategy(context)
     precision = Precision(config.amp, context.device, strategy.total_norm)
-    _apply_op_lists(model, precision)
+    _apply_op_lists(model, config.model.attention, precision)
     average = WeightAverage(model, decay=train.model_ema_decay) if train.model_ema else None
     compute_model = precision.attach(model)
     if compiled := compile_model(compute_model, train, context):
@@ -121,12 +121,13 @@ def build_eval_model(config: Config, context: ProcessContext) -> tuple[nn.Module
     """The model of `MODEL.PRETRAINED` as evaluation computes it, its precision, and lines for the log."""
     model, notes = build_model(config.model, config.data, context.device, needs_head=True)
     precision = Precision(config.amp, context.device)
-    _apply_op_lists(model, precision)
+    _apply_op_lists(model, config.model.attention, precision)
     return precision.compute_copy(model), precision, [f"Pretrained: {note}" for note in notes]
 
 
-def _apply_op_lists(model: nn.Module, precision: Precision) -> None:
-    if precision.lists_softmax:
+def _apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
+    """Fused attention has no softmax that a list could apply to; MODEL.ATTENTION=fused keeps it nevertheless."""
+    if precision.lists_softmax and attention == AUTO:
         use_attention(model, EXPLICIT)
     precision.apply_op_lists(model)
 

@@ -47,5 +47,7 @@ def evaluate(
         raise
     metrics = to_metrics(sums.reduced(context))
     if not metrics.samples:
-        raise UserError("no image of the validation split is readable; see bad_images_*.csv in the run's folder")
+        raise UserError(
+            "no image of the validation split can be read; bad_images_*.csv in the run's folder has the reasons"
+        )
     return metrics

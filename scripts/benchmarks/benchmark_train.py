@@ -162,7 +162,7 @@ def _data_flags(name: str, folder: Path) -> list[str]:
 def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
     """Trains without end and yields a log line after every `interval` steps."""
     context = single_process()
-    loop = bare_loop(build_state(config, context), ready_batches(config, context))
+    loop = bare_loop(build_state(config, context), config.train, ready_batches(config, context))
     seconds = 0.0
     for steps in count(interval, interval):
         seconds += timed(lambda: loop(interval), context.device)

@@ -38,8 +38,8 @@ def training_pass(options: list[str], checkpointing: bool, compiles: bool = Fals
     for head in (module for module in (model.get_classifier(),) if isinstance(module, nn.Linear)):
         nn.init.normal_(head.weight)
     precision = Precision(config.amp, CPU)
-    precision.prepare(model)
-    model = precision.computing(model).train()
+    precision.apply_op_lists(model)
+    model = precision.compute_copy(model).train()
     if compiles:
         model.compile(dynamic=False, backend="aot_eager_decomp_partition")  # without the slow C++ compiler
     images, saved = torch.randn(16, 3, 32, 32), {}

@@ -99,6 +99,6 @@ def test_the_summary_of_modules():
 def test_a_mistake_is_a_one_line_error(cpu):
     printed = run_script("scripts/amp_report/report.py", "-cfg=configs/vit_digits.yaml", "-amp", "-compiledd", status=1)
     assert printed.startswith("error: ") and "did you mean -compiled?" in printed and "Traceback" not in printed
-    with pytest.raises(UserError, match="sofmax is no op and no module"):
+    with pytest.raises(UserError, match="sofmax is neither an op nor a module"):
         listed = parse_command_line(["-amp", "-opts", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"]).config
         inspect(listed, cpu, False)

@@ -133,7 +133,7 @@ def test_an_archive_with_a_damaged_directory_and_a_valid_checksum_is_refused(tmp
     content = (tmp_path / "x.pth").read_bytes()[:-73]
     assert b"PK\x01\x02" in content
     rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
-    with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program \(BadZipFile\)"):
+    with pytest.raises(UserError, match=r"x\.pth: is a damaged archive \(BadZipFile\)"):
         load_checkpoint(tmp_path / "x.pth")
 
 

@@ -185,5 +185,5 @@ def test_every_op_is_one_of_torchs():
     ("entry", "hint"), [("sofmax", "softmax"), ("block.1.mlp", "blocks.1.mlp"), ("blocks.7.*", "blocks.")]
 )
 def test_an_unknown_name_is_refused_with_its_neighbour(entry, hint):
-    with pytest.raises(UserError, match=rf"AMP.CUSTOM_WHITE_LIST: .* no op and no module .*did you mean {hint}"):
+    with pytest.raises(UserError, match=rf"AMP.CUSTOM_WHITE_LIST: .* neither an op nor a module .*did you mean {hint}"):
         policy(white=(entry,)).apply_op_lists(vit())

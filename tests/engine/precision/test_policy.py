@@ -49,7 +49,9 @@ def test_autocast_dtype_on_a_gpu_is_fp16_with_scaling():
 
 @pytest.mark.parametrize("max_norm", [None, 0.1, 1e6])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("options", [{}, {"ENABLED": True, "DTYPE": "float16"}, {"ENABLED": True, "LEVEL": "O2"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"ENABLED": True, "DTYPE": "float16", "INIT_LOSS_SCALING": 8.0}, {"ENABLED": True, "LEVEL": "O2"}]
+)
 def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm):
     precision = Precision(Amp.model_validate(options), CPU)
     torch.manual_seed(0)

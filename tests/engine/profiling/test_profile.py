@@ -287,5 +287,5 @@ def test_two_ranks_are_profiled_together(tmp_path):
 @pytest.mark.parametrize(("flag", "named"), [("-dry_run", "-dry_run"), ("-eval", "-eval"), ("-resume=auto", "-resume")])
 def test_flags_that_do_not_go_with_a_profile(flag, named):
     weights = ["-pretrained=x.pth"] if flag == "-eval" else []
-    with pytest.raises(UserError, match=f"^-profile trains a few steps of a run of its own; leave {named} out"):
+    with pytest.raises(UserError, match=f"^-profile starts a new short run and cannot be combined with {named}"):
         parse_command_line(["-profile", flag, *weights])

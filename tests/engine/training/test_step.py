@@ -86,7 +86,7 @@ def learning_rate(config: Config, step: int, warmup: float, total: int) -> float
 
 def digits(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     (samples,) = samples_for(config, ONE_RANK, "train")
-    images = torch.stack([samples.image(index, 1) for index in range(len(samples))])
+    images = torch.stack([samples.open(index, 1).pixels for index in range(len(samples))])
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
 
 

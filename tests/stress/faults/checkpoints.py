@@ -43,7 +43,7 @@ def checkpoint_faults() -> list[Fault]:
         ),
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
-        "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"trained with AdamW"),
+        "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"the checkpoint used AdamW"),
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
         "beyond the last epoch": (
             _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),

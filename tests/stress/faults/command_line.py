@@ -42,7 +42,7 @@ def command_line_faults() -> list[Fault]:
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: nothing is left"),
         "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
     }
-    single = r"this script is one process, a launcher started several"
+    single = r"a launcher started several processes, this script uses one"
     return [
         *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
         Fault(

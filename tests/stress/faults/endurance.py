@@ -99,9 +99,12 @@ def kills_while_saving(root: Path, trained: Path, count: int, rng: random.Random
     for number in range(count):
         child = os.fork()
         if child == 0:
-            writer = CheckpointWriter(folder, keep=2, written=lambda *_: None)
-            for save in itertools.count():
-                writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
+            try:
+                writer = CheckpointWriter(folder, keep=2, on_written=lambda *_: None)
+                for save in itertools.count():
+                    writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
+            finally:
+                os._exit(1)  # an error must not run the rest of the parent's program here
         time.sleep(rng.uniform(0, 0.1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
