@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the tests. Arguments are passed to pytest.
+# Sets up .venv and runs the tests. Passes its arguments to pytest.
 set -euo pipefail
 source "$(dirname "$0")/venv.sh"
 use_venv requirements.txt requirements-dev.txt

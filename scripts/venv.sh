@@ -1,4 +1,4 @@
-# Sourced by the other scripts: installs the given requirement files into .venv, unless they are installed already.
+# The other scripts source this file. `use_venv FILES` installs requirement files into .venv unless they are installed.
 # PYTHON selects the interpreter (3.11 or later).
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

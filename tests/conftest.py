@@ -1,4 +1,4 @@
-"""What tests of several folders share: tiny runs, in this process or as a user would start them."""
+"""Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
 import csv
 import json
@@ -54,13 +54,13 @@ def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -
 
 @pytest.fixture
 def digits_argv(tmp_path) -> list[str]:
-    """Flags of a run on the embedded digits that takes a second or two."""
+    """Flags of a run on the digits data set; it takes one to two seconds."""
     options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3"]
     return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
 
 
 def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0) -> str:
-    """Runs an entry script as a user does, from the project's folder; returns what it printed, both streams."""
+    """Runs an entry script as a user does, from the project's folder; returns stdout followed by stderr."""
     command = [sys.executable, *launcher, *argv]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -70,7 +70,7 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0) -> s
 
 
 def only_run(output: Path, kind: str = "train") -> Path:
-    """The one run folder of that kind in an output folder."""
+    """Returns the only run folder of this kind in an output folder."""
     (folder,) = output.glob(f"{kind}-*")
     return folder
 
@@ -97,7 +97,7 @@ def train(argv: list[str], context: ProcessContext) -> Path:
 
 
 def assert_same_state(one: object, other: object, where: str = "") -> None:
-    """Bit for bit, through nested dicts and lists."""
+    """Compares nested dicts and lists bit for bit."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
     elif isinstance(one, dict):
@@ -113,7 +113,7 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
 
 
 def states(folder: Path) -> dict:
-    """All that must be alike in two runs' last checkpoints."""
+    """The last checkpoint of a run, without the entries that may differ between equal runs."""
     from engine.checkpoint.reader import load_checkpoint
 
     state = load_checkpoint(folder / "last.pth")
@@ -122,7 +122,7 @@ def states(folder: Path) -> dict:
 
 
 def rows(folder: Path) -> list[dict]:
-    """metrics.csv, but for what is measured."""
+    """The rows of metrics.csv, without the measured columns."""
     measured = {
         "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
         "train_seconds",
@@ -132,6 +132,6 @@ def rows(folder: Path) -> list[dict]:
 
 
 def step_rows(folder: Path) -> list[dict]:
-    """steps.csv without the gradient norm: its mean since the last report covers fewer steps after resuming."""
+    """The rows of steps.csv, without the gradient norm: its mean covers fewer steps after a resume."""
     with open(folder / "steps.csv", newline="") as file:
         return [{key: row[key] for key in row.keys() - {"grad_norm"}} for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""The documented commands, started as a user starts them, on a small ImageNet-style folder of real JPEGs."""
+"""The documented commands, run in subprocesses, on a small ImageNet-style folder of JPEGs."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ SAVE_FREQ: 1
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """24 training and 7 validation JPEGs, and a recipe."""
+    """A folder with 24 training and 7 validation JPEGs, and a recipe."""
     root = tmp_path_factory.mktemp("imagenet")
     sizes = ("-classes=4", "-train=24", "-val=7", "-size=80x60")
     run_script("scripts/make_imagenet_sample.py", f"-output={root / 'data'}", *sizes)
@@ -50,20 +50,20 @@ def flags(imagenet, output, *more):
 
 @pytest.fixture(scope="module")
 def trained(imagenet):
-    """The output folder of the documented single-GPU command, and what it printed."""
+    """The run folder and the printed output of the documented single-GPU command."""
     printed = run_script("main_single_gpu.py", *flags(imagenet, imagenet / "single", "-amp", "-num_workers=2"))
     return only_run(imagenet / "single"), printed
 
 
-def test_what_a_run_leaves(trained):
+def test_run_folder_contents(trained):
     folder, _ = trained
     names = {path.name for path in folder.iterdir()}
     expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "loss.png", "accuracy.png", "result.json"}
     assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d", folder.name)
-    for picture in ("loss.png", "accuracy.png"):
-        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    for plot in ("loss.png", "accuracy.png"):
+        assert (folder / plot).read_bytes().startswith(b"\x89PNG")
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]
@@ -72,7 +72,7 @@ def test_what_a_run_leaves(trained):
     assert result["images_per_second"] > 0 and result["peak_memory_bytes"] > 1e8 and result["finished"]
 
 
-def test_log_lines_keep_paddlevits_form(trained):
+def test_log_lines_keep_the_format_of_paddlevit(trained):
     folder, printed = trained
     log = (folder / "log.txt").read_text()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line) for line in log.splitlines() if "Epoch[" in line)
@@ -85,7 +85,7 @@ def test_log_lines_keep_paddlevits_form(trained):
         assert re.search(pattern, printed), pattern
 
 
-def test_the_printed_command_evaluates_the_result(trained, imagenet):
+def test_printed_evaluation_command_gives_the_same_top1(trained, imagenet):
     folder, printed = trained
     command = re.search(r"Evaluate it: python (.*)", printed).group(1).split()
     evaluated = run_script(*command, f"-output={imagenet / 'printed'}")
@@ -93,7 +93,7 @@ def test_the_printed_command_evaluates_the_result(trained, imagenet):
     assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]
 
 
-def test_a_checkpoint_can_be_evaluated_by_the_folder_of_its_run(trained, imagenet):
+def test_evaluation_of_a_run_folder(trained, imagenet):
     folder, _ = trained
     run_script("main_single_gpu.py", *flags(imagenet, imagenet / "resumed", "-eval", "-amp", f"-resume={folder}"))
     with open(folder / "metrics.csv", newline="") as file:
@@ -112,7 +112,7 @@ def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
 def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
     more = ("-amp",) if launcher else ("-ngpus=2",)
     argv = flags(imagenet, tmp_path, *more)
-    more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # workers that are at work when the run stops
+    more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # the run stops while its workers load batches
     run_script("main_multi_gpu.py", *argv, "-batch_size=4", *more, launcher=launcher)
     folder = only_run(tmp_path)
     assert {"log_0.txt", "log_1.txt"} <= {path.name for path in folder.iterdir()}
@@ -120,29 +120,30 @@ def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
     run_script("main_multi_gpu.py", *argv, "-batch_size=4", f"-resume={folder}", launcher=launcher)
     result = read_result(folder)
     assert result["finished"]
-    best = folder / "best"  # with or without its ending
+    best = folder / "best"  # the ".pth" suffix is optional
     run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={best}", launcher=launcher)
     assert read_result(only_run(tmp_path, "eval"))["top1"] == result["top1"]
 
 
 def test_three_ranks_resume_exactly(imagenet, tmp_path):
-    """A model of several gradient buckets: from three ranks on, how they are grouped shows in the sums."""
+    """With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several."""
     size = ("MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
     argv = ("main_multi_gpu.py", *flags(imagenet, tmp_path, "-ngpus=3", "-batch_size=4"))
     run_script(*argv, "-opts", *size)
-    unbroken = only_run(tmp_path).rename(tmp_path / "unbroken")
+    uninterrupted = only_run(tmp_path).rename(tmp_path / "uninterrupted")
     run_script(*argv, "-opts", *size, "TRAIN.MAX_STEPS=3")
     stopped = only_run(tmp_path)
     run_script(*argv, f"-resume={stopped}", "-opts", *size)
-    one, other = (load_checkpoint(folder / "last.pth") for folder in (unbroken, stopped))
+    one, other = (load_checkpoint(folder / "last.pth") for folder in (uninterrupted, stopped))
     for part in ("model", "optimizer", "sums", "best"):
         assert_same_state(one[part], other[part], part)
 
 
-def test_one_process_at_batch_8_and_two_at_batch_4_are_the_same(imagenet, tmp_path):
-    """24 samples in batches of 8, 2 to a step: the second step of an epoch has one batch only.
+def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_path):
+    """24 samples in batches of 8, 2 batches per step: the second step of an epoch has one batch only.
 
-    With SGD, whose steps are as close as the gradients; AdamW blows up the rounding of those that are zero.
+    The optimizer is SGD: its updates differ as little as the gradients. AdamW amplifies the rounding errors of
+    gradients near zero.
     """
     ema = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5")
     more = ("-accum_iter=2", "-opts", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.1", *ema)
@@ -161,7 +162,7 @@ def test_one_process_at_batch_8_and_two_at_batch_4_are_the_same(imagenet, tmp_pa
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tmp_path, ranks):
-    """7 samples, batches of 2."""
+    """7 samples are not a multiple of the batch size (2) or of the number of ranks."""
     argv = flags(imagenet, tmp_path, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
     run_script("main_single_gpu.py", *argv)
     run_script("main_multi_gpu.py", *argv, f"-ngpus={ranks}")
@@ -170,8 +171,8 @@ def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tm
     assert one["loss"] == pytest.approx(many["loss"], abs=1e-6)
 
 
-def test_batch_norm_is_evaluated_alike_on_all_ranks(imagenet, tmp_path):
-    """Running statistics differ between ranks until they are shared."""
+def test_ranks_share_batch_norm_statistics_for_evaluation(imagenet, tmp_path):
+    """The running statistics of the ranks differ until they are synchronized."""
     recipe = tmp_path / "resnet.yaml"
     recipe.write_text(
         "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
@@ -183,38 +184,38 @@ def test_batch_norm_is_evaluated_alike_on_all_ranks(imagenet, tmp_path):
     assert read_result(only_run(tmp_path, "eval"))["top1"] == trained["top1"]
 
 
-def test_dry_run_tells_sizes_and_trains_nothing(imagenet, tmp_path):
+def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path):
     printed = run_script(
         "main_single_gpu.py", "-cfg=configs/vit_base_patch16_224.yaml", f"-data_path={imagenet / 'data'}",
         f"-output={tmp_path / 'out'}", "-batch_size=4", "-accum_iter=4", "-dry_run",
     )  # fmt: skip
     assert "parameters: 86.568 M" in printed
     assert "forward pass: 35.13 GFLOPs per image" in printed
-    assert "global batch size: 16" in printed and "steps per epoch: 2" in printed  # 6 batches, 4 to a step
+    assert "global batch size: 16" in printed and "steps per epoch: 2" in printed  # 6 batches, 4 per step
     assert not (tmp_path / "out").exists()
 
 
-MISTAKES = {
+USER_ERRORS = {
     "many processes": (("-ngpus=2",), r"-ngpus 2: this script uses one process; start main_multi_gpu\.py"),
     "no data": (("-data_path=/nowhere",), r"/nowhere"),
     "no weights": (("-eval", "-pretrained=nothing"), r"nothing"),
     "no checkpoint": (("-resume=nothing.pth",), r"nothing\.pth: no checkpoint found"),
     "unknown key": (("-opts", "TRAIN.BASE_LRR=1"), r"unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
     "unwritable": (("-output=/proc/none",), r"/proc/none is not writable"),
-    "paddle's state": (("-resume=tests/fixtures/paddlevit_small/checkpoint.pdparams",), "start from its weights"),
+    "Paddle weights": (("-resume=tests/fixtures/paddlevit_small/checkpoint.pdparams",), "start from its weights"),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line(imagenet, tmp_path, mistake):
-    more, expected = MISTAKES[mistake]
+@pytest.mark.parametrize("case", USER_ERRORS)
+def test_user_error_is_one_line(imagenet, tmp_path, case):
+    more, expected = USER_ERRORS[case]
     printed = run_script("main_single_gpu.py", *flags(imagenet, tmp_path, *more), status=1)
     errors = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and re.search(expected, errors[0]), printed
     assert "Traceback" not in printed
 
 
-def test_a_mistake_on_all_ranks_is_one_line_too(imagenet, tmp_path):
+def test_user_error_on_all_ranks_is_one_line(imagenet, tmp_path):
     argv = flags(imagenet, tmp_path, "-data_path=/nowhere", "-ngpus=2")
     printed = run_script("main_multi_gpu.py", *argv, status=1)
     assert printed.count("error: ") == 1 and "/nowhere" in printed and "Traceback" not in printed
@@ -225,7 +226,7 @@ def test_debug_shows_the_traceback(imagenet, tmp_path):
     assert "Traceback" in printed
 
 
-def test_tiny_options_are_real_keys():
+def test_tiny_vit_options_are_valid_keys():
     from configs.command_line import parse_command_line
 
     assert parse_command_line(["-opts", *TINY_VIT]).config.model.embed_dim == 16

@@ -1,4 +1,4 @@
-"""The structure of the sources: imports go down only, and files and functions stay short."""
+"""The structure of the sources: a layer imports lower layers only; files and functions are short."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ LAYERS = {
     "datasets": {"datasets", "configs", "utils"},
     "engine": {"engine", "models", "datasets", "configs", "utils"},
 }
-# Inside `engine`, from the top; packages of one line do not import each other.
+# The packages of `engine`, top layer first; packages of the same layer do not import each other.
 ENGINE_LAYERS = [
     {"commands"},
     {"profiling"},
@@ -21,8 +21,8 @@ ENGINE_LAYERS = [
     {"telemetry"},
     {"checkpoint", "precision", "parallel", "progress"},
 ]
-OURS = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
-PRODUCT = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
+PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
+PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 
 
@@ -36,20 +36,20 @@ def imported_modules(path: Path) -> set[str]:
     return modules
 
 
-def roots(path: Path) -> set[str]:
+def top_level_modules(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in imported_modules(path)}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_imports_go_down_only(layer):
+def test_layers_import_only_lower_layers(layer):
     files = list((ROOT / layer).rglob("*.py"))
     assert files
     for path in files:
-        upward = roots(path) & OURS - LAYERS[layer]
+        upward = top_level_modules(path) & PROJECT_MODULES - LAYERS[layer]
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
-def test_imports_inside_the_engine_go_down_only():
+def test_engine_packages_import_only_lower_packages():
     depth = {name: number for number, names in enumerate(ENGINE_LAYERS) for name in names}
     for path in (ROOT / "engine").rglob("*.py"):
         package = path.relative_to(ROOT / "engine").parts[0].removesuffix(".py")
@@ -62,14 +62,14 @@ def test_imports_inside_the_engine_go_down_only():
                 assert depth[other] > depth[package], f"{path.relative_to(ROOT)} imports {module}"
 
 
-def test_configs_need_no_torch():
+def test_configs_do_not_import_torch():
     heavy = {"torch", "torchvision", "timm", "numpy"}
     for path in (*(ROOT / "configs").glob("*.py"), ROOT / "utils" / "errors.py"):
-        assert not roots(path) & heavy, path
+        assert not top_level_modules(path) & heavy, path
 
 
 def test_files_and_functions_are_short():
-    for path in PRODUCT:
+    for path in PRODUCT_FILES:
         text = path.read_text()
         assert len(text.splitlines()) <= MAX_FILE_LINES, path
         for node in ast.walk(ast.parse(text)):

@@ -1,4 +1,4 @@
-"""Guarantees of SECURITY.md that the sources show: no reader runs code, and safe readers are requested explicitly."""
+"""Static checks of SECURITY.md: no reader runs code from a file, and safe readers are requested explicitly."""
 
 import ast
 from pathlib import Path
@@ -10,8 +10,8 @@ SOURCES = [
     path for folder in ("configs", "models", "datasets", "engine", "utils") for path in (ROOT / folder).rglob("*.py")
 ]
 SOURCES += [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
-MUST_SAY = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
-FORBIDDEN = {"pickle.load", "pickle.loads", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"}
+REQUIRED_ARGUMENTS = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
+FORBIDDEN_CALLS = {"pickle.load", "pickle.loads", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"}
 
 
 def calls(path: Path) -> list[ast.Call]:
@@ -19,16 +19,16 @@ def calls(path: Path) -> list[ast.Call]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_reader_that_can_run_code(path):
+def test_readers_cannot_run_code(path):
     for call in calls(path):
         name = ast.unparse(call.func)
-        assert name not in FORBIDDEN, f"{path.name}:{call.lineno}"
-        said = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
-        for key, value in MUST_SAY.get(name, {}).items():
-            assert said.get(key) is value, f"{path.name}:{call.lineno}: {name} without {key}={value}"
+        assert name not in FORBIDDEN_CALLS, f"{path.name}:{call.lineno}"
+        arguments = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
+        for key, value in REQUIRED_ARGUMENTS.get(name, {}).items():
+            assert arguments.get(key) is value, f"{path.name}:{call.lineno}: {name} without {key}={value}"
 
 
-def test_yaml_is_composed_by_safe_loaders_alone():
+def test_yaml_is_read_with_safe_loaders_only():
     from yaml import SafeDumper, SafeLoader
 
     from configs import yaml_io
@@ -43,7 +43,7 @@ def test_yaml_is_composed_by_safe_loaders_alone():
     assert loaders and set(loaders) == {"_StrictLoader"}
 
 
-def test_tensorboard_is_written_and_not_served():
+def test_no_tensorboard_server_is_started():
     for path in SOURCES:
         text = path.read_text()
         assert "tensorboard.program" not in text and "0.0.0.0" not in text, path.name

@@ -1,4 +1,4 @@
-"""At any moment a whole checkpoint is on the disk; a bad one is recognized, named, and passed over where it may be."""
+"""A complete checkpoint is on disk at any time; invalid ones are detected, reported, and skipped where possible."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
 
-def a_state(epoch: int = 0, **changes) -> dict:
+def make_state(epoch: int = 0, **changes) -> dict:
     state = {
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
         "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(7),
@@ -40,7 +40,7 @@ def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
     return CheckpointWriter(folder, keep, lambda path, state: None)
 
 
-def epochs_in(folder: Path) -> dict[str, int]:
+def saved_epochs(folder: Path) -> dict[str, int]:
     return {path.name: load_checkpoint(path)["epoch"] for path in folder.iterdir()}
 
 
@@ -53,83 +53,83 @@ def run_folder(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["beside the training", "without memory for it"])
-def test_last_previous_best_and_the_newest_few(tmp_path, monkeypatch, beside):
-    if not beside:
+@pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
+def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, monkeypatch, in_background):
+    if not in_background:
         monkeypatch.setattr("engine.checkpoint.writer._available_bytes", lambda: 0)
     checkpoints = writer(tmp_path)
     for epoch in range(1, 6):
-        checkpoints.save(a_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
+        checkpoints.save(make_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
     checkpoints.wait()
-    assert epochs_in(tmp_path) == {LAST: 5, PREVIOUS: 4, BEST: 2, "epoch-004.pth": 4, "epoch-005.pth": 5}
+    assert saved_epochs(tmp_path) == {LAST: 5, PREVIOUS: 4, BEST: 2, "epoch-004.pth": 4, "epoch-005.pth": 5}
 
 
-def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path, monkeypatch):
-    """Training goes on while the disk is slow."""
+def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):
+    """Training continues while the disk is slow."""
     sync = os.fsync
     monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (time.sleep(0.3), sync(file)))
-    state = a_state(1)
+    state = make_state(1)
     checkpoints = writer(tmp_path)
-    began = time.perf_counter()
+    start = time.perf_counter()
     checkpoints.save(state, is_best=False, periodic=None)
-    assert time.perf_counter() - began < 0.25
+    assert time.perf_counter() - start < 0.25
     state["model"]["weight"] += 7
     checkpoints.wait()
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
 
 
-def test_what_goes_wrong_beside_the_training_is_heard_of(tmp_path, monkeypatch):
+def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     checkpoints = writer(tmp_path)
-    checkpoints.save(a_state(1), is_best=False, periodic=None)
+    checkpoints.save(make_state(1), is_best=False, periodic=None)
     checkpoints.wait()
     with (
         monkeypatch.context() as full_disk,
         pytest.raises(UserError, match=r"last\.pth: cannot be saved: No space left"),
     ):
         full_disk.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
-        checkpoints.save(a_state(2), is_best=True, periodic="epoch-002")
+        checkpoints.save(make_state(2), is_best=True, periodic="epoch-002")
         checkpoints.wait()
     checkpoints.check()
-    assert epochs_in(tmp_path) == {LAST: 1}
+    assert saved_epochs(tmp_path) == {LAST: 1}
 
 
-BAD = {
-    "format": (a_state() | {"format": FORMAT + 1}, rf"is not a checkpoint of format {FORMAT}"),
+INVALID = {
+    "format": (make_state() | {"format": FORMAT + 1}, rf"is not a checkpoint of format {FORMAT}"),
     "a list": ([1], rf"is not a checkpoint of format {FORMAT}"),
     "only weights": ({"format": FORMAT, "model": {}}, r"is not a checkpoint of this program: ema, optimizer.* missing"),
-    "type": (a_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
-    "geometry": (a_state(geometry={}) | {"format": FORMAT}, r"its entries contradict"),
-    "sums": (a_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its entries contradict"),
-    "options": (a_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
-    "steps": (a_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
-    "string": (a_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
-    "stride": (a_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
-    "nan": (a_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
-    "inf": (a_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
+    "type": (make_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
+    "geometry": (make_state(geometry={}) | {"format": FORMAT}, r"its entries contradict"),
+    "sums": (make_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its entries contradict"),
+    "options": (make_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
+    "steps": (make_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
+    "string": (make_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
+    "stride": (make_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
+    "nan": (make_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
+    "inf": (make_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "expected"), BAD.values(), ids=BAD.keys())
-def test_a_foreign_or_broken_one_is_refused(tmp_path, content, expected):
+@pytest.mark.parametrize(("content", "expected"), INVALID.values(), ids=INVALID.keys())
+def test_invalid_checkpoint_is_rejected(tmp_path, content, expected):
     atomic_save(tmp_path / "x.pth", content)
     with pytest.raises(UserError, match=rf"x\.pth: .*{expected}"):
         load_checkpoint(tmp_path / "x.pth")
 
 
 def rewrite_with_checksum(path: Path, content: bytes) -> None:
-    """Writes the content with a valid checksum, as a forger would."""
+    """Writes the content with a valid checksum, as an attacker could."""
     digest = hashlib.sha256(content + b"\0\0").hexdigest()
     path.write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
 
 
-def test_a_file_with_a_checksum_that_is_no_archive_is_refused(tmp_path):
+def test_file_with_a_checksum_that_is_not_an_archive_is_rejected(tmp_path):
     rewrite_with_checksum(tmp_path / "x.pth", b"no archive")
     with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program"):
         load_checkpoint(tmp_path / "x.pth")
 
 
-def test_an_archive_with_a_damaged_directory_and_a_valid_checksum_is_refused(tmp_path):
-    atomic_save(tmp_path / "x.pth", a_state() | {"format": FORMAT})
+def test_archive_with_a_damaged_directory_is_rejected(tmp_path):
+    atomic_save(tmp_path / "x.pth", make_state() | {"format": FORMAT})
     content = (tmp_path / "x.pth").read_bytes()[:-73]
     assert b"PK\x01\x02" in content
     rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
@@ -137,15 +137,15 @@ def test_an_archive_with_a_damaged_directory_and_a_valid_checksum_is_refused(tmp
         load_checkpoint(tmp_path / "x.pth")
 
 
-def saved_twice(folder: Path) -> None:
+def save_twice(folder: Path) -> None:
     checkpoints = writer(folder)
     for epoch in (1, 2):
-        checkpoints.save(a_state(epoch), is_best=False, periodic=None)
+        checkpoints.save(make_state(epoch), is_best=False, periodic=None)
     checkpoints.wait()
 
 
-def test_the_previous_one_is_taken_where_the_last_is_damaged(run_folder):
-    saved_twice(run_folder)
+def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
+    save_twice(run_folder)
     last = run_folder / LAST
     last.write_bytes(last.read_bytes()[:-100])
     for resume in (str(run_folder), "auto"):
@@ -159,17 +159,17 @@ def test_the_previous_one_is_taken_where_the_last_is_damaged(run_folder):
         find_checkpoint("auto", run_folder.parent)
 
 
-def test_auto_is_the_newest_of_all_runs_or_none(run_folder, tmp_path):
+def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     assert find_checkpoint("auto", tmp_path) is None
-    assert find_checkpoint("auto", tmp_path / "not there yet") is None
-    saved_twice(run_folder)
+    assert find_checkpoint("auto", tmp_path / "missing") is None
+    save_twice(run_folder)
     other = tmp_path / "train-0"
     other.mkdir()
     for path in run_folder.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     assert find_checkpoint("auto", tmp_path).path == other / LAST
     (tmp_path / "train-2").mkdir()
-    (tmp_path / "train-2" / "last.pth").write_bytes(b"no run has made this")
+    (tmp_path / "train-2" / "last.pth").write_bytes(b"not a checkpoint")
     assert find_checkpoint("auto", tmp_path).path == other / LAST
 
 
@@ -180,27 +180,27 @@ def test_nothing_to_resume(tmp_path, monkeypatch, resume):
         find_checkpoint(resume, tmp_path)
 
 
-SAVING = """
+SAVE_LOOP = """
 import sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from pathlib import Path
-from test_checkpoint import a_state, writer
+from test_checkpoint import make_state, writer
 checkpoints = writer(Path({folder!r}))
 for epoch in range(1, 10**6):
-    checkpoints.save(a_state(epoch), is_best=epoch % 3 == 0, periodic=f"epoch-{{epoch:07d}}")
+    checkpoints.save(make_state(epoch), is_best=epoch % 3 == 0, periodic=f"epoch-{{epoch:07d}}")
     print(epoch, flush=True)
 """
 
 
-def test_killed_while_saving(tmp_path):
-    """A few of the 200 kills of tests/stress/fault_bench.py; each run cleans up behind the one before."""
-    code = SAVING.format(root=str(ROOT), tests=str(Path(__file__).parent), folder=str(tmp_path))
+def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path):
+    """A short version of tests/stress/fault_bench.py. A new writer deletes the temporary files of a killed one."""
+    code = SAVE_LOOP.format(root=str(ROOT), tests=str(Path(__file__).parent), folder=str(tmp_path))
     rng = random.Random(0)
     for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}
         )
-        process.stdout.readline(), process.stdout.readline()  # one is on the disk
+        process.stdout.readline(), process.stdout.readline()  # the first checkpoint is on disk
         time.sleep(rng.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.communicate()

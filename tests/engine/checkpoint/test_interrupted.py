@@ -1,4 +1,4 @@
-"""A signal saves at the next step, or the next batch of an evaluation, and the resumed run is the unbroken one."""
+"""A signal saves after the current step or evaluation batch; the resumed run equals one without a signal."""
 
 import contextlib
 import os
@@ -18,21 +18,21 @@ from utils.signals import PendingSignal, defer_signals
 from utils.status import read_status
 
 
-def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
-    """Sends the signal when `place`, a method of Trainer, is called for that time."""
+def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
+    """Sends signal `number` at call `count` of the Trainer method `method`."""
     calls = iter(range(1, 10**6))
-    original = getattr(Trainer, place)
+    original = getattr(Trainer, method)
 
     def with_signal(self, *arguments) -> None:
         if next(calls) == count:
             os.kill(os.getpid(), number)
         original(self, *arguments)
 
-    monkeypatch.setattr(Trainer, place, with_signal)
+    monkeypatch.setattr(Trainer, method, with_signal)
 
 
 @pytest.mark.parametrize(
-    ("place", "count", "number", "at"),
+    ("method", "count", "number", "position"),
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
         ("after_step", 16, signal.SIGUSR1, (1, 8)),
@@ -41,56 +41,56 @@ def interrupt(monkeypatch, place: str, count: int, number: int) -> None:
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
-def test_saves_and_goes_on(digits_argv, tmp_path, cpu, monkeypatch, place, count, number, at):
+def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeypatch, method, count, number, position):
     argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1"]
-    argv += ["TRAIN.ACCUM_ITER=3"]  # 22 batches: the last of 8 steps is of one
-    unbroken = train(argv, cpu)
+    argv += ["TRAIN.ACCUM_ITER=3"]  # 22 batches per epoch: the last of 8 steps has one batch
+    uninterrupted = train(argv, cpu)
     with monkeypatch.context() as patch:
-        interrupt(patch, place, count, number)
-        argv[2] = f"-output={tmp_path / 'broken'}"
+        interrupt(patch, method, count, number)
+        argv[2] = f"-output={tmp_path / 'interrupted'}"
         assert run(parse_command_line(argv), cpu, "main_single_gpu.py") == 128 + number
-    broken = only_run(tmp_path / "broken")
-    status = read_status(broken)
+    interrupted = only_run(tmp_path / "interrupted")
+    status = read_status(interrupted)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
-    assert status["checkpoint"] == str(broken / "last.pth")
-    saved = states(broken)
-    assert (saved["epoch"], saved["done_steps"]) == at
-    assert train(["-resume=auto", *argv], cpu) == broken
-    assert read_status(broken)["state"] == "finished"
-    assert_same_state(states(broken), states(unbroken))
-    assert rows(broken) == rows(unbroken)
-    assert step_rows(broken) == step_rows(unbroken)
+    assert status["checkpoint"] == str(interrupted / "last.pth")
+    saved = states(interrupted)
+    assert (saved["epoch"], saved["done_steps"]) == position
+    assert train(["-resume=auto", *argv], cpu) == interrupted
+    assert read_status(interrupted)["state"] == "finished"
+    assert_same_state(states(interrupted), states(uninterrupted))
+    assert rows(interrupted) == rows(uninterrupted)
+    assert step_rows(interrupted) == step_rows(uninterrupted)
 
 
-def test_saving_at_every_step_and_batch_changes_nothing(digits_argv, tmp_path, cpu):
+def test_frequent_saving_does_not_change_the_result(digits_argv, tmp_path, cpu):
     argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "MODEL.DROPOUT=0.1"]
-    unbroken = train(argv, cpu)
-    argv[2] = f"-output={tmp_path / 'often'}"
-    often = train([*argv, "SAVE_FREQ_MINUTES=1e-9", "SAVE_FREQ_STEPS=1"], cpu)
-    assert_same_state(states(often), states(unbroken))
-    assert rows(often) == rows(unbroken)
-    log = (often / "log.txt").read_text()
-    assert log.count("Save model") > 44 + 2 * 6  # each step, and each batch of the evaluations
+    uninterrupted = train(argv, cpu)
+    argv[2] = f"-output={tmp_path / 'frequent'}"
+    frequent = train([*argv, "SAVE_FREQ_MINUTES=1e-9", "SAVE_FREQ_STEPS=1"], cpu)
+    assert_same_state(states(frequent), states(uninterrupted))
+    assert rows(frequent) == rows(uninterrupted)
+    log = (frequent / "log.txt").read_text()
+    assert log.count("Save model") > 44 + 2 * 6  # after each step and each evaluation batch
 
 
-def test_only_a_later_ctrl_c_ends_at_once(monkeypatch):
-    ended = []
-    monkeypatch.setattr("utils.signals.os._exit", ended.append)
-    note = PendingSignal()
-    with defer_signals(note):
+def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
+    exit_codes = []
+    monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)
+    pending = PendingSignal()
+    with defer_signals(pending):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)  # as a launcher passes it on
-        assert note.number == signal.SIGTERM and not ended
+        os.kill(os.getpid(), signal.SIGINT)  # forwarded by a launcher
+        assert pending.number == signal.SIGTERM and not exit_codes
         monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert not ended
+        assert not exit_codes
         os.kill(os.getpid(), signal.SIGINT)
-    assert ended == [130]
+    assert exit_codes == [130]
 
 
 def start_two_ranks(output: Path, *more: str) -> subprocess.Popen:
-    """An endless run on two ranks with a loading process each; returns when it trains."""
+    """Starts a very long run on two ranks, each with one worker; returns after the first log line of an epoch."""
     argv = ["-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={output}", *more, "-opts"]
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=1000", "TRAIN.NUM_EPOCHS=1000", "REPORT_FREQ=2"]
     process = subprocess.Popen(
@@ -113,13 +113,13 @@ def process_of_rank(rank: int, launcher: int) -> int:
     raise LookupError(f"no process of rank {rank}")
 
 
-def test_two_ranks_save_together(tmp_path):
+def test_signal_to_one_rank_interrupts_both(tmp_path):
     process = start_two_ranks(tmp_path)
-    began = time.monotonic()
-    os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # the other hears of it from this one
+    start = time.monotonic()
+    os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # rank 0 receives no signal
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start < 30
     folder = only_run(tmp_path)
     assert f"----- Interrupted by SIGTERM; saved; resume with -resume={folder}" in printed
     assert "Traceback" not in printed and "error" not in printed

@@ -1,6 +1,6 @@
-"""A checkpoint that an earlier version wrote (format 4) is resumed.
+"""Resuming a checkpoint of an earlier version (format 4).
 
-The fixture was trained for 3 steps; `after_25_steps.safetensors` holds the weights with which that version went on.
+The fixture was trained for 3 steps. `after_25_steps.safetensors` has the weights of the earlier version after 25 steps.
 """
 
 import shutil
@@ -23,8 +23,8 @@ def stopped(tmp_path, request):
     return shutil.copytree(fixture, tmp_path / "train-20260101-12-00")
 
 
-def test_it_ends_with_the_weights_of_the_earlier_version(stopped, cpu):
-    """That run had chosen fused attention by measuring; the checkpoint says so."""
+def test_resumed_run_ends_with_the_weights_of_the_earlier_version(stopped, cpu):
+    """The earlier version measured attention speeds, chose fused attention, and saved this choice in the checkpoint."""
     argv = ["-dataset=digits", "-batch_size=64", f"-resume={stopped}", "-opts", *OPTIONS, "MODEL.ATTENTION=fused"]
     train(argv, cpu)
     state = load_checkpoint(stopped / "last.pth")
@@ -36,12 +36,12 @@ def test_it_ends_with_the_weights_of_the_earlier_version(stopped, cpu):
     assert len((stopped / "metrics.csv").read_text().splitlines()) == 2
 
 
-def test_another_attention_is_reported(stopped, cpu):
+def test_changed_attention_is_reported(stopped, cpu):
     argv = ["-dataset=digits", "-batch_size=64", f"-resume={stopped}", "-opts", *OPTIONS, "TRAIN.MAX_STEPS=4"]
     train(argv, cpu)
     assert "MODEL.ATTENTION: fused, now auto" in (stopped / "log.txt").read_text()
 
 
-def test_its_options_file_is_read(stopped):
+def test_config_file_of_the_earlier_version_is_valid(stopped):
     config = parse_command_line([f"-cfg={stopped / 'config.yaml'}"]).config
     assert config.train.model_ema_decay == 0.9

@@ -1,4 +1,4 @@
-"""A run stopped after any step and resumed ends with the weights of an unbroken one, bit for bit."""
+"""A run stopped after any step and resumed ends with the weights of an uninterrupted run, bit for bit."""
 
 import os
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError
 
-# All chance there is: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
-CHANCE = [
+# All random operations: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.
+RANDOM_OPTIONS = [
     "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.1", "TRAIN.MIXUP_ALPHA=0.8",
     "TRAIN.CUTMIX_ALPHA=1.0", "DATA.AFFINE_DEGREES=10", "DATA.AFFINE_TRANSLATE=0.1", "TRAIN.MODEL_EMA=true",
     "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "TRAIN.SMOOTHING=0.1",
@@ -24,9 +24,9 @@ CHANCE = [
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """40 small pictures in two classes, as an ImageNet folder has them."""
-    root = tmp_path_factory.mktemp("pictures")
+def image_folder(tmp_path_factory):
+    """40 training and 7 validation images of two classes, in the folder layout of ImageNet."""
+    root = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for split, count in (("train", 40), ("val", 7)):
         for number in range(count):
@@ -37,45 +37,45 @@ def pictures(tmp_path_factory):
     return root
 
 
-def argv_for(pictures, output, workers: int) -> list[str]:
-    """Flags of a run with 4 steps an epoch: 10 batches of 4, 3 to a step, the last step of a single batch."""
+def argv_for(image_folder, output, workers: int) -> list[str]:
+    """Flags of a run with 4 steps per epoch: 10 batches of 4, 3 per step; the last step has one batch."""
     return [
-        "-dataset=folder", f"-data_path={pictures}", "-batch_size=4", "-accum_iter=3", f"-num_workers={workers}",
-        f"-output={output}", "-opts", *TINY_VIT, *GREY, *CHANCE, "REPORT_FREQ=2",
+        "-dataset=folder", f"-data_path={image_folder}", "-batch_size=4", "-accum_iter=3", f"-num_workers={workers}",
+        f"-output={output}", "-opts", *TINY_VIT, *GREY, *RANDOM_OPTIONS, "REPORT_FREQ=2",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("amp", [[], ["-amp"]], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("workers", "stops"), [(0, range(1, 8)), (2, (2, 4))], ids=["alone", "workers"])
-def test_stopped_after_any_step(pictures, tmp_path, cpu, workers, stops, amp):
-    unbroken = train([*amp, *argv_for(pictures, tmp_path / "unbroken", workers)], cpu)
+@pytest.mark.parametrize(("workers", "stops"), [(0, range(1, 8)), (2, (2, 4))], ids=["no workers", "two workers"])
+def test_resume_after_any_step_is_bit_exact(image_folder, tmp_path, cpu, workers, stops, amp):
+    uninterrupted = train([*amp, *argv_for(image_folder, tmp_path / "uninterrupted", workers)], cpu)
     for stop in stops:
-        argv = [*amp, *argv_for(pictures, tmp_path / str(stop), workers)]
+        argv = [*amp, *argv_for(image_folder, tmp_path / str(stop), workers)]
         stopped = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
         assert load_checkpoint(stopped / "last.pth")["epoch"] == stop // 4
         resumed = train([f"-resume={stopped}", *argv], cpu)
         assert resumed == stopped
-        assert_same_state(states(resumed), states(unbroken), f"stop {stop}")
-        assert rows(resumed) == rows(unbroken)
-        assert step_rows(resumed) == step_rows(unbroken)
+        assert_same_state(states(resumed), states(uninterrupted), f"stop {stop}")
+        assert rows(resumed) == rows(uninterrupted)
+        assert step_rows(resumed) == step_rows(uninterrupted)
 
 
-def test_workers_do_not_matter(pictures, tmp_path, cpu):
-    folders = [train(argv_for(pictures, tmp_path / str(workers), workers), cpu) for workers in (0, 2)]
+def test_number_of_workers_does_not_change_the_result(image_folder, tmp_path, cpu):
+    folders = [train(argv_for(image_folder, tmp_path / str(workers), workers), cpu) for workers in (0, 2)]
     assert_same_state(states(folders[0]), states(folders[1]))
 
 
-def test_fp16_scaler_resumes(digits_argv, cpu):
+def test_resume_restores_the_loss_scale(digits_argv, cpu):
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=6"]
     fp16 = ["-amp", "-amp_dtype=float16", "-batch_size=8"]
-    unbroken = train(fp16 + argv, cpu)
+    uninterrupted = train(fp16 + argv, cpu)
     stopped = train([*fp16, *argv, "TRAIN.MAX_STEPS=3"], cpu)
     resumed = train([f"-resume={stopped / 'last.pth'}", *fp16, *argv], cpu)
-    assert states(unbroken)["precision"]["scaler"]["scale"] == 2.0**16
-    assert_same_state(states(resumed), states(unbroken))
+    assert states(uninterrupted)["precision"]["scaler"]["scale"] == 2.0**16
+    assert_same_state(states(resumed), states(uninterrupted))
 
 
-MISTAKES = {
+INVALID_CHANGES = {
     "optimizer": ("TRAIN.OPTIMIZER.NAME=SGD", r"OPTIMIZER.NAME: the checkpoint used AdamW; use it to resume"),
     "average": ("TRAIN.MODEL_EMA=true", r"MODEL_EMA: differs from the checkpoint"),
     "last epoch": ("TRAIN.LAST_EPOCH=1", r"-last_epoch 1: the checkpoint is at epoch 0"),
@@ -84,24 +84,24 @@ MISTAKES = {
 }
 
 
-def test_mistakes_on_resuming(digits_argv, cpu):
+def test_resume_rejects_invalid_changes(digits_argv, cpu):
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     before = (stopped / "config.yaml").read_text()
-    for option, expected in MISTAKES.values():
+    for option, expected in INVALID_CHANGES.values():
         with pytest.raises(UserError, match=f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option], cpu)
     assert (stopped / "config.yaml").read_text() == before
 
 
-def test_the_pretrained_file_may_be_gone(digits_argv, cpu):
+def test_resume_does_not_need_the_pretrained_file(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     argv = [f"-resume={folder}", *digits_argv, "MODEL.PRETRAINED=gone.pth"]
     run(parse_command_line(["-dry_run", *argv]), cpu, "main_single_gpu.py")
-    assert load_checkpoint(folder / "last.pth")["done_steps"] == 3  # looked at, not trained
+    assert load_checkpoint(folder / "last.pth")["done_steps"] == 3  # a dry run does not train
     assert load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=4"], cpu) / "last.pth")["done_steps"] == 4
 
 
-def test_a_dry_run_finds_what_would_stop_a_resumed_run(digits_argv, cpu):
+def test_dry_run_checks_the_checkpoint(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     with pytest.raises(UserError, match="of another model"):
         run(
@@ -111,8 +111,8 @@ def test_a_dry_run_finds_what_would_stop_a_resumed_run(digits_argv, cpu):
         )
 
 
-def test_an_abandoned_best_is_no_best(digits_argv, cpu):
-    """Resumed from before its own best: that epoch is undone, and the next evaluation is the best."""
+def test_resume_from_before_the_best_epoch_discards_the_best(digits_argv, cpu):
+    """The run resumes from before its best epoch: that epoch is discarded, and the next evaluation is the best."""
     argv = [*digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"]
     folder = train(argv, cpu)
     assert load_checkpoint(folder / "best.pth")["best"]["epoch"] == 2
@@ -120,7 +120,7 @@ def test_an_abandoned_best_is_no_best(digits_argv, cpu):
     assert load_checkpoint(folder / "last.pth")["best"] == load_checkpoint(folder / "best.pth")["best"]
 
 
-def test_killed_before_the_best_was_there(digits_argv, cpu):
+def test_resume_rewrites_a_missing_best_checkpoint(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu)
     best = load_checkpoint(folder / "best.pth")["best"]
     (folder / "best.pth").unlink()
@@ -128,8 +128,8 @@ def test_killed_before_the_best_was_there(digits_argv, cpu):
     assert load_checkpoint(folder / "best.pth")["best"] == load_checkpoint(folder / "last.pth")["best"] == best
 
 
-def test_what_the_run_before_still_saved_is_what_is_resumed(digits_argv, cpu, monkeypatch):
-    """A run that starts while the one before is ending waits for its folder, and reads only then."""
+def test_resume_reads_the_checkpoint_after_locking_the_folder(digits_argv, cpu, monkeypatch):
+    """The previous run may still write; the resumed run waits for the lock and then reads the checkpoint."""
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     early = (folder / "last.pth").read_bytes()
     train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
@@ -137,17 +137,17 @@ def test_what_the_run_before_still_saved_is_what_is_resumed(digits_argv, cpu, mo
     (folder / "last.pth").write_bytes(early)
 
     @contextmanager
-    def held_at_last(path):
+    def write_then_lock(path):
         (path / "last.pth").write_bytes(late)
         yield
 
-    monkeypatch.setattr("engine.commands.open_run.lock_run_folder", held_at_last)
+    monkeypatch.setattr("engine.commands.open_run.lock_run_folder", write_then_lock)
     train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (folder / "log.txt").read_text()
 
 
-def test_resume_into_another_geometry(digits_argv, cpu):
-    """Where a whole number of the new steps goes through the same samples, in the same order; else it is refused."""
+def test_resume_with_another_batch_size(digits_argv, cpu):
+    """Allowed if a whole number of new steps covers the same samples in the same order; otherwise an error."""
     argv = [*digits_argv, "SAVE_FREQ_STEPS=1"]
     stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
     with pytest.raises(UserError, match=r"used 192 samples of its epoch, .* batch size 80; choose .* divides 192"):
@@ -156,23 +156,23 @@ def test_resume_into_another_geometry(digits_argv, cpu):
         train([f"-resume={stopped}", *argv, "SEED=9"], cpu)
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=3"], cpu)
     (first, *_) = [row["step"] for row in rows(stopped)]
-    assert first == "15"  # 44 batches of 32, three to a step
+    assert first == "15"  # 44 batches of 32, 3 per step
 
 
-def test_the_order_of_samples_outlives_a_change_of_devices(digits_argv, cpu, monkeypatch):
-    seen = []
+def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
+    order = []
     original = HostTransform.generator
     monkeypatch.setattr(
-        HostTransform, "generator", lambda self, epoch, index: (seen.append(index), original(self, epoch, index))[1]
+        HostTransform, "generator", lambda self, epoch, index: (order.append(index), original(self, epoch, index))[1]
     )
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)
-    unbroken, seen[:] = list(seen), []
+    uninterrupted, order[:] = list(order), []
     stopped = train([*argv, "TRAIN.MAX_STEPS=6"], cpu)
-    seen = seen[: 6 * 64]  # what was read ahead of the stop is not counted
+    order = order[: 6 * 64]  # without samples prefetched before the stop
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"], cpu)
-    assert seen == unbroken[: len(seen)]
-    assert len(unbroken) == 22 * 64 and len(seen) == 44 * 32
+    assert order == uninterrupted[: len(order)]
+    assert len(uninterrupted) == 22 * 64 and len(order) == 44 * 32
 
 
 def test_differing_options_are_listed(digits_argv, cpu, capsys):
@@ -182,7 +182,7 @@ def test_differing_options_are_listed(digits_argv, cpu, capsys):
     assert expected in capsys.readouterr().out
 
 
-def test_two_runs_never_share_a_folder(digits_argv, cpu, monkeypatch):
+def test_two_runs_cannot_use_the_same_folder(digits_argv, cpu, monkeypatch):
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.2)
     with (

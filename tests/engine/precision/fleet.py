@@ -1,4 +1,4 @@
-"""Fleet's rules for the loss scale in plain Python: PaddlePaddle's `update_loss_scaling` operator, with a floor."""
+"""Fleet's loss-scale rules in plain Python: PaddlePaddle's `update_loss_scaling` operator, with a minimum scale."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class FleetScale:
     bad_steps: int = 0
 
     def update(self, overflow: bool) -> float:
-        """The scale for the next step."""
+        """Returns the scale for the next step."""
         if not self.dynamic:
             return self.scale
         if overflow:

@@ -1,4 +1,4 @@
-"""One rank of test_levels.py: trains on its part of a batch and prints the resulting weights.
+"""One rank of test_levels.py: trains on its share of each batch and prints the resulting weights.
 
 python levels_worker.py LEVEL RANKS
 """
@@ -36,7 +36,7 @@ def main(level: str) -> int:
 
 
 def train(level: str, context: ProcessContext):
-    """Four steps of two micro-steps each."""
+    """Trains for four steps of two micro-steps each."""
     precision = Precision(Amp.model_validate({"ENABLED": True, "LEVEL": level}), context.device)
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=48, num_classes=5)
@@ -45,15 +45,15 @@ def train(level: str, context: ProcessContext):
     strategy = build_strategy(context)
     torch.manual_seed(1)
     images, targets = torch.randn(4, 2, 8, 3, 16, 16), torch.arange(8) % 5
-    mine = slice(context.rank, None, context.world_size)
+    own_samples = slice(context.rank, None, context.world_size)
     with precision.autocast():
         wrapped = strategy.wrap(compute_model, images[0, 0, :2])
     for step, micro_batches in enumerate(images):
         for micro_step, batch in enumerate(micro_batches):
             with nullcontext() if micro_step == 1 else strategy.no_sync(wrapped):
                 with precision.autocast():
-                    logits = wrapped(batch[mine])
-                precision.scaler.scale(cross_entropy(logits.float(), targets[mine]) / 2).backward()
+                    logits = wrapped(batch[own_samples])
+                precision.scaler.scale(cross_entropy(logits.float(), targets[own_samples]) / 2).backward()
         precision.step(optimizer, max_norm=None, seed=step)
     return precision.weights
 

@@ -1,4 +1,4 @@
-"""O1, O2 and O3: dtypes of the weights, training close to fp32, exact resume, unbiased rounding."""
+"""Levels O1, O2 and O3: weight dtypes, training close to fp32, exact resume, unbiased rounding."""
 
 import json
 
@@ -21,7 +21,7 @@ LEVELS = ["O1", "O2", "O3"]
 
 
 def precision(level: str, dtype: str = "bfloat16", device: torch.device = CPU) -> Precision:
-    """O0 is fp32."""
+    """The precision policy of a level; O0 is fp32."""
     amp = {"ENABLED": True, "DTYPE": dtype, "LEVEL": level} if level != "O0" else {}
     return Precision(Amp.model_validate(amp), device)
 
@@ -45,7 +45,7 @@ def weights_of(policy: Precision, model: nn.Module) -> MasterWeights:
     return policy.weights
 
 
-def test_which_weights_are_half():
+def test_weight_dtypes_of_each_level():
     for level in LEVELS:
         weights = weights_of(precision(level), tiny_vit())
         assert set(dtypes(weights.master).values()) == {torch.float32}
@@ -56,7 +56,7 @@ def test_which_weights_are_half():
     assert dtypes(weights_of(precision("O2"), tiny_vit()).stored)["head.weight"] == torch.float32
 
 
-def test_batch_norm_keeps_its_statistics_in_fp32_in_every_level():
+def test_batch_norm_statistics_are_fp32_in_every_level():
     for level in LEVELS:
         model = timm.create_model("test_resnet", num_classes=5)
         policy = precision(level)
@@ -69,7 +69,7 @@ def test_batch_norm_keeps_its_statistics_in_fp32_in_every_level():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
+def test_logits_are_half_and_close_to_fp32(level, dtype):
     model, images = tiny_vit().eval(), torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         expected = model(images)
@@ -82,7 +82,7 @@ def test_logits_are_near_fp32s_and_of_the_right_type(level, dtype):
 
 
 def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], MasterWeights]:
-    """A few steps on one batch."""
+    """Trains on one batch; returns the loss of each step and the weights."""
     policy = precision(level, dtype, device)
     weights = weights_of(policy, tiny_vit().to(device))
     optimizer = torch.optim.AdamW(weights.master.parameters(), lr=2e-3, fused=True)
@@ -101,29 +101,29 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_learns_as_fp32_does(level, dtype):
+def test_every_level_reaches_the_loss_of_fp32(level, dtype):
     expected, _ = train_steps("O0", dtype, 30)
     losses, weights = train_steps(level, dtype, 30)
     assert expected[-1] < 0.2
     assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
-    for kept, used in zip(weights.master.parameters(), weights.compute.parameters(), strict=True):
-        if level == "O2":  # the half weights are the masters, rounded
-            assert torch.equal(used.float(), kept.to(used.dtype).float())
-        assert kept.grad is None
+    for master, compute in zip(weights.master.parameters(), weights.compute.parameters(), strict=True):
+        if level == "O2":  # half weights are the rounded master weights
+            assert torch.equal(compute.float(), master.to(compute.dtype).float())
+        assert master.grad is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_learns_on_a_gpu(level, dtype):
+def test_every_level_reaches_the_loss_of_fp32_on_a_gpu(level, dtype):
     gpu = torch.device("cuda:0")
     expected, _ = train_steps("O0", dtype, 30, gpu)
     losses, _ = train_steps(level, dtype, 30, gpu)
     assert losses[-1] == pytest.approx(expected[-1], abs=0.1)
 
 
-def test_rounding_is_right_on_average_and_keeps_half_values():
-    """An update of a tenth of the distance between two half values: to the nearest, nothing would ever change."""
+def test_stochastic_rounding_is_unbiased():
+    """Each update is a tenth of the distance between two half values; round-to-nearest would never change a weight."""
     full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
     nn.init.constant_(full.weight, 1.0)
     weights = MasterWeights(full, half_copy(full, half, include_norms=True), keep_master=False)
@@ -140,7 +140,7 @@ def test_rounding_is_right_on_average_and_keeps_half_values():
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_rounding_keeps_every_half_value(half):
+def test_stochastic_rounding_keeps_every_half_value(half):
     values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
     values = values[values.isfinite()]
     full = nn.Module()
@@ -152,7 +152,7 @@ def test_rounding_keeps_every_half_value(half):
         assert torch.equal(weights.compute.weight, values)
 
 
-def test_a_frozen_weight_is_not_touched():
+def test_frozen_weights_do_not_change():
     model = tiny_vit()
     model.requires_grad_(False)
     model.head.requires_grad_(True)
@@ -166,7 +166,7 @@ def test_a_frozen_weight_is_not_touched():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_two_ranks_hold_the_same_weights_and_train_as_one_does(level):
+def test_two_ranks_have_equal_weights_close_to_those_of_one_rank(level):
     """Stochastic rounding must draw the same numbers on every rank."""
     reports = {}
     for ranks in ("1", "2"):
@@ -174,15 +174,15 @@ def test_two_ranks_hold_the_same_weights_and_train_as_one_does(level):
         reports[ranks] = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     first, second = reports["2"]
     assert (first["sum"], first["first"]) == (second["sum"], second["first"])
-    (alone,) = reports["1"]
-    assert first["first"] == pytest.approx(alone["first"], abs=4e-3)
+    (one_rank,) = reports["1"]
+    assert first["first"] == pytest.approx(one_rank["first"], abs=4e-3)
 
 
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
-def test_a_stopped_run_resumes_bit_for_bit(digits_argv, cpu, level):
+def test_resume_is_bit_exact(digits_argv, cpu, level):
     argv = ["-amp", "-batch_size=32", *digits_argv, *RUN, f"AMP.LEVEL={level}", "TRAIN.NUM_EPOCHS=1"]
     states = []
     for stops in ([], [7]):
@@ -198,8 +198,8 @@ def test_a_stopped_run_resumes_bit_for_bit(digits_argv, cpu, level):
     assert states[0]["ema"]["head.weight"].dtype == torch.float32
 
 
-def test_a_checkpoint_is_resumed_in_another_level(digits_argv, cpu):
-    """The weights are taken over: another step changes them by no more than its rate and half's precision."""
+def test_resume_in_another_level(digits_argv, cpu):
+    """Resuming keeps the weights: one more step changes them by at most its learning rate and a rounding error."""
     folder, before = None, None
     for stop, level in enumerate(("O3", "O2", "O1", "O3"), 1):
         resume = [f"-resume={folder}"] if folder else []
@@ -213,7 +213,7 @@ def test_a_checkpoint_is_resumed_in_another_level(digits_argv, cpu):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_evaluation_in_any_level_is_near_fp32s(digits_argv, cpu, level):
+def test_evaluation_in_every_level_is_close_to_fp32(digits_argv, cpu, level):
     folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=4", "SAVE_FREQ=4"], cpu)
     losses = []
     for options in (["AMP=false"], ["AMP.ENABLED=true", f"AMP.LEVEL={level}"]):
@@ -225,20 +225,20 @@ def test_an_evaluation_in_any_level_is_near_fp32s(digits_argv, cpu, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_frozen_backbone_comes_back_when_its_run_is_resumed(digits_argv, cpu, level):
-    """The average, too, must not be drawn towards the weights of a fresh model."""
+def test_resume_restores_a_frozen_backbone(digits_argv, cpu, level):
+    """The averaged weights must not include the weights of a newly initialized model."""
     pretrained = train([*digits_argv, "TRAIN.MAX_STEPS=5"], cpu) / "last.pth"
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, "MODEL.FREEZE_BACKBONE=true", f"AMP.LEVEL={level}"]
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1"]
-    unbroken = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
     resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
     for part in ("model", "ema", "optimizer"):
-        assert_same_state(resumed[part], unbroken[part], part)
+        assert_same_state(resumed[part], uninterrupted[part], part)
 
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
-def test_buffers_are_half_where_everything_is(name):
+def test_buffers_are_half_in_o3(name):
     sizes = {"beit_base_patch16_224": {"embed_dim": 48, "num_heads": 3}}.get(name, {"embed_dim": 24})
     model = (
         timm.create_model(name, num_classes=5, depth=1, **sizes)
@@ -251,12 +251,9 @@ def test_buffers_are_half_where_everything_is(name):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_dry_run_counts_the_same_work_in_every_level(digits_argv, cpu, level, capsys):
-    run(
-        parse_command_line(["-dry_run", "-amp", *digits_argv, f"AMP.LEVEL={level}", "AMP.CUSTOM_BLACK_LIST=[gelu]"]),
-        cpu,
-        "",
-    )
+def test_dry_run_counts_the_same_flops_in_every_level(digits_argv, cpu, level, capsys):
+    argv = ["-dry_run", "-amp", *digits_argv, f"AMP.LEVEL={level}", "AMP.CUSTOM_BLACK_LIST=[gelu]"]
+    run(parse_command_line(argv), cpu, "")
     assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
     with pytest.raises(UserError, match="galu is neither an op"):
         weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
@@ -265,28 +262,23 @@ def test_a_dry_run_counts_the_same_work_in_every_level(digits_argv, cpu, level, 
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
-def test_evaluation_honours_the_level(digits_argv, cpu, level, monkeypatch):
-    seen = []
+def test_evaluation_uses_the_level(digits_argv, cpu, level, monkeypatch):
+    dtypes_of_head = []
 
     def evaluate(model, *_):
-        seen.append(dtypes(model)["head.weight"])
+        dtypes_of_head.append(dtypes(model)["head.weight"])
         raise KeyboardInterrupt
 
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
     monkeypatch.setattr("engine.commands.evaluate.evaluate", evaluate)
+    argv = ["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
     with pytest.raises(KeyboardInterrupt):
-        run(
-            parse_command_line(
-                ["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
-            ),
-            cpu,
-            "",
-        )
-    assert seen == [torch.bfloat16]
+        run(parse_command_line(argv), cpu, "")
+    assert dtypes_of_head == [torch.bfloat16]
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])
-def test_tf32_follows_amp_unless_told(options, expected):
+def test_tf32_follows_amp_unless_set(options, expected):
     Precision(Amp.model_validate(options), CPU)
     assert torch.backends.cuda.matmul.allow_tf32 is expected
     assert torch.backends.cudnn.allow_tf32 is expected
@@ -294,10 +286,8 @@ def test_tf32_follows_amp_unless_told(options, expected):
     assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
 
 
-def test_options_reach_a_run():
-    amp = parse_command_line(
-        ["-amp_dtype=float16", "-opts", *TINY_VIT, *GREY, "AMP.LEVEL=O2", "AMP.INIT_LOSS_SCALING=1024"]
-    ).config.amp
-    policy = Precision(amp, CPU)
+def test_options_reach_the_policy():
+    argv = ["-amp_dtype=float16", "-opts", *TINY_VIT, *GREY, "AMP.LEVEL=O2", "AMP.INIT_LOSS_SCALING=1024"]
+    policy = Precision(parse_command_line(argv).config.amp, CPU)
     assert policy.scaler.get_scale() == 1024
     assert "O2: float16 weights" in policy.describe() and "loss scale 1024, dynamic" in policy.describe()

@@ -1,4 +1,4 @@
-"""Listed ops and modules compute in their type, forward and backward; gradients are right against fp64."""
+"""Listed ops and modules compute in the listed dtype, forward and backward; gradients are compared with fp64."""
 
 import copy
 import math
@@ -45,26 +45,26 @@ def gradients(model: nn.Module, policy: Precision | None, forward=None) -> dict[
 
 
 def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
-    """Relative, over all gradients."""
+    """Returns the relative error of all gradients together."""
     difference = math.sqrt(sum((found[name] - exact[name]).square().sum().item() for name in exact))
     return difference / math.sqrt(sum(value.square().sum().item() for value in exact.values()))
 
 
-EVERYTHING = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add", "mul")
+ALL_OPS = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add", "mul")
 
 
-def test_gradients_with_all_ops_in_fp32_are_fp32s():
+def test_all_ops_in_fp32_give_fp32_gradients():
     exact = gradients(vit(torch.float64), None)
     model = vit()
     plain = policy()
     assert error(gradients(model, plain), exact) > 1e-3
-    listed = policy(black=EVERYTHING)
+    listed = policy(black=ALL_OPS)
     listed.apply_op_lists(model)
     assert error(gradients(model, listed), exact) < 1e-5
 
 
 @pytest.mark.parametrize("black", [("softmax", "gelu", "layer_norm"), ("linear", "matmul"), ("blocks.1.*",)])
-def test_each_listed_op_brings_gradients_nearer_to_fp64(black):
+def test_listed_ops_reduce_the_gradient_error(black):
     exact = gradients(vit(torch.float64), None)
     model, listed = vit(), policy(black=black)
     without = error(gradients(model, listed), exact)
@@ -100,7 +100,7 @@ def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]
     return seen
 
 
-def test_a_module_pattern_takes_all_that_is_inside():
+def test_module_pattern_includes_submodules():
     model, listed = vit(), policy(black=("blocks.1.*",))
     listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
@@ -110,14 +110,14 @@ def test_a_module_pattern_takes_all_that_is_inside():
     assert seen["head"] == torch.bfloat16
 
 
-def test_a_name_of_both_an_op_and_a_module_is_both():
+def test_name_of_an_op_and_a_module_selects_both():
     model, listed = vit(), policy(white=("norm",))
     listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     assert (seen["norm"], seen["blocks.0.norm1"]) == (torch.bfloat16, torch.float32)
 
 
-def test_black_wins_over_white():
+def test_black_list_overrides_white_list():
     model, listed = vit(), policy(black=("gelu", "blocks.1.mlp"), white=("blocks.*",))
     listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
@@ -126,15 +126,15 @@ def test_black_wins_over_white():
     assert seen["blocks.1.mlp.fc2"] == torch.float32
 
 
-def test_in_o3_a_black_op_gives_half_back():
+def test_black_listed_op_returns_half_in_o3():
     model, listed = vit(), policy(black=("softmax", "linear"), level="O3")
     listed.apply_op_lists(model)
     seen = output_dtypes(model, listed)
     assert set(seen.values()) == {torch.bfloat16}
 
 
-def test_a_black_list_saves_what_overflows_in_fp16():
-    """Attention logits above 65504: fp16 makes them inf and the gradients NaN."""
+def test_black_list_prevents_an_fp16_overflow():
+    """Attention logits above 65504 become inf in fp16; the gradients become NaN."""
     model = vit()
     with torch.no_grad():
         model.blocks[0].attn.qkv.weight.mul_(2000)
@@ -144,7 +144,7 @@ def test_a_black_list_saves_what_overflows_in_fp16():
     assert all(value.isfinite().all() for value in gradients(model, listed).values())
 
 
-def test_running_statistics_are_updated_where_batch_norm_is_listed():
+def test_listed_batch_norm_updates_its_running_statistics():
     plain, listed = (timm.create_model("test_resnet", num_classes=5) for _ in range(2))
     listed.load_state_dict(plain.state_dict())
     white = policy(white=("batch_norm",))
@@ -157,7 +157,7 @@ def test_running_statistics_are_updated_where_batch_norm_is_listed():
     assert listed.bn1.running_mean.any()
 
 
-def test_copies_keep_the_lists():
+def test_copied_model_keeps_the_lists():
     model, listed = vit(), policy(black=("gelu",))
     listed.apply_op_lists(model)
     assert output_dtypes(copy.deepcopy(model), listed)["blocks.0.mlp.act"] == torch.float32
@@ -165,25 +165,25 @@ def test_copies_keep_the_lists():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_autocast_keeps_in_fp32_on_a_gpu_can_be_half():
+def test_white_list_overrides_autocast_on_a_gpu():
     gpu, white = torch.device("cuda:0"), {"ENABLED": True, "CUSTOM_WHITE_LIST": ("layer_norm",)}
     model, listed = vit().to(gpu), Precision(Amp.model_validate(white), gpu)
     seen = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    for prepare in (lambda model: None, listed.prepare):
+    for prepare in (lambda model: None, listed.apply_op_lists):
         prepare(model)
         with listed.autocast():
             model(torch.randn(2, 3, 32, 32, device=gpu))
     assert seen == [torch.float32, torch.float16]
 
 
-def test_every_op_is_one_of_torchs():
+def test_every_op_exists_in_torch():
     assert all(_functions(op) for op in OPS)
 
 
 @pytest.mark.parametrize(
     ("entry", "hint"), [("sofmax", "softmax"), ("block.1.mlp", "blocks.1.mlp"), ("blocks.7.*", "blocks.")]
 )
-def test_an_unknown_name_is_refused_with_its_neighbour(entry, hint):
+def test_unknown_name_suggests_the_nearest_name(entry, hint):
     with pytest.raises(UserError, match=rf"AMP.CUSTOM_WHITE_LIST: .* neither an op nor a module .*did you mean {hint}"):
         policy(white=(entry,)).apply_op_lists(vit())

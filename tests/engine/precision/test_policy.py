@@ -13,7 +13,7 @@ from engine.training.weight_average import WeightAverage
 CPU = torch.device("cpu")
 
 
-def test_fp16_overflow_backs_off_and_recovers():
+def test_fp16_overflow_lowers_the_loss_scale():
     device = torch.device("cpu")
     precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": "float16"}), device)
     model = precision.attach(nn.Linear(64, 4))
@@ -42,7 +42,7 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_autocast_dtype_on_a_gpu_is_fp16_with_scaling():
+def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
     assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16
 
@@ -68,17 +68,17 @@ def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm
     assert all(parameter.grad is None for parameter in (*model.parameters(), *compute.parameters()))
 
 
-def test_a_skipped_step_moves_neither_the_weights_nor_their_average():
+def test_skipped_step_keeps_the_weights_and_their_average():
     precision = Precision(Amp(), CPU)
     torch.manual_seed(0)
     model = precision.attach(nn.Linear(4, 2))
     average = WeightAverage(model, decay=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    for images, moves in ((torch.ones(1, 4), True), (torch.full((1, 4), math.nan), False), (torch.ones(1, 4), True)):
+    for images, applied in ((torch.ones(1, 4), True), (torch.full((1, 4), math.nan), False), (torch.ones(1, 4), True)):
         before = [value.clone() for value in (model.weight, average.module.weight)]
         precision.scaler.scale(model(images).sum()).backward()
         precision.step(optimizer, None, 0, average)
         after = model.weight, average.module.weight
-        assert [not torch.equal(*pair) for pair in zip(before, after, strict=True)] == [moves, moves]
-        expected = 0.5 * before[1] + 0.5 * model.weight if moves else before[1]
+        assert [not torch.equal(*pair) for pair in zip(before, after, strict=True)] == [applied, applied]
+        expected = 0.5 * before[1] + 0.5 * model.weight if applied else before[1]
         assert torch.allclose(average.module.weight, expected, atol=1e-7)

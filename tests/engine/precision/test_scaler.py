@@ -1,4 +1,4 @@
-"""The loss scale follows Fleet's rules for any pattern of overflows; what never reaches the weights."""
+"""The loss scale follows Fleet's rules for any pattern of overflows; skipped steps never change the weights."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def fleet(amp: Amp) -> FleetScale:
 
 
 class Training:
-    """A model whose gradients overflow when told to."""
+    """A model whose gradients overflow on request."""
 
     def __init__(self, amp: Amp) -> None:
         self.scaler = Precision(amp, CPU).scaler
@@ -51,10 +51,10 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, fused=True)
 
     def step(self, overflow: bool) -> tuple[float, int, bool]:
-        """The scale after the step, steps skipped so far, whether the weights moved."""
+        """Returns the scale after the step, the number of skipped steps, and whether the weights changed."""
         before = self.model.weight.item()
         bad = math.inf if self.scaler.skipped % 2 else math.nan
-        # The scale is divided out beforehand: 2^126 times it would overflow by itself.
+        # The loss is divided by the scale: a loss multiplied by 2^126 would overflow in every step.
         loss = self.model(torch.tensor([[bad if overflow else 1.0]])).sum() / self.scaler.get_scale()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
@@ -65,8 +65,8 @@ class Training:
 
 @settings(max_examples=150, deadline=None)
 @given(rules, st.lists(st.booleans(), max_size=25), st.integers(0, 25))
-def test_any_pattern_follows_fleets_rules(rules, overflows, saved_at):
-    """Also when the state is saved, loaded into a fresh run and gone on with somewhere on the way."""
+def test_any_overflow_pattern_follows_the_rules_of_fleet(rules, overflows, saved_at):
+    """Before step `saved_at`, the state is saved and loaded into a new scaler."""
     amp = fp16(rules)
     expected, training = fleet(amp), Training(amp)
     for number, overflow in enumerate(overflows):
@@ -74,34 +74,34 @@ def test_any_pattern_follows_fleets_rules(rules, overflows, saved_at):
             state, training = training.scaler.state_dict(), Training(amp)
             training.scaler.load_state_dict(json.loads(json.dumps(state)))
         scale, skipped, moved = training.step(overflow)
-        wanted = expected.update(overflow)
-        if math.isfinite(torch.tensor(wanted).item()):
-            assert scale == pytest.approx(wanted, rel=1e-6)
+        expected_scale = expected.update(overflow)
+        if math.isfinite(torch.tensor(expected_scale).item()):
+            assert scale == pytest.approx(expected_scale, rel=1e-6)
         else:
-            expected.scale = scale  # the largest fp32 is the ceiling
+            expected.scale = scale  # the scale is at most the largest fp32 value
             assert math.isfinite(scale)
         assert skipped == sum(overflows[: number + 1])
         assert not (overflow and moved)
 
 
-@pytest.mark.parametrize("patterns", ["0110100111100001", "0100000100110000,0010100001100001"], ids=["alone", "two"])
-def test_real_float16_overflow_on_every_rank_alike(patterns):
-    """On two ranks an overflow of one is an overflow of both."""
+@pytest.mark.parametrize(
+    "patterns", ["0110100111100001", "0100000100110000,0010100001100001"], ids=["one rank", "two ranks"]
+)
+def test_ranks_agree_on_real_float16_overflows(patterns):
+    """An overflow on one rank skips the step on both ranks."""
     printed = run_script("tests/engine/precision/scaler_worker.py", patterns)
     reports = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     amp = fp16(
         {"INIT_LOSS_SCALING": 1024, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2, "MIN_LOSS_SCALING": 64}
     )
-    model, overflows = (
-        fleet(amp),
-        [any(flag == "1" for flag in column) for column in zip(*patterns.split(","), strict=True)],
-    )
+    model = fleet(amp)
+    overflows = [any(flag == "1" for flag in column) for column in zip(*patterns.split(","), strict=True)]
     expected = [[model.update(overflow), sum(overflows[: number + 1])] for number, overflow in enumerate(overflows)]
-    assert [report["seen"] for report in reports] == [expected] * len(patterns.split(","))
+    assert [report["history"] for report in reports] == [expected] * len(patterns.split(","))
     assert all(report["finite"] for report in reports)
 
 
-def test_the_rules_are_the_present_options_after_loading():
+def test_loaded_state_uses_the_current_options():
     old, new = Training(fp16({"INIT_LOSS_SCALING": 64.0})), Training(fp16({"DECR_RATIO": 0.25}))
     old.step(True)
     new.scaler.load_state_dict(old.scaler.state_dict())
@@ -113,18 +113,18 @@ def test_the_rules_are_the_present_options_after_loading():
 
 
 @pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
-def test_says_when_too_many_are_consecutive_skipped(amp):
+def test_limit_of_consecutive_skipped_steps(amp):
     training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))
-    verdicts = []
+    results = []
     for overflow in (True, True, False, True, True, True, False):
         training.step(overflow)
-        verdicts.append(training.scaler.skipped_too_often())
-    assert verdicts == [False] * 5 + [True, False]
-    endless = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 0}))
-    assert not any(endless.step(True) and endless.scaler.skipped_too_often() for _ in range(40))
+        results.append(training.scaler.skipped_too_often())
+    assert results == [False] * 5 + [True, False]
+    unlimited = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 0}))
+    assert not any(unlimited.step(True) and unlimited.scaler.skipped_too_often() for _ in range(40))
 
 
-def test_the_limit_lets_the_scale_fall_to_its_lowest():
+def test_default_limit_allows_the_scale_to_reach_its_minimum():
     limits = [({}, 18), ({"MAX_SKIPPED_STEPS": 5}, 5), ({"INIT_LOSS_SCALING": 32768, "DECR_EVERY_N_NAN_OR_INF": 2}, 32),
               ({"DECR_RATIO": 0.1, "INIT_LOSS_SCALING": 1000}, 5), ({"INIT_LOSS_SCALING": 1}, 2)]  # fmt: skip
     for options, expected in limits:
@@ -138,8 +138,8 @@ def test_the_limit_lets_the_scale_fall_to_its_lowest():
     assert training.scaler.get_scale() == 1.0 and training.scaler.consecutive_skipped == 0
 
 
-def test_a_first_step_that_is_skipped_leaves_no_momentum():
-    """torch's fused SGD would go on with memory that it never wrote."""
+def test_skipped_first_step_leaves_no_momentum():
+    """If the first step is skipped, torch's fused SGD leaves its momentum buffer uninitialized."""
     results = []
     for skips in (0, 1):
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_a_first_step_that_is_skipped_leaves_no_momentum():
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, fused, max_norm, bad):
+def test_non_finite_gradients_never_change_the_weights(optimizer_class, fused, max_norm, bad):
     model = nn.Linear(4, 3)
     optimizer = optimizer_class(model.parameters(), lr=0.1, fused=fused)
     scaler = LossScaler(CPU)
@@ -182,8 +182,8 @@ def test_non_finite_gradient_never_reaches_the_weights(optimizer_class, fused, m
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6], ids=["clipped", "sometimes", "never"])
 @pytest.mark.parametrize("scale", [1.0, 65536.0])
-def test_clipping_within_the_optimizers_step_is_torchs_clipping(optimizer_class, max_norm, scale):
-    """Through several steps, an overflow among them, against gradients that are unscaled and clipped beforehand."""
+def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm, scale):
+    """Eight steps, one with an overflow. The unfused optimizer receives unscaled and clipped gradients."""
     results = []
     for fused in (True, False):
         torch.manual_seed(0)
@@ -201,8 +201,8 @@ def test_clipping_within_the_optimizers_step_is_torchs_clipping(optimizer_class,
     assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
 
 
-def test_clipped_gradients_have_the_norm_that_was_asked_for():
-    """A step of plain SGD at rate 1 moves the weights by the gradient itself."""
+def test_clipped_gradients_have_the_max_norm():
+    """A step of SGD with a learning rate of 1 subtracts the gradient from the weights."""
     for factor, expected in ((100.0, 0.5), (1e-3, None)):
         torch.manual_seed(0)
         model, scaler = nn.Linear(8, 8, bias=False), LossScaler(CPU, init_scale=1024.0)
@@ -215,17 +215,17 @@ def test_clipped_gradients_have_the_norm_that_was_asked_for():
         assert nn.functional.cosine_similarity(moved.flatten(), gradient.flatten(), 0).item() == pytest.approx(1)
 
 
-def test_unit_scale_changes_nothing():
-    """fp32 under the static scaler is fp32 without one, bit for bit."""
+def test_static_scale_of_one_does_not_change_training():
+    """Training in fp32 with a static scale of 1 equals training without a scaler, bit for bit."""
     results = []
-    for guarded in (False, True):
+    for with_scaler in (False, True):
         torch.manual_seed(0)
         model = nn.Linear(8, 8)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
         scaler = LossScaler(CPU)
         for _ in range(20):
             loss = model(torch.randn(4, 8)).square().sum()
-            if guarded:
+            if with_scaler:
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
@@ -238,7 +238,7 @@ def test_unit_scale_changes_nothing():
 
 
 def test_scale_never_reaches_zero():
-    """A scale of 0 would make every gradient finite, and NaN when it is divided out again."""
+    """With a scale of 0, every gradient would be finite before unscaling and NaN after it."""
     training = Training(fp16({}))
     for step in range(200):
         scale, skipped, _ = training.step(step < 199)
@@ -247,15 +247,15 @@ def test_scale_never_reaches_zero():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_answers_two_steps_late():
+def test_gpu_reports_skipped_steps_two_steps_late():
     scaler = LossScaler(torch.device("cuda"), max_skipped=2)
     model = nn.Linear(1, 1, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    verdicts = []
+    results = []
     for _ in range(6):
         scaler.scale(model(torch.full((1, 1), math.inf, device="cuda")).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        verdicts.append(scaler.skipped_too_often())
-    assert verdicts == [False, False, False, True, True, True]
+        results.append(scaler.skipped_too_often())
+    assert results == [False, False, False, True, True, True]

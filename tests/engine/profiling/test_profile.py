@@ -38,12 +38,14 @@ def event(category: str, name: str, start: float, stop: float, **arguments: int)
     return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": stop - start, "args": arguments}
 
 
-def host(*spans: tuple[str, float, float]) -> list[dict]:
+def host_events(*spans: tuple[str, float, float]) -> list[dict]:
     return [event("user_annotation", *span) for span in spans]
 
 
-def gpu(start: float, stop: float, launched: float | None, name: str = "gemm", category: str = "kernel") -> list[dict]:
-    """GPU work, and its launch unless that precedes the trace."""
+def gpu_events(
+    start: float, stop: float, launched: float | None, name: str = "gemm", category: str = "kernel"
+) -> list[dict]:
+    """Events of GPU work and of its launch; `launched` is None if the launch precedes the trace."""
     number = random.getrandbits(60)
     work = [event(category, name, start, stop, correlation=number)]
     if launched is not None:
@@ -51,10 +53,10 @@ def gpu(start: float, stop: float, launched: float | None, name: str = "gemm", c
     return work
 
 
-def test_on_a_cpu_phases_have_the_time_of_their_labels():
+def test_cpu_phases_have_the_time_of_their_labels():
     events = [
-        *host((WINDOW, 1000, 2000), (DATA_WAIT, 900, 1100), (FORWARD, 1100, 1400), (BACKWARD, 1400, 1900)),
-        *host(("Optimizer.step#AdamW.step", 1900, 1990), (OPTIMIZER, 1900, 2100)),
+        *host_events((WINDOW, 1000, 2000), (DATA_WAIT, 900, 1100), (FORWARD, 1100, 1400), (BACKWARD, 1400, 1900)),
+        *host_events(("Optimizer.step#AdamW.step", 1900, 1990), (OPTIMIZER, 1900, 2100)),
         event("cpu_op", "aten::mm", 1100, 1400),
         {"ph": "M", "name": "process_name"},
     ]
@@ -66,17 +68,17 @@ def test_on_a_cpu_phases_have_the_time_of_their_labels():
 
 
 def test_gpu_work_belongs_to_the_phase_that_launched_it():
-    """The host runs ahead of the GPU: work runs while the host is in a later phase, or in none."""
+    """The host runs ahead: the GPU works while the host is in a later phase or outside all phases."""
     labels = ((WINDOW, 0, 1000), (DATA_WAIT, 0, 100), (FORWARD, 100, 200), (BACKWARD, 200, 400), (LOGGING, 400, 410))
     events = [
-        *host(*labels),
-        *gpu(20, 60, launched=5, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
-        *gpu(150, 450, launched=110),  # forward, computed during backward
-        *gpu(450, 700, launched=390),  # backward; from the thread of autograd
-        *gpu(600, 800, launched=395, name="ncclDevKernel_AllReduce_Sum_f32"),  # half of it overlaps computation
-        *gpu(650, 850, launched=50, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
-        *gpu(900, 950, launched=450, name="Memcpy DtoH", category="gpu_memcpy"),
-        *gpu(950, 960, launched=None),
+        *host_events(*labels),
+        *gpu_events(20, 60, launched=5, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
+        *gpu_events(150, 450, launched=110),  # forward, computed during backward
+        *gpu_events(450, 700, launched=390),  # backward; from the thread of autograd
+        *gpu_events(600, 800, launched=395, name="ncclDevKernel_AllReduce_Sum_f32"),  # half of it overlaps computation
+        *gpu_events(650, 850, launched=50, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy"),
+        *gpu_events(900, 950, launched=450, name="Memcpy DtoH", category="gpu_memcpy"),
+        *gpu_events(950, 960, launched=None),
     ]
     times = step_times(events, steps=1, on_gpu=True)
     microseconds = {phase: round(1e6 * seconds) for phase, seconds in times.busy.items()}
@@ -89,25 +91,25 @@ def test_gpu_work_belongs_to_the_phase_that_launched_it():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_microsecond_belongs_to_one_phase(seed):
-    """Equal to a count by microsecond: computation before communication before copies before phases of the host."""
+    """Compares with a count per microsecond. Priority: computation, communication, copies, then host phases."""
     rng = random.Random(seed)
-    cuts = sorted(rng.sample(range(1, 300), 12))
-    labels = [(rng.choice(LABELLED), start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
-    events = host((WINDOW, 10, 290), *labels)
+    bounds = sorted(rng.sample(range(1, 300), 12))
+    labels = [(rng.choice(LABELLED), start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+    events = host_events((WINDOW, 10, 290), *labels)
     expected_phase: dict[int, str] = {}
     for kind, name, category in (
         ("compute", "gemm", "kernel"), (COMMUNICATION, "ncclDevKernel", "kernel"), (COPY, "Memcpy HtoD", "gpu_memcpy"),
     ):  # fmt: skip
         for start in sorted(rng.sample(range(300), 8)):
             stop, launched = start + rng.randint(1, 30), rng.randrange(300)
-            events += gpu(start, stop, launched, name, category)
+            events += gpu_events(start, stop, launched, name, category)
             launching = next((phase for phase, begin, end in labels if begin <= launched < end), OTHER)
             if any(launched == end for _, _, end in labels):
                 launching = next(phase for phase, _, end in labels if launched == end)
-            for moment in range(start, stop):
-                expected_phase.setdefault(moment, launching if kind == "compute" else kind)
+            for microsecond in range(start, stop):
+                expected_phase.setdefault(microsecond, launching if kind == "compute" else kind)
     times = step_times(events, steps=1, on_gpu=True)
-    expected = [expected_phase.get(moment) for moment in range(10, 290)]
+    expected = [expected_phase.get(microsecond) for microsecond in range(10, 290)]
     for phase in PHASES:
         assert 1e6 * times.busy.get(phase, 0) == pytest.approx(expected.count(phase), abs=1e-6)
     assert 1e6 * sum(times.idle.values()) == pytest.approx(expected.count(None), abs=1e-6)
@@ -142,10 +144,10 @@ def profile(busy: dict | None = None, idle: dict | None = None, **changes) -> Pr
 CPU = {"device_type": "cpu", "is_compiled": False}
 MASKS = [Op("ampvit::random_mask", 0.3, 49)]
 ELEMENTWISE = [Op("aten::mm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::add_", 0.1, 24), Op("aten::copy_", 0.1, 9)]
-WAITS = {"idle": {FORWARD: 0.2, BACKWARD: 0.2}}
+LAUNCH_WAITS = {"idle": {FORWARD: 0.2, BACKWARD: 0.2}}
 
 
-def test_without_a_bottleneck_there_is_no_advice():
+def test_no_advice_without_a_bottleneck():
     assert bottlenecks(profile()) == []
     page = profile_page(profile())
     assert "No bottleneck found: 90% of a step is the forward and backward pass." in page
@@ -153,12 +155,12 @@ def test_without_a_bottleneck_there_is_no_advice():
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("profiled", "expected"),
     [
         (profile(busy={DATA_WAIT: 0.0}, idle={DATA_WAIT: 0.3}), r"30% .* waiting for data: raise -num_workers.*packed"),
         (profile(busy={COPY: 0.2}), r"20% .* copying batches to the GPU .*: raise -num_workers"),
-        (profile(**WAITS, is_compiled=False), r"40% .* host to launch kernels: compile .*-compile.*-batch_size"),
-        (profile(**WAITS), r"40% .* host to launch kernels: raise -batch_size.*COMPILE=max"),
+        (profile(**LAUNCH_WAITS, is_compiled=False), r"40% .* host to launch kernels: compile .*-compile.*-batch_size"),
+        (profile(**LAUNCH_WAITS), r"40% .* host to launch kernels: raise -batch_size.*COMPILE=max"),
         (profile(is_half_precision=False), r"90% .* in float32, on a device with fast 16-bit .*: .*-amp"),
         (profile(is_half_precision=False, **CPU), r"90% .* in float32, on a device with fast 16-bit .*: .*-amp"),
         (profile(is_compiled=False, ops=ELEMENTWISE), r"30% .* elementwise ops, .* torch.compile fuses: .*-compile"),
@@ -171,10 +173,10 @@ def test_without_a_bottleneck_there_is_no_advice():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_bottleneck_has_its_advice(found, expected):
-    (sentence,) = bottlenecks(found)
+def test_each_bottleneck_has_its_advice(profiled, expected):
+    (sentence,) = bottlenecks(profiled)
     assert re.match(expected, sentence), sentence
-    assert f"**Bottleneck: {sentence}**" in profile_page(found)
+    assert f"**Bottleneck: {sentence}**" in profile_page(profiled)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +192,21 @@ def test_each_bottleneck_has_its_advice(found, expected):
         profile(ops=MASKS),
     ],
     ids=[
-        "no compiling on a CPU", "not for elementwise ops either", "no -amp on a CPU without fast 16-bit products",
-        "no compiling without a measured share", "nor for a small share", "already compiled", "a short wait",
-        "masks drawn on a GPU",
+        "compilation on a CPU", "elementwise ops on a CPU", "CPU without fast 16-bit products",
+        "compilation without measured ops", "small share of elementwise ops", "already compiled", "short launch wait",
+        "masks on a GPU",
     ],
 )  # fmt: skip
-def test_advice_that_does_not_pay_is_not_given(good):
+def test_no_advice_without_a_saving(good):
     assert bottlenecks(good) == []
 
 
-def test_the_largest_expected_saving_comes_first():
-    found = profile(busy={OPTIMIZER: 0.2}, idle={DATA_WAIT: 0.5})
-    assert [sentence.partition(":")[0] for sentence in bottlenecks(found)] == [
+def test_largest_expected_saving_is_first():
+    profiled = profile(busy={OPTIMIZER: 0.2}, idle={DATA_WAIT: 0.5})
+    assert [sentence.partition(":")[0] for sentence in bottlenecks(profiled)] == [
         "51% of a step is waiting for data", "20% of a step is the optimizer",
     ]  # fmt: skip
-    page = profile_page(found)
+    page = profile_page(profiled)
     assert "The GPU is busy for 50.0% of the time." in page and "Next: 20% of a step is the optimizer" in page
 
 
@@ -234,8 +236,8 @@ def shares(page: str) -> dict[str, float]:
     return {name: float(share) for name, share in rows}
 
 
-def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
-    """Across the ends of short epochs, and without checkpoints."""
+def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys):
+    """The profile spans several short epochs and writes no checkpoints."""
     argv = ["-amp", "-profile", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=3"]
     assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1"]), cpu, "main_single_gpu.py") == 0
     folder = only_run(tmp_path / "out", "profile")
@@ -258,18 +260,12 @@ def test_a_run_is_profiled(digits_argv, cpu, tmp_path, capsys):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_work_is_found_in_its_phases(digits_argv, tmp_path):
-    assert (
-        run(
-            parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"]),
-            single_process(),
-            "main_single_gpu.py",
-        )
-        == 0
-    )
+def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
+    command = parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"])
+    assert run(command, single_process(), "main_single_gpu.py") == 0
     page = (only_run(tmp_path / "out", "profile") / "profile.md").read_text()
     parts = shares(page)
-    assert sum(parts.values()) == pytest.approx(200, abs=0.5)  # the step's own row is 100
+    assert sum(parts.values()) == pytest.approx(200, abs=0.5)  # 100 for the phases and 100 for the row of the step
     assert "| phase | GPU busy (ms) | GPU idle (ms) | share |" in page and "The GPU is busy for" in page
     for phase in (COPY, FORWARD, BACKWARD, OPTIMIZER):
         (busy,) = re.findall(rf"^\| {phase} \| ([\d.e-]+) \|", page, re.MULTILINE)
@@ -277,7 +273,7 @@ def test_gpu_work_is_found_in_its_phases(digits_argv, tmp_path):
     assert parts[OTHER] < 20
 
 
-def test_two_ranks_are_profiled_together(tmp_path):
+def test_profile_of_two_ranks(tmp_path):
     argv = ("-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={tmp_path}", "-profile")
     printed = run_script("main_multi_gpu.py", *argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=1000")
     page = (only_run(tmp_path, "profile") / "profile.md").read_text()
@@ -285,7 +281,7 @@ def test_two_ranks_are_profiled_together(tmp_path):
 
 
 @pytest.mark.parametrize(("flag", "named"), [("-dry_run", "-dry_run"), ("-eval", "-eval"), ("-resume=auto", "-resume")])
-def test_flags_that_do_not_go_with_a_profile(flag, named):
+def test_flags_that_contradict_profile(flag, named):
     weights = ["-pretrained=x.pth"] if flag == "-eval" else []
     with pytest.raises(UserError, match=f"^-profile starts a new short run and cannot be combined with {named}"):
         parse_command_line(["-profile", flag, *weights])

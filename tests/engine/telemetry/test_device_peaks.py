@@ -1,4 +1,4 @@
-"""Datasheet peaks are found by the names that torch gives GPUs, and only by those."""
+"""Datasheet peaks are found by the exact device names that torch reports."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_bfloat16_peak_by_device_name(name, tflops):
         ("NVIDIA H200", FP32, True, 494.7),
         ("NVIDIA GeForce RTX 3090", FP32, True, 35.6),
         ("Tesla T4", FP16, True, 65),
-        ("Tesla T4", FP32, True, 8.1),  # it has no TF32, and computes in float32
+        ("Tesla T4", FP32, True, 8.1),  # no TF32: it computes in float32
         ("Tesla V100-SXM2-16GB", FP16, False, 125),
         ("Tesla V100-SXM2-32GB", FP32, True, 15.7),
         ("Tesla V100-PCIE-16GB", FP16, False, 112),
@@ -85,11 +85,11 @@ def test_similar_devices_have_no_peak(name):
 
 
 @pytest.mark.parametrize("name", ["Tesla T4", "Tesla V100-SXM2-16GB"])
-def test_no_bfloat16_peak_without_its_tensor_cores(name):
+def test_no_bfloat16_peak_without_bfloat16_tensor_cores(name):
     assert peak_flops_per_second(name, BF16, False) is None
 
 
-def test_tensor_cores_are_never_slower():
+def test_peaks_increase_from_fp32_to_fp16():
     for name, peaks in PEAKS.items():
         tflops = [value for value in (peaks.fp32, peaks.tf32, peaks.fp16) if value]
         assert tflops == sorted(tflops), name

@@ -1,4 +1,4 @@
-"""FLOPs of a model, against closed forms."""
+"""FLOPs of a model equal closed-form expressions."""
 
 import pytest
 import timm
@@ -16,13 +16,16 @@ def config(*argv: str):
     return parse_command_line(list(argv)).config
 
 
-def vit_forward_flops(width: int, depth: int, side: int, patch: int, channels: int, classes: int) -> tuple[int, int]:
+def vit_forward_flops(
+    embed_dim: int, depth: int, image_size: int, patch_size: int, channels: int, classes: int
+) -> tuple[int, int]:
     """FLOPs of the whole model, and of its patch embedding; a multiply-add counts as two."""
-    patches = (side // patch) ** 2
+    patches = (image_size // patch_size) ** 2
     tokens = patches + 1
-    embedding = 2 * patches * channels * patch**2 * width
-    block = 2 * tokens * 12 * width**2 + 2 * 2 * tokens**2 * width  # four projections; q k^T and its product with v
-    return embedding + depth * block + 2 * width * classes, embedding
+    embedding = 2 * patches * channels * patch_size**2 * embed_dim
+    # Linear layers of attention and MLP; then q k^T and its product with v.
+    block = 2 * tokens * 12 * embed_dim**2 + 2 * 2 * tokens**2 * embed_dim
+    return embedding + depth * block + 2 * embed_dim * classes, embedding
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_flops_of_a_vit_equal_the_closed_form(recipe, sizes):
     assert training_flops(model, options.data) == 3 * forward - embedding
 
 
-def test_a_frozen_backbone_costs_its_forward_pass():
+def test_frozen_backbone_counts_its_forward_pass_only():
     options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.FREEZE_BACKBONE=true")
     model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
@@ -62,8 +65,8 @@ def test_precision_and_dropout_do_not_change_the_count(level):
     assert training_flops(precision.weights.master, options.data) == plain
 
 
-def test_grouped_convolutions_count_their_groups():
-    """The backward pass costs twice the forward pass; the stem needs no gradient of the images."""
+def test_grouped_convolutions_are_counted_per_group():
+    """The backward pass costs twice the forward pass; the stem computes no gradient of the images."""
     options = config("-opts", "MODEL.TYPE=timm", "MODEL.NAME=efficientnet_b0", "DATA.IMAGE_SIZE=64")
     model = timm.create_model("efficientnet_b0")
     stem = 2 * 32**2 * 3 * 3**2 * 32

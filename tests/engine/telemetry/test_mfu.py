@@ -1,4 +1,4 @@
-"""Images/s become TFLOP/s and MFU; MFU is unknown without a datasheet peak."""
+"""TFLOP/s and MFU are computed from images/s; MFU is unknown without a datasheet peak."""
 
 import pytest
 import torch
@@ -32,13 +32,13 @@ def test_a_cpu_has_no_mfu(cpu):
 
 
 @pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 4 * 989.4e12), ("NVIDIA H300", None)])
-def test_the_peak_is_of_all_gpus(monkeypatch, name, peak):
+def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
     context = ProcessContext(1, 1, 4, 4, torch.device("cuda", 1))
     assert build_mfu_meter(classifier(), DATA, torch.bfloat16, False, context) == MFUMeter(FLOPS, peak)
 
 
-def test_a_model_that_cannot_be_counted_has_no_rates(cpu):
+def test_model_without_flop_count_has_no_rates(cpu):
     class ReadsValues(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images * images.sum().item()
@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_counted_has_no_rates(cpu):
     assert str(meter).startswith("the FLOPs of this model cannot be counted")
 
 
-def test_rates_that_are_unknown_are_left_out():
+def test_unknown_rates_are_omitted():
     assert format_rates(307.2, 0.3105) == ["TFLOP/s: 307", "MFU: 31.1%"]
     assert format_rates(0.314, None) == ["TFLOP/s: 0.314"]
     assert format_rates(None, None) == []

@@ -1,4 +1,4 @@
-"""A run's reports in log, CSV and TensorBoard; skipped steps; tables of the previous version."""
+"""Reports of a run in the log, CSV tables and TensorBoard; skipped steps; tables of the previous version."""
 
 import math
 
@@ -20,8 +20,8 @@ from utils.tables import read_rows
 BATCH_SIZE, STEPS = 4, 3
 
 
-class Run:
-    """Steps of a run of one process, without a model: each has a loss, a gradient norm, and may be skipped."""
+class SimulatedRun:
+    """A single-process run without a model: the caller gives the loss and gradient norm of each step."""
 
     def __init__(self, folder, context, report_freq=1) -> None:
         self.folder, self.context = folder, context
@@ -54,12 +54,12 @@ class Run:
 
 
 def scalars(folder, name: str) -> dict[int, float]:
-    board = EventAccumulator(str(folder)).Reload()
-    return {event.step: event.value for event in board.Scalars(name)}
+    events = EventAccumulator(str(folder)).Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
 
 
 def test_gradient_norms_are_means_over_the_applied_steps(tmp_path, cpu):
-    run = Run(tmp_path, cpu, report_freq=2)
+    run = SimulatedRun(tmp_path, cpu, report_freq=2)
     run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
     assert [row["grad_norm"] for row in run.rows("steps.csv")] == ["", "2.5"]  # the first report was after step 1
     (epoch,) = run.rows("metrics.csv")
@@ -68,8 +68,8 @@ def test_gradient_norms_are_means_over_the_applied_steps(tmp_path, cpu):
     assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
 
 
-def test_a_skipped_step_does_not_reach_the_loss(tmp_path, cpu):
-    run = Run(tmp_path, cpu)
+def test_skipped_steps_do_not_count_in_the_loss(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
     run.epoch((2.0, 1.0, False), (math.nan, math.nan, True), (3.0, 1.0, False))
     (epoch,) = run.rows("metrics.csv")
     assert epoch["train_loss"] == "2.5" and epoch["train_top1"] == "100.0"
@@ -79,20 +79,20 @@ def test_a_skipped_step_does_not_reach_the_loss(tmp_path, cpu):
 
 
 def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
-    run = Run(tmp_path, cpu)
+    run = SimulatedRun(tmp_path, cpu)
     run.epoch(*[(math.nan, math.nan, True)] * STEPS)
     (epoch,) = run.rows("metrics.csv")
     assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
     assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
     assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
     assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and "img/s: 0" not in run.log
-    run.reporter.draw()  # plots of nothing
+    run.reporter.draw()  # plots without points
 
 
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
-    run = Run(tmp_path, cpu)
+    run = SimulatedRun(tmp_path, cpu)
     run.reporter.images_per_epoch = BATCH_SIZE
-    run.epoch(*[(1.0, 1.0, False)] * STEPS)  # more images than expected: resumed with another batch size
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)  # more images than expected, as after a resume with another batch size
     assert run.rows("metrics.csv")[0]["skipped_images"] == "0"
     progress = EpochProgress(1, 1, 1, MetricSums(cpu.device), done_steps=0)
     run.reporter.start_epoch(progress)
@@ -112,24 +112,24 @@ def test_a_run_records_its_gradient_norms(digits_argv, cpu):
     assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
 
 
-NEW = {"metrics.csv": ["grad_norm", "images_in_skipped_steps"], "steps.csv": ["grad_norm"]}
+NEW_COLUMNS = {"metrics.csv": ["grad_norm", "images_in_skipped_steps"], "steps.csv": ["grad_norm"]}
 
 
-def test_new_columns_are_the_last():
-    assert {"metrics.csv": EPOCH_COLUMNS[-2:], "steps.csv": STEP_COLUMNS[-1:]} == NEW
+def test_new_columns_are_last():
+    assert {"metrics.csv": EPOCH_COLUMNS[-2:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
     assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
     assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
 
 
-def test_tables_of_the_previous_version_are_continued(digits_argv, cpu):
+def test_resume_extends_tables_of_the_previous_version(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=22", "REPORT_FREQ=11"], cpu)
     before = {}
-    for name, new in NEW.items():
+    for name, new in NEW_COLUMNS.items():
         lines = [line.split(",")[: -len(new)] for line in (folder / name).read_text().splitlines()]
         before[name] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
         (folder / name).write_text("".join(",".join(line) + "\r\n" for line in lines), newline="")
     train([f"-resume={folder}", *digits_argv, "REPORT_FREQ=11"], cpu)
-    for name, new in NEW.items():
+    for name, new in NEW_COLUMNS.items():
         rows = read_rows(folder / name)
         kept, added = rows[: len(before[name])], rows[len(before[name]) :]
         assert kept == [row | dict.fromkeys(new, "") for row in before[name]]

@@ -1,4 +1,4 @@
-"""Log lines: PaddleViT's beginning, nothing that says nothing, at most 120 columns."""
+"""Log lines: they start as in PaddleViT, omit uninformative values, and have at most 120 columns."""
 
 from dataclasses import replace
 
@@ -26,14 +26,14 @@ REPORT = StepReport(
 )
 
 
-def test_the_usual_lines():
+def test_default_lines():
     assert log_lines(REPORT) == (
         "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%",
         "  grad norm: 1.23, img/s: 2850, TFLOP/s: 307, MFU: 31.1%, mem: 20.1G",
     )
 
 
-def test_rates_appear_when_they_say_something():
+def test_optional_values_appear_when_informative():
     _, line = log_lines(
         replace(
             REPORT,
@@ -47,23 +47,23 @@ def test_rates_appear_when_they_say_something():
     assert line == "  grad norm: 1.23, img/s: 64.5, wait: 3%, TFLOP/s: 307, loss scale: 1, skipped: 2, mem: 20.1G"
 
 
-def test_without_samples_there_is_no_loss():
-    nothing = Metrics(0.0, 0.0, 0.0, 0, 20480)
-    progress, line = log_lines(replace(REPORT, latest=nothing, average=nothing, skipped_steps=21))
+def test_no_loss_without_samples():
+    empty = Metrics(0.0, 0.0, 0.0, 0, 20480)
+    progress, line = log_lines(replace(REPORT, latest=empty, average=empty, skipped_steps=21))
     assert progress.endswith("Loss: - (-), Avg Acc: -") and line.startswith("  grad norm: -, img/s: 2850")
     assert "nan" not in progress + line
 
 
-def test_the_longest_lines_fit_a_terminal():
-    hours = Metrics(16.9077, 100.0, 100.0, 20480, 0, 0.0012345)
+def test_longest_lines_have_at_most_120_columns():
+    widest = Metrics(16.9077, 100.0, 100.0, 20480, 0, 0.0012345)
     longest = replace(
         REPORT,
         epoch=1000,
         num_epochs=1000,
         epoch_step=12510,
         steps_per_epoch=12510,
-        latest=hours,
-        average=hours,
+        latest=widest,
+        average=widest,
         images_per_second=123456.7,
         data_wait_share=0.99,
         tflops_per_second=12345.6,

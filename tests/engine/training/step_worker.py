@@ -1,4 +1,4 @@
-"""One rank of test_step.py: trains once with each of several option lists.
+"""One rank of test_step.py: trains once per list of flags.
 
 python step_worker.py RANKS FLAGS    FLAGS: a JSON list of lists of flags
 """

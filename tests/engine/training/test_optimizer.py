@@ -1,4 +1,4 @@
-"""Parameter groups, optimizers by name, and loaded state."""
+"""Parameter groups, optimizers by name, and loading of optimizer state."""
 
 import pytest
 import timm
@@ -16,12 +16,12 @@ def test_no_decay_on_biases_norms_and_tokens():
     optimizer = build_optimizer(model, Train())
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     for name, parameter in model.named_parameters():
-        spared = parameter.ndim <= 1 or name in ("cls_token", "pos_embed")
-        assert (id(parameter) in decayed) != spared, name
+        without_decay = parameter.ndim <= 1 or name in ("cls_token", "pos_embed")
+        assert (id(parameter) in decayed) != without_decay, name
     assert optimizer.defaults["fused"]
 
 
-def test_layer_decay_scales_the_rate():
+def test_layer_decay_scales_the_learning_rate():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
     optimizer = build_optimizer(model, Train.model_validate({"LAYER_DECAY": 0.5}))
     set_lr(optimizer, 1.0)
@@ -39,12 +39,12 @@ def test_optimizers_by_name(name):
         assert tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.9)
 
 
-def test_unknown_optimizer_names_its_neighbour():
+def test_unknown_optimizer_suggests_the_nearest_name():
     with pytest.raises(UserError, match=r"unknown optimizer AdamX; did you mean adam"):
         build_optimizer(nn.Linear(2, 2), Train.model_validate({"OPTIMIZER": {"NAME": "AdamX"}}))
 
 
-def test_loaded_moments_leave_the_options_as_they_are():
+def test_loaded_optimizer_state_keeps_the_current_options():
     def optimizer(weight_decay: float) -> torch.optim.Optimizer:
         return build_optimizer(nn.Linear(3, 2), Train.model_validate({"WEIGHT_DECAY": weight_decay}))
 

@@ -1,4 +1,4 @@
-"""The learning rate equals PaddleViT's at every epoch; scaling; the warning about the batch size."""
+"""Equality with PaddleViT's learning rate at every epoch; linear scaling; the warning about the batch size."""
 
 import math
 
@@ -17,18 +17,18 @@ def paddlevit_lr(epoch: int, train: Train) -> float:
 
 
 @pytest.mark.parametrize("warmup", [0, 3, 10])
-def test_schedule_equals_paddlevits_at_every_epoch(warmup):
+def test_schedule_equals_paddlevit_at_every_epoch(warmup):
     values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": warmup, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6, "END_LR": 1e-5}
     train = Train.model_validate(values)
     schedule = build_schedule(train, steps_per_epoch=7, global_batch_size=64)
     for epoch in range(10):
         assert schedule.lr_at(7 * epoch) == pytest.approx(paddlevit_lr(epoch, train), rel=1e-12)
     rates = [schedule.lr_at(step) for step in range(70)]
-    top = rates.index(max(rates))
-    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    peak = rates.index(max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
-def test_linear_scaled_lr_scales_all_three_rates():
+def test_linear_scaled_lr_scales_all_three_learning_rates():
     train = Train.model_validate({"LINEAR_SCALED_LR": 512, "END_LR": 1e-5})
     plain = build_schedule(train.model_copy(update={"linear_scaled_lr": None}), 10, 1024)
     scaled = build_schedule(train, 10, 1024)
@@ -36,7 +36,7 @@ def test_linear_scaled_lr_scales_all_three_rates():
         assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))
 
 
-def test_a_rate_tuned_for_another_batch_size_is_reported():
+def test_warning_about_a_learning_rate_for_another_batch_size():
     train = Train.model_validate({"BASE_LR": 3e-3})
     expected = "TRAIN.BASE_LR 0.003 was tuned for a global batch size of 4096, but this run has 64; "
     assert lr_warning(train, 64) == f"{expected}scale it with -opts TRAIN.LINEAR_SCALED_LR=4096"

@@ -1,4 +1,4 @@
-"""Training equals a plain loop: accumulation, short window, clipping, smoothing, weight decay, warm-up, average."""
+"""Training equals a plain loop: accumulation, clipping, smoothing, weight decay, warm-up, averaging."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.seeding import derive_seed
 
-STEPS = 20  # 44 batches an epoch, 3 to a step: step 15 has a window of two, and five steps are in the second epoch
+STEPS = 20  # 44 batches per epoch, 3 per step: step 15 has 2 batches; the second epoch has 5 steps
 OPTIONS = [
     *TINY_VIT, *GREY, "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0",
     "TRAIN.ACCUM_ITER=3", "TRAIN.GRAD_CLIP=0.764", "TRAIN.SMOOTHING=0.1", "TRAIN.WEIGHT_DECAY=0.3",
@@ -26,13 +26,13 @@ OPTIONS = [
     "MODEL.ATTENTION=explicit",
 ]  # fmt: skip
 PRECISIONS = {"fp32": "AMP=false", "O1": "AMP={ENABLED: true, LEVEL: O1}", "O2": "AMP={ENABLED: true, LEVEL: O2}"}
-# With two ranks, bfloat16 sums other parts of a batch.
+# With two ranks, bfloat16 gradients are sums over other parts of a batch.
 TOLERANCE = {1: {"fp32": 1e-4, "O1": 5e-3, "O2": 5e-3}, 2: {"fp32": 1e-4, "O1": 0.06, "O2": 0.06}}
 ONE_RANK = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
-    """The initial weights, and the weights and their average after 20 steps, with torch alone."""
+    """Trains for 20 steps with torch alone; returns the initial weights, the final weights and their average."""
     train, batch_size = config.train, 32
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, _ = build_model(config.model, config.data, torch.device("cpu"))
@@ -49,7 +49,7 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
             if step == STEPS:
                 return initial, model.state_dict(), average.state_dict()
             window = batches[start : start + 3]
-            weights = half_leaves(model) if level == "O2" else dict(model.named_parameters())
+            weights = half_weights(model) if level == "O2" else dict(model.named_parameters())
             for batch in window:
                 with torch.autocast("cpu", torch.bfloat16, enabled=level != "fp32"):
                     logits = torch.func.functional_call(model, weights, images[batch])
@@ -66,11 +66,11 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
                 for mean, value in zip(average.parameters(), model.parameters(), strict=True):
                     mean.copy_(0.9 * mean + 0.1 * value)
             step += 1
-    raise AssertionError("too few steps")
+    raise AssertionError("the two epochs have too few steps")
 
 
-def half_leaves(model: nn.Module) -> dict[str, torch.Tensor]:
-    """O2's weights: bfloat16, except those of the norms."""
+def half_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of O2 as leaf tensors: bfloat16, except the norms."""
     return {
         name: value.detach().to(torch.float32 if "norm" in name else torch.bfloat16).requires_grad_()
         for name, value in model.named_parameters()
@@ -92,7 +92,7 @@ def digits(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def trained(request, tmp_path_factory) -> dict[str, dict]:
-    """The last checkpoint of each precision."""
+    """The number of ranks, and the last checkpoint of each precision."""
     ranks = request.param
     outputs = {name: tmp_path_factory.mktemp(name) for name in PRECISIONS}
     flags = [
@@ -100,8 +100,8 @@ def trained(request, tmp_path_factory) -> dict[str, dict]:
         for name, output in outputs.items()
     ]
     if ranks == 1:
-        for each in flags:
-            train(each, ONE_RANK)
+        for argv in flags:
+            train(argv, ONE_RANK)
     else:
         run_script("tests/engine/training/step_worker.py", str(ranks), json.dumps(flags))
     checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
@@ -110,15 +110,15 @@ def trained(request, tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_twenty_steps_equal_a_plain_loop(trained, precision):
-    """The distance of the two results, as a share of the distance that training has moved the weights."""
+    """The error is relative to the distance between the initial and the trained weights."""
     config = parse_command_line(["-dataset=digits", "-opts", *OPTIONS]).config
     initial, model, average = plain_loop(config, precision)
     checkpoint, tolerance = trained[precision], TOLERANCE[trained["ranks"]][precision]
     assert checkpoint["epoch"] * 15 + checkpoint["done_steps"] == STEPS
     for part, expected in (("model", model), ("ema", average)):
         assert list(checkpoint[part]) == list(expected)
-        found, wanted, start = (flatten(state) for state in (checkpoint[part], expected, initial))
-        assert (found - wanted).norm() < tolerance * (wanted - start).norm(), part
+        actual, target, start = (flatten(state) for state in (checkpoint[part], expected, initial))
+        assert (actual - target).norm() < tolerance * (target - start).norm(), part
 
 
 def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:

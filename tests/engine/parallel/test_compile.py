@@ -1,4 +1,4 @@
-"""Compiled training: the eager one's gradients, exact resumption, and nothing compiled for an evaluation."""
+"""Compiled training: gradients close to eager mode, exact resume, and no compilation for evaluations."""
 
 import pytest
 import torch
@@ -19,23 +19,23 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def anew():
-    """What was compiled before is forgotten, as by a new process; torch's cache on the disk is not."""
+def reset_compiler():
+    """Drops compiled graphs and counters, as a new process does; torch's cache on disk remains."""
     torch._dynamo.reset()
     counters.clear()
 
 
 def compiled_graphs() -> int:
-    return counters["stats"]["unique_graphs"] - 1  # the trifle that tries the compiler
+    return counters["stats"]["unique_graphs"] - 1  # without the graph of the compiler check
 
 
-def test_the_flag_is_short_for_the_option():
+def test_flag_sets_the_option():
     assert parse_command_line(["-compile"]).config.train.compile == "default"
     assert parse_command_line(["-compile", "-opts", "TRAIN.COMPILE=max"]).config.train.compile == "max"
     assert parse_command_line([]).config.train.compile == "none"
 
 
-def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
+def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
     model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
@@ -55,12 +55,12 @@ def test_gradients_are_the_eager_ones_and_alike_blocks_are_compiled_once(cpu):
         assert all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True))
     found = gradients()
     assert compiled_graphs() == 1 and list(model.state_dict()) == names
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, rtol=2e-2, atol=1e-3 * other.abs().max())
+    for actual, reference in zip(found, expected, strict=True):
+        assert torch.allclose(actual, reference, rtol=2e-2, atol=1e-3 * reference.abs().max())
 
 
-def test_a_stopped_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu):
-    """And nothing more is compiled for its evaluations, in batches of 50."""
+def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
+    """Evaluations in batches of 50 compile no further graphs."""
     argv = [
         "-amp",
         "-compile",
@@ -73,18 +73,18 @@ def test_a_stopped_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu):
         "TRAIN.GRAD_CLIP=1.0",
         "TRAIN.ACCUM_ITER=2",
     ]
-    unbroken = train([*argv, "TRAIN.MAX_STEPS=13"], cpu)
+    uninterrupted = train([*argv, "TRAIN.MAX_STEPS=13"], cpu)
     assert compiled_graphs() == 2
     argv += [f"SAVE={tmp_path / 'stopped'}"]
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
     torch._dynamo.reset()
     resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"], cpu)
-    assert_same_state(states(resumed), states(unbroken))
-    assert rows(resumed) == rows(unbroken)
+    assert_same_state(states(resumed), states(uninterrupted))
+    assert rows(resumed) == rows(uninterrupted)
     assert (resumed / "log.txt").read_text().count("Compiled: the first step took") == 2
 
 
-def test_max_takes_the_whole_model_and_so_does_one_without_blocks(cpu):
+def test_max_and_models_without_blocks_compile_the_whole_model(cpu):
     assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
     config = parse_command_line(["-opts", *TINY_VIT]).config
     model = build_vit(config.model, config.data)
@@ -96,14 +96,14 @@ def test_max_takes_the_whole_model_and_so_does_one_without_blocks(cpu):
     ("accum_iter", "ranks", "expected"),
     [(1, 1, "max-autotune"), (2, 1, "max-autotune-no-cudagraphs"), (1, 2, "max-autotune-no-cudagraphs")],
 )
-def test_graphs_are_replayed_on_a_gpu_where_no_gradient_outlives_them(accum_iter, ranks, expected, monkeypatch):
+def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expected, monkeypatch):
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
     assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
 
 
-def test_without_a_compiler_one_line_says_so(cpu, tmp_path, monkeypatch):
+def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(tmp_path / "no-compiler")))
     config = parse_command_line(["-opts", *TINY_VIT]).config
