@@ -1,6 +1,7 @@
 """The structure of the sources: a layer imports lower layers only; files and functions are short."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,12 @@ def test_files_and_functions_are_short():
             if isinstance(node, ast.FunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"
+
+
+def test_private_names_of_torch_are_in_one_file():
+    """`torch._foreach_*` is allowed: optimizers outside of torch rely on it."""
+    private = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_(?!_|foreach_)\w+|\btorch\._C\b")
+    for path in [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]:
+        if path != ROOT / "utils" / "torch_compat.py":
+            found = private.findall(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/torch_compat.py"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only  # noqa: F401  # nested tuples, lists and dicts
 
 # torch._foreach_* is used directly elsewhere: these names have leading underscores, but optimizers outside of torch
 # (timm's among them) rely on them.

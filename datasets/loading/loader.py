@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
@@ -23,7 +22,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import shared_zeros
+from utils.torch_compat import shared_zeros, tree_map_only
 
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9

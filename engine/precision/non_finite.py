@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+
+from utils.torch_compat import tree_leaves
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from utils.errors import UserError, did_you_mean
-from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward
+from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
 
 OPS = (
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention",

@@ -216,3 +216,10 @@ def test_close_fork_server_pipe(monkeypatch):
     os.close(reader)
     with pytest.raises(OSError):
         os.close(writer)
+
+
+def test_trees():
+    tree = {"a": [1, (2.0,)], "b": 3}
+    assert torch_compat.tree_leaves(tree) == [1, 2.0, 3], CHANGED
+    assert torch_compat.tree_map(str, tree) == {"a": ["1", ("2.0",)], "b": "3"}, CHANGED
+    assert torch_compat.tree_map_only(float, str, tree) == {"a": [1, ("2.0",)], "b": 3}, CHANGED
