@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     from utils.distributed import process_group
 
     with process_group() as context:
-        return run(parse_command_line(argv, SCRIPT), context, SCRIPT)
+        return run(parse_command_line(argv, SCRIPT), context)
 
 
 def num_processes(requested: int | None) -> int:

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 
-    return run(command, single_process(), SCRIPT)
+    return run(command, single_process())
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ class Train(Section):
         None,
         ge=1,
         description="global batch size that BASE_LR was tuned for; a run with another one logs a warning; "
-        "null: 4096 for BASE_LR 3e-3 (the ViT paper's), else unknown",
+        "null: unknown",
     )
     linear_scaled_lr: int | None = Field(
         None, ge=1, description="multiplies the three learning rates by global batch size / this value; null: by 1"

@@ -1,5 +1,6 @@
 """Gradient checkpointing: activations are recomputed in the backward pass (Chen et al., 2016)."""
 
+import functools
 from typing import Any
 
 import torch
@@ -26,7 +27,13 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
         ) from None
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:
-            module.__class__ = type(type(module).__name__, (_KeepStatistics, type(module)), {})
+            module.__class__ = _with_kept_statistics(type(module))
+
+
+@functools.cache
+def _with_kept_statistics(norm_class: type[nn.Module]) -> type[nn.Module]:
+    """One subclass per class, so that torch.compile sees few types."""
+    return type(norm_class.__name__, (_KeepStatistics, norm_class), {})
 
 
 class _KeepStatistics:

@@ -86,7 +86,7 @@ def train(argv: list[str], context: ProcessContext) -> Path:
     command = parse_command_line(argv)
     root = Path(command.config.save)
     before = set(root.glob("train-*")) if root.exists() else set()
-    run(command, context, "main_single_gpu.py")
+    run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)
     if command.config.model.resume:

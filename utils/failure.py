@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from utils.errors import UserError
-from utils.signals import TERMINATION_SIGNALS, kill_children
+from utils.signals import TERMINATION_SIGNALS, exit_now
 from utils.status import record_run_end
 
 POLL_SECONDS = 0.5
@@ -59,8 +59,7 @@ def _exit_on_failure(store: dist.Store, rank: int, finished: threading.Event) ->
         except dist.DistError:  # the process that owns the store has ended
             failed = True
     if not finished.wait(FORCE_SECONDS):
-        kill_children()
-        os._exit(1)
+        exit_now(1)
 
 
 def _signal_failure(store: dist.Store, rank: int, error: BaseException) -> None:

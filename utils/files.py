@@ -1,10 +1,34 @@
-"""Opening files that a user or a data set names."""
+"""Opening files that a user or a data set names, and temporary folders of this process."""
 
+import atexit
 import errno
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
+
+_temporary_folders: set[Path] = set()
+
+
+def make_temporary_folder(prefix: str) -> Path:
+    """A folder that `remove_temporary_folder` removes, or at the latest the exit of this process, except by SIGKILL."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _temporary_folders.add(folder)
+    return folder
+
+
+def remove_temporary_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _temporary_folders.discard(folder)
+
+
+@atexit.register
+def remove_temporary_folders() -> None:
+    """Call it before `os._exit`, which runs no exit handlers."""
+    for folder in list(_temporary_folders):
+        remove_temporary_folder(folder)
 
 
 def open_regular_file(path: Path | str) -> BinaryIO:

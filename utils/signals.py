@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from utils.files import remove_temporary_folders
+
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
 
@@ -51,8 +53,7 @@ class PendingSignal:
         if not self.number:
             self.number, self._since = number, now
         elif signal.SIGINT in (number, self.number) and now - self._since > _DUPLICATE_SECONDS:
-            kill_children()
-            os._exit(128 + number)
+            exit_now(128 + number)
 
 
 @contextmanager
@@ -70,3 +71,10 @@ def kill_children() -> None:
     """Kills the worker processes. They ignore SIGTERM, and a stopped or hanging one would block the exit."""
     for child in multiprocessing.active_children():
         child.kill()
+
+
+def exit_now(status: int) -> None:
+    """Exits without Python's exit handlers, which could block."""
+    kill_children()
+    remove_temporary_folders()
+    os._exit(status)

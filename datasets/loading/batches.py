@@ -26,12 +26,8 @@ class BatchSource(Protocol):
     """
 
     @property
-    def samples_per_epoch(self) -> int:
-        """Samples that this rank trains on in an epoch: those of its batches."""
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches of this rank in an epoch."""
+    def num_samples(self) -> int:
+        """Samples of the data set. Those that do not fill a batch on every rank are dropped in an epoch."""
 
     @property
     def prefetched_batches(self) -> int:
@@ -60,12 +56,8 @@ class MapBatches:
         self._timeout_seconds, self._bad_images = timeout_seconds, bad_images
 
     @property
-    def samples_per_epoch(self) -> int:
-        return self._sampler.batches_per_epoch * self._sampler.batch_size
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return self._sampler.batches_per_epoch
+    def num_samples(self) -> int:
+        return self._sampler.num_samples
 
     @property
     def prefetched_batches(self) -> int:

@@ -19,8 +19,8 @@ class TrainSampler:
     """One rank's batches from `first_batch` of the run to its end, as one sequence over all epochs.
 
     The n-th batches of all ranks together are the next `batch_size * world_size` samples in the epoch's order,
-    independently of the number of ranks. Samples that do not fill a batch on every rank are dropped, other samples in
-    each epoch.
+    independently of the number of ranks. Samples that do not fill a batch on every rank are dropped, different samples
+    in each epoch.
     """
 
     num_samples: int

@@ -3,7 +3,6 @@
 A pickled `MappedArrays` is the path of its folder; the receiving process opens the files again.
 """
 
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import make_temporary_folder, remove_temporary_folder
 
 
 class MappedArrays(Mapping[str, np.ndarray]):
@@ -67,18 +67,18 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
         UserError: the folder cannot be written.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix="ampvit-samples-"))
+        folder = make_temporary_folder("ampvit-samples-")
     except OSError as error:
         raise _cannot_write(tempfile.gettempdir(), error) from error
     try:
         save_arrays(folder, arrays)
         mapped = MappedArrays(folder, arrays)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_temporary_folder(folder)
         if isinstance(error, OSError):
             raise _cannot_write(folder, error) from error
         raise
-    weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(mapped, remove_temporary_folder, folder)
     return mapped
 
 

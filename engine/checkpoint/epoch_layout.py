@@ -28,28 +28,28 @@ class EpochLayout:
         return -(-self.batches_per_epoch // self.accum_iter)
 
     def steps_done(self, checkpoint: dict[str, Any]) -> int:
-        """Steps of this layout that cover the samples which the checkpoint has used of its epoch.
+        """The number of steps of this layout that use the same samples as the checkpoint's steps.
 
         Raises:
             UserError: no whole number of steps does.
         """
-        then, done = EpochLayout(**checkpoint["geometry"]), checkpoint["done_steps"]
-        if done == 0 or then == self:
+        saved, done = EpochLayout(**checkpoint["geometry"]), checkpoint["done_steps"]
+        if done == 0 or saved == self:
             return done
         alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
-        if (then.samples, then.seed) != (self.samples, self.seed):
+        if (saved.samples, saved.seed) != (self.samples, self.seed):
             raise UserError(
-                f"-resume: the checkpoint is inside an epoch of {then.samples} samples with SEED {then.seed}, but this "
-                f"run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
+                f"-resume: the checkpoint is inside an epoch of {saved.samples} samples with SEED {saved.seed}, but "
+                f"this run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
             )
-        if done == then.steps_per_epoch:
+        if done == saved.steps_per_epoch:
             return self.steps_per_epoch
-        used = done * then.global_batch_size
+        used = done * saved.global_batch_size
         if used % self.global_batch_size:
             raise UserError(
                 f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
                 f"global batch size {self.global_batch_size}; choose devices, -batch_size and -accum_iter whose "
-                f"product divides {used} (before: batch size {then.batch_size} over all devices, -accum_iter "
-                f"{then.accum_iter}), {alternative}"
+                f"product divides {used} (before: batch size {saved.batch_size} over all devices, -accum_iter "
+                f"{saved.accum_iter}), {alternative}"
             )
         return min(used // self.global_batch_size, self.steps_per_epoch)

@@ -34,7 +34,7 @@ def make_run_folder(root: Path, kind: str) -> Path:
                 f"SAVE: {root} is not writable: {error.strerror}; choose another folder with -output"
             ) from None
         return folder
-    raise UserError(f"SAVE: {root} has a thousand runs of this minute; choose another folder with -output")
+    raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
 
 def is_run_folder(folder: Path) -> bool:

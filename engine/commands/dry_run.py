@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.logger import RunLogger
 
 
-def dry_run(config: Config, context: ProcessContext, script: str) -> int:
+def dry_run(config: Config, context: ProcessContext) -> int:
     """Builds data, model, optimizer and the state to resume from, and checks that the output folder is writable.
 
     Raises:
@@ -28,8 +28,10 @@ def dry_run(config: Config, context: ProcessContext, script: str) -> int:
     found = find_on_all_ranks(config, context)
     folder = found.path.parent if found else Path(config.save)
     _check_writable(folder)
-    build = _build_evaluation if config.eval else _build_training
-    model = build(config, context, logger, folder, found)
+    if config.eval:
+        model = _build_evaluation(config, context, logger, found)
+    else:
+        model = _build_training(config, context, logger, folder, found)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
@@ -51,12 +53,12 @@ def _build_training(
 
 
 def _build_evaluation(
-    config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
+    config: Config, context: ProcessContext, logger: RunLogger, found: FoundCheckpoint | None
 ) -> nn.Module:
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
     weights = str(found.path if found else config.model.pretrained)
-    model, _, _ = build_eval_model(config.with_model(pretrained=weights), context)
+    model = build_eval_model(config.with_model(pretrained=weights), context).fp32
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     logger.info(f"validation: {len(samples)} images")
     return model

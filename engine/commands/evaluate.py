@@ -16,20 +16,19 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def evaluate_weights(config: Config, context: ProcessContext, script: str) -> int:
+def evaluate_weights(config: Config, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
-    opened = open_new_run(config, context, "eval")
-    folder, logger = opened.folder, opened.logger
+    folder, logger = open_new_run(config, context, "eval")
     if config.model.resume:
         found = find_on_all_ranks(config, context)
         if found is None:
             raise nothing_to_evaluate(config)
         log_found(found, logger)
         config = config.with_model(pretrained=str(found.path))
-    model, precision, notes = build_eval_model(config, context)
-    for note in notes:
+    model = build_eval_model(config, context)
+    for note in model.notes:
         logger.info(f"----- {note}")
-    logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {model.precision.describe()}")
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     for note in samples.notes:
         logger.info(f"----- Data: {note}")
@@ -37,7 +36,7 @@ def evaluate_weights(config: Config, context: ProcessContext, script: str) -> in
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     transform = build_eval_transform(config.data).to(context.device)
     started = time.perf_counter()
-    metrics = evaluate(model, batches, transform, precision, build_strategy(context), context)
+    metrics = evaluate(model.compute, batches, transform, model.precision, build_strategy(context), context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, len(samples), seconds))
     if context.is_main:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,6 @@ from engine.checkpoint.run_folder import is_run_folder, lock_run_folder, make_ru
 from utils.distributed import ProcessContext, broadcast_object
 from utils.logger import RunLogger
 from utils.status import RunStatus
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """`config` holds the options of the run; a checkpoint or its weights may have replaced MODEL.PRETRAINED."""
-
-    config: Config
-    folder: Path
-    logger: RunLogger
 
 
 def find_on_all_ranks(
@@ -37,35 +27,32 @@ def find_on_all_ranks(
     return FoundCheckpoint(path, load_checkpoint(path), [])
 
 
-def open_new_run(config: Config, context: ProcessContext, kind: str) -> OpenRun:
-    """Creates a folder of its own for the run; `kind` is 'train', 'eval' or 'profile'."""
+def open_new_run(config: Config, context: ProcessContext, kind: str) -> tuple[Path, RunLogger]:
+    """Creates the folder and the log of a new run; `kind` is 'train', 'eval' or 'profile'."""
     folder = make_run_folder(Path(config.save), kind) if context.is_main else None
     return _open_folder(config, context, broadcast_object(folder, context), "config.yaml")
 
 
 def open_training(
     config: Config, context: ProcessContext, locks: ExitStack
-) -> tuple[OpenRun, RunStatus, dict[str, Any] | None]:
-    """The run, its status and the checkpoint to resume from. The main process locks the run's folder.
+) -> tuple[Path, RunLogger, dict[str, Any] | None]:
+    """The folder and the log of a training run, and the checkpoint to resume from. The main process locks the folder.
 
     A resumed run writes to the folder of its checkpoint, if that is the folder of a run.
     """
-    # Locked before reading: the previous run may still be writing.
+    # Lock before reading: the previous run may still be writing.
     found = find_on_all_ranks(config, context, lock=lambda folder: locks.enter_context(lock_run_folder(folder)))
     if found and is_run_folder(found.path.parent):
-        opened = _open_folder(config, context, found.path.parent, "config-resumed.yaml")
+        folder, logger = _open_folder(config, context, found.path.parent, "config-resumed.yaml")
     else:
-        opened = open_new_run(config, context, "train")
+        folder, logger = open_new_run(config, context, "train")
         if context.is_main:
-            locks.enter_context(lock_run_folder(opened.folder))
-    status = begin_status(opened.folder, context)
+            locks.enter_context(lock_run_folder(folder))
     if found:
-        log_found(found, opened.logger)
-        # The checkpoint holds all weights, and the pretrained file may be gone.
-        return OpenRun(config.with_model(pretrained=None), opened.folder, opened.logger), status, found.state
-    if config.model.resume:
-        opened.logger.info(f"----- Resume: no run in {config.save} has a checkpoint yet; starting a new run")
-    return opened, status, None
+        log_found(found, logger)
+    elif config.model.resume:
+        logger.info(f"----- Resume: no run in {config.save} has a checkpoint yet; starting a new run")
+    return folder, logger, found.state if found else None
 
 
 def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
@@ -81,7 +68,7 @@ def log_found(found: FoundCheckpoint, logger: RunLogger) -> None:
     logger.info(f"----- Resume: from {found.path}")
 
 
-def _open_folder(config: Config, context: ProcessContext, folder: Path, options_file: str) -> OpenRun:
+def _open_folder(config: Config, context: ProcessContext, folder: Path, options_file: str) -> tuple[Path, RunLogger]:
     """Writes the options in a form that starts the same run again."""
     logger = RunLogger(folder, context)
     options = to_yaml(config if config.eval else config.with_model(resume=None))
@@ -89,4 +76,4 @@ def _open_folder(config: Config, context: ProcessContext, folder: Path, options_
         (folder / options_file).write_text(options)
     logger.info(options)
     logger.info(f"----- Output: {folder}")
-    return OpenRun(config, folder, logger)
+    return folder, logger

@@ -7,11 +7,11 @@ from engine.training.build import build_run
 from utils.distributed import ProcessContext
 
 
-def profile(config: Config, context: ProcessContext, script: str) -> int:
+def profile(config: Config, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
-    opened = open_new_run(config, context, "profile")
-    status = begin_status(opened.folder, context)
-    profile_run(build_run(config, context, opened.folder, opened.logger), config.model.name)
+    folder, logger = open_new_run(config, context, "profile")
+    status = begin_status(folder, context)
+    profile_run(build_run(config, context, folder, logger), config.model.name)
     if context.is_main:
         status.update(state="finished")
     return 0

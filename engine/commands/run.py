@@ -10,7 +10,7 @@ from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
 from engine.commands.profile import profile
 from engine.commands.train import train
-from engine.precision.policy import Precision
+from engine.precision.policy import precision_name
 from engine.telemetry.reporter import peak_memory_bytes
 from engine.training.evaluation import IN_EVALUATION
 from utils.device import keep_freed_memory
@@ -21,10 +21,8 @@ from utils.signals import kill_children
 _COMMANDS = {"train": train, "eval": evaluate_weights, "profile": profile, "dry_run": dry_run}
 
 
-def run(command: Command, context: ProcessContext, script: str) -> int:
+def run(command: Command, context: ProcessContext) -> int:
     """Runs the command on every rank and returns the exit status: 0, or that of a signal which ended a training run.
-
-    `script` is the name of the entry script, for the command that evaluates the result.
 
     Raises:
         UserError: any problem that the user can solve.
@@ -34,7 +32,7 @@ def run(command: Command, context: ProcessContext, script: str) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        return _COMMANDS[command.name](config, context, script)
+        return _COMMANDS[command.name](config, context)
     except torch.OutOfMemoryError as error:
         raise _out_of_gpu_memory(config, context, error) from error
     except OSError as error:
@@ -66,6 +64,6 @@ def _out_of_gpu_memory(config: Config, context: ProcessContext, error: torch.Out
     first_line = next(iter(str(error).splitlines()), "no details")
     return UserError(
         f"out of GPU memory with {config.model.name} at {size}, DATA.IMAGE_SIZE {data.image_size}, "
-        f"{Precision(amp, context.device).name}; peak {peak_memory_bytes(context.device) / 1e9:.2f} GB: "
+        f"{precision_name(amp, context.device)}; peak {peak_memory_bytes(context.device) / 1e9:.2f} GB: "
         f"{', or '.join(fixes)} ({first_line})"
     )

@@ -1,28 +1,32 @@
 """The training command."""
 
 import shlex
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from engine.commands.open_run import open_training
+from engine.commands.open_run import begin_status, open_training
 from engine.training.build import build_run
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 
 
-def train(config: Config, context: ProcessContext, script: str) -> int:
+def train(config: Config, context: ProcessContext) -> int:
     """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
     with ExitStack() as locks:
-        opened, status, checkpoint = open_training(config, context, locks)
-        run = build_run(opened.config, context, opened.folder, opened.logger)
-        trainer = Trainer(run, status, checkpoint)
+        folder, logger, checkpoint = open_training(config, context, locks)
+        status = begin_status(folder, context)
+        if checkpoint:  # it holds all weights, and the pretrained file may be gone
+            config = config.with_model(pretrained=None)
+        trainer = Trainer(build_run(config, context, folder, logger), status, checkpoint)
         del checkpoint  # as large as the model and its moments
         result = trainer.train()
-        return _conclude(trainer, result, script)
+        return _conclude(trainer, result)
 
 
-def _conclude(trainer: Trainer, result: dict[str, Any], script: str) -> int:
+def _conclude(trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
     resume = f"-resume={shlex.quote(str(folder))}"
@@ -38,8 +42,8 @@ def _conclude(trainer: Trainer, result: dict[str, Any], script: str) -> int:
         command = f"-cfg={folder}/config.yaml", "-eval", f"-pretrained={result['checkpoint']}"
         logger.info(
             f"----- Best top-1: {result['top1']:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
-            f"      Evaluate it: python {script} {shlex.join(command)}"
+            f"      Evaluate it: python {Path(sys.argv[0]).name} {shlex.join(command)}"
         )
-    if trainer.context.is_main:
+    if trainer.run.context.is_main:
         trainer.status.update(**outcome)
     return signal.status if signal else 0

@@ -18,7 +18,7 @@ from utils.errors import UserError
 def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
-    `default` compiles block by block if the model has `blocks` that are alike: one compilation serves all, within
+    `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
     seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `max` always compiles the
     whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix product, and
     replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without torch's cache, or
@@ -47,7 +47,9 @@ def run_eagerly() -> AbstractContextManager:
 
 
 def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
-    """CUDA graphs reuse their output memory, so a replay would overwrite gradients that are still accumulated.
+    """The mode for torch.compile; None: its default.
+
+    CUDA graphs reuse their output memory, so a replay would overwrite gradients that are still accumulated.
 
     On CPUs the kernels that torch could choose from are slower than its default.
     """

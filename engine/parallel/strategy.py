@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.distributed import ProcessContext
 
 
-class Single:
-    """One process. Every other strategy overrides the methods in which it differs.
+class Strategy:
+    """The interface of all strategies. As it stands it is that of one process.
 
     The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
     """
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
-        """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2, is any batch, to try it with."""
+        """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
         return model
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
@@ -43,7 +43,7 @@ class Single:
         model.load_state_dict(state)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Restores the moments; weight decay, betas and other settings stay those of the present options.
+        """Restores the moments; weight decay, betas and other settings stay those of the current options.
 
         Raises:
             ValueError: the state belongs to other parameters.
@@ -54,7 +54,11 @@ class Single:
             group.update(present)
 
 
-class DDP(Single):
+class Single(Strategy):
+    """One process."""
+
+
+class DDP(Strategy):
     """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks."""
 
     def __init__(self, device: torch.device) -> None:
@@ -74,7 +78,7 @@ class DDP(Single):
             dist.broadcast(buffer, src=0)
 
 
-def build_strategy(context: ProcessContext) -> Single:
+def build_strategy(context: ProcessContext) -> Strategy:
     return Single() if context.world_size == 1 else DDP(context.device)
 
 

@@ -81,6 +81,7 @@ class LossScaler(torch.amp.GradScaler):
         else:
             self.unscale_(optimizer)
             norm = self.total_norm(gradients)
+            torch_compat.mark_unscaled(self, optimizer, found_inf=(~norm.isfinite()).float())
             if max_norm:
                 nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         super().step(optimizer)

@@ -34,17 +34,17 @@ class MasterWeights:
 
     In O2 the master weights persist (Apex, Paddle). In O3 (`keep_master=False`) they exist only while the optimizer
     works: they are copied from the half weights before, and rounded into them after. That rounding is stochastic (Gupta
-    et al., 2015): up or down at random, exact on average, where rounding to the nearest would drop every update smaller
-    than half the distance of two half values. If `compute` is `master`, the copies do nothing.
+    et al., 2015): up or down at random, unbiased, where rounding to the nearest would drop every update smaller than
+    half the spacing of adjacent half-precision values. If `compute` is `master`, the copies do nothing.
     """
 
     def __init__(self, master: nn.Module, compute: nn.Module, keep_master: bool) -> None:
         self.master, self.compute, self.keep_master = master, compute, keep_master
         pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
-        self._full = [full for full, _ in pairs if full.requires_grad]
-        self._half = [half for full, half in pairs if full.requires_grad]
-        self._sizes = [full.numel() for full in self._full]
+        self._master_parameters = [full for full, _ in pairs if full.requires_grad]
+        self._compute_parameters = [half for full, half in pairs if full.requires_grad]
+        self._sizes = [full.numel() for full in self._master_parameters]
         self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
         batch_norms = [module for module in compute.modules() if isinstance(module, BatchNorm)]
         self._stats = [buffer for norm in batch_norms for buffer in norm.buffers() if buffer.is_floating_point()]
@@ -59,18 +59,20 @@ class MasterWeights:
 
     def copy_grads_to_master(self) -> None:
         """Before the optimizer: copies the half gradients, and in O3 the half weights, to the master model."""
-        if not self._full:
+        if not self._master_parameters:
             return
         if not self.keep_master:
             self._values, values = self._flat_views()
-            torch._foreach_copy_(values, [half.detach() for half in self._half])
-            for full, value in zip(self._full, values, strict=True):
+            torch._foreach_copy_(values, [half.detach() for half in self._compute_parameters])
+            for full, value in zip(self._master_parameters, values, strict=True):
                 full.data = value
         _, gradients = self._flat_views()
-        for full, half, gradient in zip(self._full, self._half, gradients, strict=True):
+        for full, half, gradient in zip(self._master_parameters, self._compute_parameters, gradients, strict=True):
             full.grad = None if half.grad is None else gradient
-        if used := [half for half in self._half if half.grad is not None]:
-            torch._foreach_copy_([full.grad for full in self._full if full.grad is not None], [h.grad for h in used])
+        if used := [half for half in self._compute_parameters if half.grad is not None]:
+            torch._foreach_copy_(
+                [full.grad for full in self._master_parameters if full.grad is not None], [h.grad for h in used]
+            )
         for half in used:
             half.grad = None
 
@@ -80,17 +82,17 @@ class MasterWeights:
 
         Unchanged weights keep their half value: stochastic rounding never moves a value that half represents.
         """
-        if not self._full:
+        if not self._master_parameters:
             return
         if not self.keep_master:
-            _round_stochastically(self._values, self._half[0].dtype, seed)
-        torch._foreach_copy_(self._half, self._full)
+            _round_stochastically(self._values, self._compute_parameters[0].dtype, seed)
+        torch._foreach_copy_(self._compute_parameters, self._master_parameters)
         self._release()
 
     @torch.no_grad()
     def sync_after_load(self) -> None:
         """After new weights were loaded into the `stored` model: copies them to the other model."""
-        for full, half in (*self._frozen, *zip(self._full, self._half, strict=True)):
+        for full, half in (*self._frozen, *zip(self._master_parameters, self._compute_parameters, strict=True)):
             if self.keep_master:
                 half.copy_(full)
             elif not full.requires_grad:  # trained weights are copied when the optimizer needs them
@@ -109,14 +111,14 @@ class MasterWeights:
 
     def _flat_views(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """One uninitialized fp32 tensor, and views of it in the shapes of the trained weights."""
-        flat = torch.empty(sum(self._sizes), device=self._half[0].device)
+        flat = torch.empty(sum(self._sizes), device=self._compute_parameters[0].device)
         parts = flat.split(self._sizes)
-        return flat, [part.view_as(half) for part, half in zip(parts, self._half, strict=True)]
+        return flat, [part.view_as(half) for part, half in zip(parts, self._compute_parameters, strict=True)]
 
     def _release(self) -> None:
         """Frees the memory that the next step allocates again."""
         self._values = None
-        for full in self._full:
+        for full in self._master_parameters:
             full.grad = None
             if not self.keep_master:
                 full.data = full.data.new_zeros(()).expand(full.shape)  # keeps the shape only

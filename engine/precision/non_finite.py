@@ -63,7 +63,7 @@ class _FiniteHooks:
         self.origin = self.origin or (Origin(tensor, path) if path else Origin(f"{tensor} of the model"))
 
     def _after_forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Inner modules, and the hooks of a tensor that an inner and an outer module share, run first."""
+        """Hooks of inner modules run before those of outer modules, also on a tensor that both return."""
         inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):

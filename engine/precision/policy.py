@@ -37,8 +37,7 @@ class Precision:
     def __init__(self, options: Amp, device: torch.device, total_norm: TotalNorm = nn.utils.get_total_norm) -> None:
         """`total_norm` computes the global norm of gradients, which may be sharded."""
         self.options, self.device = options, device
-        default = "float16" if device.type == "cuda" else "bfloat16"
-        self.dtype = _DTYPES[options.dtype or default] if options.enabled else torch.float32
+        self.dtype = _compute_dtype(options, device)
         self.level = options.level if options.enabled else "O0"
         self.tf32 = options.enabled if options.tf32 is None else options.tf32
         self.scales_loss = self.dtype == torch.float16
@@ -144,7 +143,8 @@ class Precision:
             return "Check the images."
         if self.dtype == torch.float32:
             return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP=1.0, and check the images."
-        # The whole block: the next op may overflow on a value that a single fp32 op returns. O3 returns half anyway.
+        # The whole block: if one op ran in fp32, the next half op could overflow on its result. In O3 listed ops return
+        # half, so a list does not help.
         listable = origin and origin.module and self.level != "O3"
         listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], " if listable else ""
         other = "-amp_dtype=bfloat16" if self.scales_loss else "no -amp"
@@ -161,13 +161,7 @@ class Precision:
     @property
     def name(self) -> str:
         """Level and dtype, in words."""
-        half = str(self.dtype).removeprefix("torch.")
-        return {
-            "O0": "float32",
-            "O1": f"O1: {half} autocast over float32 weights",
-            "O2": f"O2: {half} weights, float32 norms and master weights",
-            "O3": f"O3: {half} weights and norms, no master weights",
-        }[self.level]
+        return precision_name(self.options, self.device)
 
     def describe(self) -> str:
         """For the log."""
@@ -182,8 +176,27 @@ class Precision:
         return "; ".join(parts)
 
 
+def precision_name(options: Amp, device: torch.device) -> str:
+    """Level and dtype, in words."""
+    if not options.enabled:
+        return "float32"
+    half = str(_compute_dtype(options, device)).removeprefix("torch.")
+    return {
+        "O1": f"O1: {half} autocast over float32 weights",
+        "O2": f"O2: {half} weights, float32 norms and master weights",
+        "O3": f"O3: {half} weights and norms, no master weights",
+    }[options.level]
+
+
+def _compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
+    if not options.enabled:
+        return torch.float32
+    return _DTYPES[options.dtype or ("float16" if device.type == "cuda" else "bfloat16")]
+
+
 def _max_skipped_steps(options: Amp) -> int | None:
-    """By default, as many steps as the loss scale needs to reach its minimum, and 2."""
+    """The limit of consecutive skipped steps; None: no limit. Default: the steps in which the loss scale falls to its
+    minimum, plus 2."""
     if options.max_skipped_steps is not None:
         return options.max_skipped_steps or None
     shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)

@@ -9,10 +9,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.profiling.advice import Op, Profile, has_fast_half_precision
+from engine.profiling.measured_training import MeasuredTraining
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.telemetry.reporter import peak_memory_bytes
-from engine.training.endless import EndlessTraining
 from engine.training.state import Run
 from utils.device import device_name, synchronize, timed
 from utils.torch_compat import is_compiled
@@ -24,17 +24,17 @@ _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line
 
 
 def profile_run(run: Run, model_name: str) -> None:
-    """Trains some steps on every rank; the main process, which alone is profiled, writes the page and prints it.
+    """Trains some steps on every rank; only the main process is profiled; it writes and prints the page.
 
     A small data set is repeated. The speed is measured first, without the profiler, which slows the steps down.
     """
     context = run.context
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
-        with _profiler(context.device):  # its first start is slow: later, loading workers would read ahead during it
+        with _profiler(context.device):  # the first start is slow: do it now, or workers would load ahead during it
             pass
     batches = run.batches.iterate(0, 0, _ENDLESS)
-    training = EndlessTraining(run, batches)
+    training = MeasuredTraining(run, batches)
     training.train(_WARMUP_STEPS)
     for _ in range(run.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps

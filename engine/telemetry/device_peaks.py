@@ -1,7 +1,8 @@
 """Peak FLOP/s of GPUs from NVIDIA's datasheets, by the dtype of the matrix products.
 
 All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 are those with float32
-accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: no figure is better than a wrong one.
+accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: a missing
+MFU is better than a wrong one.
 """
 
 import re
@@ -20,7 +21,7 @@ class Peaks(NamedTuple):
 
 
 def _geforce(fp32: float) -> Peaks:
-    """Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types with float32 accumulation twice so."""
+    """Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast."""
     return Peaks(fp32, fp32, 2 * fp32, 2 * fp32)
 
 
@@ -50,6 +51,7 @@ PEAKS = {
     "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),  # "NVIDIA Ampere GA102 GPU Architecture" (whitepaper), appendix
     "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),  # "NVIDIA Ada GPU Architecture" (whitepaper)
     # GeForce 30: "NVIDIA Ampere GA102 GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
+    "RTX 3050": _geforce(9.1),
     "RTX 3060": _geforce(12.7),
     "RTX 3060 TI": _geforce(16.2),
     "RTX 3070": _geforce(20.3),
@@ -69,6 +71,7 @@ PEAKS = {
     "RTX 4080 SUPER": _geforce(52.2),
     "RTX 4090": _geforce(82.6),
     # GeForce 50: "NVIDIA RTX Blackwell GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
+    "RTX 5050": _geforce(13.2),
     "RTX 5060": _geforce(19.2),
     "RTX 5060 TI": _geforce(23.7),
     "RTX 5070": _geforce(30.9),

@@ -21,7 +21,7 @@ from utils.metrics import Metrics, to_metrics
 
 
 @dataclass(frozen=True)
-class _Start:
+class _IntervalStart:
     """The counters at the start of an interval: time, metric sums over all ranks, seconds spent waiting for data."""
 
     time: float
@@ -55,8 +55,8 @@ class Reporter:
         self._files: RunFiles | None = None
         self._bar: tqdm | None = None
         self._is_first_step = True
-        self._epoch_start: _Start | None = None
-        self._report_start: _Start | None = None
+        self._epoch_start: _IntervalStart | None = None
+        self._report_start: _IntervalStart | None = None
         self._epoch_seconds = 0.0
 
     def start(self, epochs_done: int, steps_done: int) -> None:
@@ -69,8 +69,8 @@ class Reporter:
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
         self._bar = progress_bar(title, self.context, progress.steps, progress.done_steps)
         sums = progress.sums.reduced(self.context)
-        self._epoch_start = self._report_start = _Start(time.perf_counter(), sums, progress.data_wait_seconds)
-        self._epoch_seconds = 0.0  # stays 0 if the epoch has no steps left, only its evaluation
+        self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
+        self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports after each `report_freq` steps, the first step of the run, and the last step of an epoch.
@@ -92,7 +92,7 @@ class Reporter:
             self._report_unreadable_images()
 
     def stop(self, progress: EpochProgress) -> None:
-        """Reports on a run that aborts in a step, which does not count as done: it has the last loss scale."""
+        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
         self._report(progress)
         self.last = replace(self.last, step=progress.step + 1)
         if self._files:
@@ -192,7 +192,7 @@ class Reporter:
         if self._files:
             self._files.write_scalars(report)
         self.last = report
-        self._report_start = _Start(time.perf_counter(), sums, progress.data_wait_seconds)
+        self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
 
     def _report_unreadable_images(self) -> None:
         unreadable = self._unreadable_images(self.last.average)

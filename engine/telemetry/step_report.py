@@ -10,7 +10,7 @@ _MIN_DATA_WAIT_SHARE = 0.01  # a smaller share is not worth a place in the line
 
 @dataclass(frozen=True)
 class StepReport:
-    """Throughput is over all devices, since the report before; so are the metrics in `latest`.
+    """Throughput (all devices) and `latest` cover the time since the previous report.
 
     epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. average: the metrics
     since the start of the epoch. is_scaled: whether the loss scale can be anything but 1.
@@ -41,7 +41,7 @@ class StepReport:
 def log_lines(report: StepReport) -> tuple[str, str]:
     """PaddleViT's line, and a line for gradients, speed and memory. Each fits a terminal of 120 columns.
 
-    '-' stands for a figure of no samples: all steps were skipped. The second line leaves out rates that say nothing:
+    '-' means no samples: all steps were skipped. The second line leaves out rates that say nothing:
     a short data wait, a loss scale that is always 1, zero skipped steps.
     """
     latest, average = report.latest, report.average

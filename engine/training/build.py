@@ -3,6 +3,7 @@
 Every part is made once, in the order of its use: data, model, precision, optimizer, strategy, telemetry.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,7 +45,8 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
     train_samples, val_samples = read_samples(data, config.model.num_classes, context, "train", "val")
     bad_images = BadImageList(folder, context.rank)
     seed, timeout = config.seed, config.timeout_seconds
-    layout = EpochLayout(len(train_samples), data.batch_size * context.world_size, train.accum_iter, seed)
+    batches = build_train_batches(data, train, train_samples, seed, context, timeout, bad_images)
+    layout = EpochLayout(batches.num_samples, data.batch_size * context.world_size, train.accum_iter, seed)
     state, notes = build_train_state(config, context, layout)
     _log_parts(config, context, logger, state, notes, train_samples, val_samples)
     weights, precision = state.precision.weights, state.precision
@@ -56,7 +58,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
         context=context,
         folder=folder,
         logger=logger,
-        batches=build_train_batches(data, train, train_samples, seed, context, timeout, bad_images),
+        batches=batches,
         val_batches=build_eval_loader(data, val_samples, context, timeout, bad_images),
         num_val_samples=len(val_samples),
         layout=layout,
@@ -117,16 +119,25 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
     return state, notes
 
 
-def build_eval_model(config: Config, context: ProcessContext) -> tuple[nn.Module, Precision, list[str]]:
-    """The model of `MODEL.PRETRAINED` as evaluation computes it, its precision, and lines for the log."""
+@dataclass(frozen=True)
+class EvalModel:
+    """The model of `MODEL.PRETRAINED`. `compute` runs the forward passes; `fp32` may be the same module."""
+
+    compute: nn.Module
+    fp32: nn.Module
+    precision: Precision
+    notes: list[str]
+
+
+def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     model, notes = build_model(config.model, config.data, context.device, needs_head=True)
     precision = Precision(config.amp, context.device)
     _apply_op_lists(model, config.model.attention, precision)
-    return precision.compute_copy(model), precision, [f"Pretrained: {note}" for note in notes]
+    return EvalModel(precision.compute_copy(model), model, precision, [f"Pretrained: {note}" for note in notes])
 
 
 def _apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """Fused attention has no softmax that a list could apply to; MODEL.ATTENTION=fused keeps it nevertheless."""
+    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this."""
     if precision.lists_softmax and attention == AUTO:
         use_attention(model, EXPLICIT)
     precision.apply_op_lists(model)

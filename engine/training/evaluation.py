@@ -7,7 +7,7 @@ from torch import nn
 
 from datasets.loading.loader import Loader
 from engine.parallel.compile import run_eagerly
-from engine.parallel.strategy import Single
+from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.training.loss import eval_loss
 from utils.distributed import ProcessContext
@@ -24,7 +24,7 @@ def evaluate(
     batches: Loader,
     transform: nn.Module,
     precision: Precision,
-    strategy: Single,
+    strategy: Strategy,
     context: ProcessContext,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Metrics:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from configs.schema import Train
 
-_VIT_BASE_LR, _VIT_BATCH_SIZE = 3e-3, 4096  # Dosovitskiy et al., 2020, table 3
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -43,10 +41,10 @@ def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int)
 
 def lr_warning(options: Train, global_batch_size: int) -> str | None:
     """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's."""
-    tuned_for = options.base_lr_batch_size or (_VIT_BATCH_SIZE if options.base_lr == _VIT_BASE_LR else None)
+    tuned_for = options.base_lr_batch_size
     if tuned_for is None or options.linear_scaled_lr or global_batch_size == tuned_for:
         return None
     return (
-        f"TRAIN.BASE_LR {options.base_lr:g} was tuned for a global batch size of {tuned_for}, but this run has "
-        f"{global_batch_size}; scale it with -opts TRAIN.LINEAR_SCALED_LR={tuned_for}"
+        f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {global_batch_size}: "
+        f"set TRAIN.LINEAR_SCALED_LR={tuned_for}"
     )

@@ -1,4 +1,4 @@
-"""The state of a run <-> the content of a checkpoint."""
+"""Converts the state of a run to the content of a checkpoint and back."""
 
 from dataclasses import asdict, dataclass
 from textwrap import shorten
@@ -23,7 +23,7 @@ class Best:
 
 
 @dataclass
-class Position:
+class RunPosition:
     """The position of a run, and its results so far.
 
     Attributes:
@@ -36,7 +36,7 @@ class Position:
     best_is_unsaved: bool = False
 
 
-def take_snapshot(run: Run, position: Position) -> dict[str, Any]:
+def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
     """The content of a checkpoint; a collective call. The tensors are those of the run, not copies."""
     state, strategy, progress = run.state, run.state.strategy, position.progress
     average = state.average
@@ -57,14 +57,14 @@ def take_snapshot(run: Run, position: Position) -> dict[str, Any]:
     }
 
 
-def restore(run: Run, checkpoint: dict[str, Any] | None) -> Position:
+def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
     """Loads a checkpoint into the run and returns its position; without one, the start of the run.
 
     Raises:
         UserError: the options of the run do not fit the checkpoint.
     """
     if checkpoint is None:
-        return Position(run.new_progress(run.last_epoch), TrainClock())
+        return RunPosition(run.new_progress(run.last_epoch), TrainClock())
     _check_options(run, checkpoint)
     done_steps = run.layout.steps_done(checkpoint)
     _load_state(run, checkpoint)
@@ -78,7 +78,7 @@ def restore(run: Run, checkpoint: dict[str, Any] | None) -> Position:
     run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
     if changed := differences(checkpoint["options"], run.options):
         run.logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(changed)}")
-    return Position(progress, clock, *_restore_best(run, checkpoint))
+    return RunPosition(progress, clock, *_restore_best(run, checkpoint))
 
 
 def _check_options(run: Run, checkpoint: dict[str, Any]) -> None:

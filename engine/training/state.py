@@ -9,7 +9,7 @@ from torch import nn
 from datasets.loading.batches import BatchSource
 from datasets.loading.loader import Loader
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.parallel.strategy import Single
+from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import Reporter
@@ -36,7 +36,7 @@ class TrainState:
     """
 
     precision: Precision
-    strategy: Single
+    strategy: Strategy
     model: nn.Module
     average: WeightAverage | None
     optimizer: torch.optim.Optimizer
@@ -61,7 +61,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Plan:
-    """When a run evaluates, saves and ends: epochs, unless a name says otherwise."""
+    """When a run evaluates, saves and ends, in epochs unless the name gives another unit."""
 
     num_epochs: int
     max_steps: int | None
@@ -72,7 +72,7 @@ class Plan:
     keep_checkpoints: int
 
     def is_due(self, epochs_done: int, every: int) -> bool:
-        """Whether an action that happens `every` so many epochs happens now; it always does after the last epoch."""
+        """Whether an action with a period of `every` epochs is due; it always is after the last epoch."""
         return epochs_done % every == 0 or epochs_done == self.num_epochs
 
 

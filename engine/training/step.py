@@ -26,7 +26,7 @@ from utils.seeding import derive_seed
 
 
 class NonFiniteGradients(UserError):
-    """Too many consecutive steps had non-finite gradients. The weights are those of before."""
+    """Too many consecutive steps had non-finite gradients. The weights are those after the last applied step."""
 
 
 def train_steps(
@@ -39,9 +39,8 @@ def train_steps(
 ) -> None:
     """Trains from `progress.done_steps` to step `stop_step` of the epoch; calls `after_step` after each step.
 
-    The loss of a step is the mean over all samples of its accumulation window on all ranks, also in a short last
-    window. With a fused optimizer the host waits for the device only in `after_step`, and for a GPU that is more than
-    two steps behind.
+    The loss of a step is the mean over all samples of its accumulation window on all ranks, including a short last
+    window. With a fused optimizer, the host waits only in `after_step`, and when the GPU is more than two steps behind.
 
     Raises:
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.

@@ -27,15 +27,13 @@ class Trainer:
     def __init__(self, run: Run, status: RunStatus, checkpoint: dict[str, Any] | None = None) -> None:
         """Raises a UserError if the run cannot resume from the checkpoint."""
         plan = run.plan
-        self.run, self.plan, self.context, self.reporter = run, plan, run.context, run.reporter
-        self.status = status
+        self.run, self.status = run, status
         self.position = restore(run, checkpoint)
         self.trigger = SaveTrigger(run.context, run.timeout_seconds, plan.save_freq_steps, plan.save_freq_minutes)
         self.interrupted: Interrupted | None = None
         self._will_compile = run.compiles
-        self.writer = None
-        if run.context.is_main:
-            self.writer = CheckpointWriter(run.folder, plan.keep_checkpoints, self._on_written)
+        is_main = run.context.is_main
+        self.writer = CheckpointWriter(run.folder, plan.keep_checkpoints, self._on_written) if is_main else None
 
     @property
     def progress(self) -> EpochProgress:
@@ -53,36 +51,36 @@ class Trainer:
                 self._save(is_best=True)
             try:
                 batches = self._batches()
-                while self.progress.epoch < self.plan.num_epochs and self._train_epoch(batches):
+                while self.progress.epoch < self.run.plan.num_epochs and self._train_epoch(batches):
                     pass
             except Interrupted as signal:
                 self.interrupted = signal
                 self._save()
             self.wait_until_saved()
         result = self._result()
-        self.reporter.finish(result)
+        self.run.reporter.finish(result)
         return result
 
     def start(self) -> None:
-        """Opens the tables."""
-        self.reporter.start(self.progress.epoch, self.progress.step)
+        """Opens the tables and starts the clock."""
+        self.run.reporter.start(self.progress.epoch, self.progress.step)
         self._start_clock()
 
     def _batches(self) -> Iterator[Batch]:
         """From the current position to the end of the last epoch."""
         done = self.progress.done_batches(self.run.state.accum_iter)
-        return self.run.batches.iterate(self.progress.epoch, done, self.plan.num_epochs)
+        return self.run.batches.iterate(self.progress.epoch, done, self.run.plan.num_epochs)
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
-        plan, progress = self.plan, self.progress
+        plan, progress = self.run.plan, self.progress
         stop_step = progress.steps
         if plan.max_steps is not None:
             stop_step = min(stop_step, plan.max_steps - progress.epoch * progress.steps)
-        self.reporter.start_epoch(progress)
+        self.run.reporter.start_epoch(progress)
         self._start_clock()
         try:
-            train_steps(self.run.state, batches, progress, stop_step, self.context, self.after_step)
+            train_steps(self.run.state, batches, progress, stop_step, self.run.context, self.after_step)
         except NonFiniteGradients as error:
             self._abort(error)
         if progress.done_steps < progress.steps:
@@ -94,12 +92,12 @@ class Trainer:
         is_best = validation is not None and (best is None or validation.top1 > best.top1)
         if is_best:
             self.position.best = Best(validation.top1, validation.top5, epochs_done)
-        self.reporter.end_epoch(progress, validation, self.position.clock.seconds)
+        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds)
         self.position.progress = self.run.new_progress(epochs_done)
         ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps
         if is_best or ends or plan.is_due(epochs_done, plan.save_freq):
             self._save(is_best)
-        self.reporter.draw()
+        self.run.reporter.draw()
         return not ends
 
     def after_step(self, progress: EpochProgress) -> None:
@@ -108,7 +106,7 @@ class Trainer:
         if self._will_compile:
             self._will_compile = False
             self.run.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
-        self.reporter.after_step(progress)
+        self.run.reporter.after_step(progress)
         if self.writer:
             self.writer.check()
         if self.trigger.should_save(progress.step):
@@ -118,7 +116,7 @@ class Trainer:
         self.position.clock.start(self._images_done())
 
     def _images_done(self) -> int:
-        """Of this epoch, over all ranks."""
+        """Images trained on in this epoch, over all ranks."""
         return self.progress.done_batches(self.run.state.accum_iter) * self.run.layout.batch_size
 
     def _evaluate(self, epochs_done: int) -> Metrics:
@@ -129,35 +127,35 @@ class Trainer:
             state.eval_transform,
             state.precision,
             state.strategy,
-            self.context,
+            self.run.context,
             self._after_eval_batch,
         )
-        title = f"Epoch[{epochs_done:03d}/{self.plan.num_epochs:03d}], "
+        title = f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
         seconds = time.perf_counter() - started
         self.run.logger.info(validation_line(title, metrics, self.run.num_val_samples, seconds))
         return metrics
 
     def _after_eval_batch(self) -> None:
-        """A checkpoint saved here has trained the whole epoch and will repeat the evaluation."""
+        """Saves if due. A run resumed from this checkpoint repeats the evaluation."""
         if self.trigger.should_save():
             self._save()
 
     def _abort(self, error: NonFiniteGradients) -> None:
-        self.reporter.stop(self.progress)
+        self.run.reporter.stop(self.progress)
         self.run.state.precision.scaler.restart()
         self._save()
         self.wait_until_saved()
-        broadcast_object(None, self.context)  # a rank that raises ends the others, so the checkpoint must be complete
+        broadcast_object(None, self.run.context)  # the first rank that raises ends the others: wait for the file
         raise NonFiniteGradients(f"{error} The last good weights are in {self.run.folder / LAST}") from None
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process writes in the background."""
         self.trigger.saved()
         content = take_snapshot(self.run, self.position)
-        self.reporter.sync()
+        self.run.reporter.sync()
         if self.writer:
             epoch = content["epoch"]
-            at_epoch_end = content["done_steps"] == 0 and self.plan.is_due(epoch, self.plan.save_freq)
+            at_epoch_end = content["done_steps"] == 0 and self.run.plan.is_due(epoch, self.run.plan.save_freq)
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
 
     def wait_until_saved(self) -> None:
@@ -179,6 +177,6 @@ class Trainer:
             "checkpoint": str(self.run.folder / (BEST if best else LAST)),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
-            "peak_memory_bytes": peak_memory_bytes(self.context.device),
-            "finished": self.progress.epoch == self.plan.num_epochs,
+            "peak_memory_bytes": peak_memory_bytes(self.run.context.device),
+            "finished": self.progress.epoch == self.run.plan.num_epochs,
         }

@@ -6,11 +6,14 @@ from torch import nn
 
 
 class WeightAverage(ModelEmaV3):
-    """timm's average of all parameters and buffers, which a skipped step does not move."""
+    """timm's average of all parameters and buffers. A skipped step does not change it."""
 
     @torch.no_grad()
     def update(self, model: nn.Module, skipped: torch.Tensor) -> None:
-        """average += (1 - decay) * (model - average), unless `skipped` (), decided on the device, is 1."""
+        """average += (1 - decay) * (model - average), unless `skipped` (), decided on the device, is 1.
+
+        On a GPU this allocates the size of the weights, as much as the gradients that were just freed.
+        """
         weight = (1 - self.decay) * (1 - skipped)
         averages, values = [], []
         for average, value in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from engine.training.endless import EndlessTraining
+from engine.profiling.measured_training import MeasuredTraining
 from scripts.benchmarks.common import (
     add_flag,
     environment,
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     context = single_process()
     with TemporaryDirectory() as folder:
         run = build_new_run(config, context, Path(folder))
-        training = EndlessTraining(run, cycle(ready_batches(config, context)))
+        training = MeasuredTraining(run, cycle(ready_batches(config, context)))
         parts = [measure_part(training, max(flags.steps // PARTS, 1)) for _ in range(PARTS)]
         run.reporter.close()
     measured_on = environment(SCRIPT, argv, config)
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measure_part(training: EndlessTraining, steps: int) -> Part:
+def measure_part(training: MeasuredTraining, steps: int) -> Part:
     seconds = []
     for _ in range(steps):
         started = time.perf_counter()

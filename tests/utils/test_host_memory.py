@@ -39,5 +39,5 @@ def test_freed_memory_is_reused():
 def test_runs_on_a_cpu_enable_it(digits_argv, cpu, monkeypatch):
     calls = []
     monkeypatch.setattr("engine.commands.run.keep_freed_memory", lambda: calls.append(1))
-    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu, "main_single_gpu.py") == 0
+    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu) == 0
     assert calls == [1]

@@ -122,7 +122,7 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
     assert printed.count("1 of 7 images skipped: see bad_images_*.csv") == 2
 
     argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
-    run(parse_command_line(argv), cpu, "main_single_gpu.py")
+    run(parse_command_line(argv), cpu)
     evaluated = only_run(tmp_path / "out", "eval")
     assert read_result(evaluated)["top1"] == read_result(folder)["top1"]
     assert [Path(row["path"]).name for row in rows(evaluated / "bad_images_0.csv")] == ["3.png"]
@@ -134,7 +134,7 @@ def test_accuracy_counts_only_the_other_images(image_folder, tmp_path, cpu):
     for name in BAD_IN_VAL:
         (image_folder / "val" / name).unlink()
     argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
-    run(parse_command_line(argv), cpu, "main_single_gpu.py")
+    run(parse_command_line(argv), cpu)
     result = read_result(only_run(tmp_path / "out", "eval"))
     assert result["top1"] == read_result(folder)["top1"]
     assert result["loss"] == pytest.approx(float(rows(folder / "metrics.csv")[0]["val_loss"]), abs=1e-6)

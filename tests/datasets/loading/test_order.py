@@ -53,7 +53,6 @@ def test_batches_start_at_any_position(cpu, epoch, batch):
     config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")
     (samples,) = samples_for(config, cpu, "train")
     batches = build_train_batches(config.data, config.train, samples, config.seed, cpu, config.timeout_seconds)
-    assert (batches.batches_per_epoch, batches.samples_per_epoch) == (28, 1400)
     expected = list(batches.iterate(0, 0, num_epochs=2))
     assert len(expected) == 56
     for one, other in zip(expected[28 * epoch + batch :], batches.iterate(epoch, batch, num_epochs=2), strict=True):

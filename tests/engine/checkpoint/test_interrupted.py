@@ -48,7 +48,7 @@ def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeyp
     with monkeypatch.context() as patch:
         interrupt(patch, method, count, number)
         argv[2] = f"-output={tmp_path / 'interrupted'}"
-        assert run(parse_command_line(argv), cpu, "main_single_gpu.py") == 128 + number
+        assert run(parse_command_line(argv), cpu) == 128 + number
     interrupted = only_run(tmp_path / "interrupted")
     status = read_status(interrupted)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)

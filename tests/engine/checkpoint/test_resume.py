@@ -96,7 +96,7 @@ def test_resume_rejects_invalid_changes(digits_argv, cpu):
 def test_resume_does_not_need_the_pretrained_file(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
     argv = [f"-resume={folder}", *digits_argv, "MODEL.PRETRAINED=gone.pth"]
-    run(parse_command_line(["-dry_run", *argv]), cpu, "main_single_gpu.py")
+    run(parse_command_line(["-dry_run", *argv]), cpu)
     assert load_checkpoint(folder / "last.pth")["done_steps"] == 3  # a dry run does not train
     assert load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=4"], cpu) / "last.pth")["done_steps"] == 4
 
@@ -107,7 +107,6 @@ def test_dry_run_checks_the_checkpoint(digits_argv, cpu):
         run(
             parse_command_line(["-dry_run", f"-resume={folder}", *digits_argv, "MODEL.EMBED_DIM=32"]),
             cpu,
-            "main_single_gpu.py",
         )
 
 

@@ -218,7 +218,7 @@ def test_evaluation_in_every_level_is_close_to_fp32(digits_argv, cpu, level):
     losses = []
     for options in (["AMP=false"], ["AMP.ENABLED=true", f"AMP.LEVEL={level}"]):
         before = set(folder.parent.glob("eval-*"))
-        run(parse_command_line(["-eval", f"-pretrained={folder / 'last.pth'}", *digits_argv, *options]), cpu, "")
+        run(parse_command_line(["-eval", f"-pretrained={folder / 'last.pth'}", *digits_argv, *options]), cpu)
         (evaluated,) = set(folder.parent.glob("eval-*")) - before
         losses.append(read_result(evaluated)["loss"])
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
@@ -253,12 +253,14 @@ def test_buffers_are_half_in_o3(name):
 @pytest.mark.parametrize("level", LEVELS)
 def test_dry_run_counts_the_same_flops_in_every_level(digits_argv, cpu, level, capsys):
     argv = ["-dry_run", "-amp", *digits_argv, f"AMP.LEVEL={level}", "AMP.CUSTOM_BLACK_LIST=[gelu]"]
-    run(parse_command_line(argv), cpu, "")
+    run(parse_command_line(argv), cpu)
+    assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
+    weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
+    argv = ["-dry_run", "-eval", f"-pretrained={weights}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
+    run(parse_command_line(argv), cpu)
     assert "forward pass: 0.00 GFLOPs per image" in capsys.readouterr().out
     with pytest.raises(UserError, match="galu is neither an op"):
-        weights = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "last.pth"
-        argv = ["-dry_run", "-eval", f"-pretrained={weights}", "-amp", *digits_argv, "AMP.CUSTOM_BLACK_LIST=[galu]"]
-        run(parse_command_line(argv), cpu, "")
+        run(parse_command_line([*argv, "AMP.CUSTOM_BLACK_LIST=[galu]"]), cpu)
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
@@ -273,7 +275,7 @@ def test_evaluation_uses_the_level(digits_argv, cpu, level, monkeypatch):
     monkeypatch.setattr("engine.commands.evaluate.evaluate", evaluate)
     argv = ["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
     with pytest.raises(KeyboardInterrupt):
-        run(parse_command_line(argv), cpu, "")
+        run(parse_command_line(argv), cpu)
     assert dtypes_of_head == [torch.bfloat16]
 
 

@@ -259,3 +259,16 @@ def test_gpu_reports_skipped_steps_two_steps_late():
         optimizer.zero_grad()
         results.append(scaler.skipped_too_often())
     assert results == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_norm_that_overflows_skips_the_step(fused):
+    """Each gradient is finite; their norm is not finite in float32."""
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
+    scaler, before = LossScaler(CPU), model.weight.detach().clone()
+    scaler.scale(model(torch.ones(1, 4)).sum())
+    model.weight.grad = torch.full_like(model.weight, 3e38)
+    norm = scaler.step(optimizer)
+    scaler.update()
+    assert norm.isinf() and scaler.skipped == 1 and torch.equal(before, model.weight)

@@ -239,7 +239,7 @@ def shares(page: str) -> dict[str, float]:
 def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys):
     """The profile spans several short epochs and writes no checkpoints."""
     argv = ["-amp", "-profile", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=3"]
-    assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1"]), cpu, "main_single_gpu.py") == 0
+    assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1"]), cpu) == 0
     folder = only_run(tmp_path / "out", "profile")
     page = (folder / "profile.md").read_text()
     assert page in capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     command = parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"])
-    assert run(command, single_process(), "main_single_gpu.py") == 0
+    assert run(command, single_process()) == 0
     page = (only_run(tmp_path / "out", "profile") / "profile.md").read_text()
     parts = shares(page)
     assert sum(parts.values()) == pytest.approx(200, abs=0.5)  # 100 for the phases and 100 for the row of the step

@@ -21,7 +21,7 @@ from utils.distributed import process_group
 
 def main(runs: list[list[str]]) -> int:
     with process_group() as context:
-        return max(run(parse_command_line(flags), context, "main_multi_gpu.py") for flags in runs)
+        return max(run(parse_command_line(flags), context) for flags in runs)
 
 
 if __name__ == "__main__":

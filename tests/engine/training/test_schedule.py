@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from configs.command_line import parse_command_line
 from configs.schema import Train
 from engine.training.schedule import build_schedule, lr_warning
 
@@ -37,11 +38,14 @@ def test_linear_scaled_lr_scales_all_three_learning_rates():
 
 
 def test_warning_about_a_learning_rate_for_another_batch_size():
-    train = Train.model_validate({"BASE_LR": 3e-3})
-    expected = "TRAIN.BASE_LR 0.003 was tuned for a global batch size of 4096, but this run has 64; "
-    assert lr_warning(train, 64) == f"{expected}scale it with -opts TRAIN.LINEAR_SCALED_LR=4096"
+    train = Train.model_validate({"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 4096})
+    expected = "BASE_LR 0.003 is tuned for a global batch of 4096; this run has 64: set TRAIN.LINEAR_SCALED_LR=4096"
+    assert lr_warning(train, 64) == expected
     assert lr_warning(train, 4096) is None
     assert lr_warning(train.model_copy(update={"linear_scaled_lr": 4096}), 64) is None
-    other = train.model_copy(update={"base_lr": 1e-3})
-    assert lr_warning(other, 64) is None
-    assert "1024, but this run has 64" in lr_warning(other.model_copy(update={"base_lr_batch_size": 1024}), 64)
+    assert lr_warning(train.model_copy(update={"base_lr_batch_size": None}), 64) is None
+
+
+def test_the_imagenet_recipes_warn():
+    config = parse_command_line(["-cfg=configs/vit_base_patch16_224.yaml"]).config
+    assert "global batch of 4096; this run has 64" in lr_warning(config.train, 64)

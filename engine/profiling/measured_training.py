@@ -7,7 +7,7 @@ from engine.training.state import Run
 from engine.training.step import train_steps
 
 
-class EndlessTraining:
+class MeasuredTraining:
     """Trains from the start of a run, through as many epochs as the steps take."""
 
     def __init__(self, run: Run, batches: Iterator[Batch]) -> None:
