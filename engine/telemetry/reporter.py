@@ -204,7 +204,7 @@ class Reporter:
         if unreadable:
             self.logger.info(
                 f"----- Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
-                f"skipped: see bad_images_*.csv in {self.folder}"
+                "skipped: see bad_images_*.csv"
             )
 
     def _unreadable_images(self, epoch: Metrics) -> int:
@@ -217,12 +217,12 @@ def write_result(folder: Path, result: dict) -> None:
 
 
 def validation_line(title: str, metrics: Metrics, num_samples: int, seconds: float) -> str:
-    """PaddleViT's line, and the number of unreadable images if there are any."""
+    """PaddleViT's line, and a second line if there are unreadable images."""
     unreadable = num_samples - metrics.samples
     return (
         f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, "
         f"Validation Acc@5: {metrics.top5:.2f}%, time: {seconds:.2f}"
-        + (f", {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else "")
+        + (f"\n----- Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else "")
     )
 
 

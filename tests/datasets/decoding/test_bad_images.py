@@ -115,10 +115,7 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
     assert [row["skipped_images"] for row in rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
-    assert (
-        printed.count(f"3 of 40 training images could not be read and were skipped: see bad_images_*.csv in {folder}")
-        == 2
-    )
+    assert printed.count("3 of 40 training images could not be read and were skipped: see bad_images_*.csv") == 2
     assert printed.count("1 of 7 images skipped: see bad_images_*.csv") == 2
 
     argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
