@@ -26,7 +26,7 @@ def checkpoint_faults() -> list[Fault]:
         "with a bit flipped": (_resumed(flipped), damaged),
         "written by torch.save": (
             _resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))),
-            r"is damaged or none of our",
+            r"is damaged or not a checkpoint",
         ),
         "PaddleViT's": (
             lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
@@ -39,7 +39,7 @@ def checkpoint_faults() -> list[Fault]:
         ),
         "a valid checksum, but parts missing": (
             _resumed(lambda path: atomic_save(path, {"format": load_checkpoint(path)["format"]})),
-            r"for model, ema, .* is missing",
+            r"model, ema, .* missing",
         ),
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
@@ -47,7 +47,7 @@ def checkpoint_faults() -> list[Fault]:
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
         "beyond the last epoch": (
             _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
-            r"NUM_EPOCHS 1: the checkpoint has 2 already",
+            r"NUM_EPOCHS 1: the checkpoint is at epoch 2 already",
         ),
     }
     return [Fault(f"checkpoint: {name}", provoke, line) for name, (provoke, line) in table.items()]
@@ -57,7 +57,7 @@ def resume_faults() -> list[Fault]:
     longer = "TRAIN.NUM_EPOCHS=3"
     return [
         Fault("resume: another run has locked the folder", _locked_folder, r"train-.*: is in use by"),
-        Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"seen 192 samples .* steps of 80"),
+        Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
         Fault(
             "resume a folder: the last is damaged",
             _damaged_in_folder,

@@ -36,21 +36,21 @@ def weights_faults() -> list[Fault]:
         return scene.digits(flags=("-eval", f"-pretrained={weights}"))
 
     table: dict[str, tuple[Provoke, str]] = {
-        "missing": (named("none"), r"none: no such file, nor one with the ending"),
-        "with an unknown file extension": (named("vit.onnx", b""), r"vit.onnx: the ending says no kind of weights"),
+        "missing": (named("none"), r"none: no such file, also with .pdparams"),
+        "with an unknown file extension": (named("vit.onnx", b""), r"vit.onnx: unknown file extension"),
         "an HTML page": (
             named("vit.pdparams", b"<html></html>"),
-            r"vit.pdparams: is damaged or no .pdparams file",
+            r"vit.pdparams: is damaged or not a .pdparams file",
         ),
-        "empty": (named("vit.safetensors", b""), r"vit.safetensors: is damaged or no .safetensors file"),
+        "empty": (named("vit.safetensors", b""), r"vit.safetensors: is damaged or not a .safetensors file"),
         "cut short": (trained(truncated), r"last.pth: is damaged"),
         "with a bit flipped": (trained(flipped), r"last.pth: is damaged \(its checksum does not match\)"),
         "not finite": (edited(norm__bias=torch.full((16,), torch.nan)), r"NaN or infinite values: norm.bias"),
-        "of another shape": (edited(norm__bias=torch.ones(17)), r"shapes unlike the model's: norm.bias 17, not 16"),
-        "incomplete": (edited(norm__bias=None), r"tensors missing: norm.bias"),
+        "of another shape": (edited(norm__bias=torch.ones(17)), r"wrong shapes: norm.bias 17, not 16"),
+        "incomplete": (edited(norm__bias=None), r"missing tensors: norm.bias"),
         "with tensors larger than the file": (
             edited(norm__bias=torch.ones(1).expand(10**12)),
-            r"norm.bias claims numbers",
+            r"norm.bias is larger than its data",
         ),
         "with another head, in evaluation": (other_head, r"head: 7 classes in the file, 10 in the model"),
         "pdparams with code": (
