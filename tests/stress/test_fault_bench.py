@@ -53,7 +53,7 @@ WRONG_OUTCOMES = {
     "touch .last.pth.tmp": "a temporary file is left: .last.pth.tmp",
     "mkdir -p output/run; echo x > output/run/last.pth": "no good checkpoint in run",
     "printf 'error: wanted \\033[2J\\n'": "an error line that is too long or has control characters",
-    "sleep 60 & true": "1 process(es) left: sleep 60",
+    "sleep 60 & sleep 0.3": "1 process(es) left: sleep 60",  # the pause lets the first one start
     "sleep 60": "timeout",
 }
 
