@@ -9,13 +9,11 @@ from typing import Protocol
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.bad_images import BadImageList
-from datasets.loading.loader import BatchReader, Loader, num_workers
+from datasets.loading.loader import PREFETCH_FACTOR, BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler, TrainSampler
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.distributed import ProcessContext
-
-PREFETCH_FACTOR = 2  # batches per worker: the default of DataLoader
 
 
 class BatchSource(Protocol):

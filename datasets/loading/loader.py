@@ -24,6 +24,7 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.torch_compat import shared_zeros, tree_map_only
 
+PREFETCH_FACTOR = 2  # batches per worker
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9
 
@@ -98,6 +99,7 @@ class Loader:
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=is_cuda,
+            prefetch_factor=PREFETCH_FACTOR if workers else None,
             timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
             worker_init_fn=exit_with_rank,

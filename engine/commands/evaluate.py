@@ -25,10 +25,13 @@ def evaluate_weights(config: Config, context: ProcessContext) -> int:
             raise nothing_to_evaluate(config)
         log_found(found, logger)
         config = config.with_model(pretrained=str(found.path))
-    model = build_eval_model(config, context)
-    for note in model.notes:
+        del found  # the content of the checkpoint
+    built = build_eval_model(config, context)
+    model, precision = built.compute, built.precision
+    for note in built.notes:
         logger.info(f"----- {note}")
-    logger.info(f"----- {context.world_size} process(es), {context.device}, {model.precision.describe()}")
+    del built  # at O2 and O3 the fp32 weights are not needed
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     for note in samples.notes:
         logger.info(f"----- Data: {note}")
@@ -36,7 +39,7 @@ def evaluate_weights(config: Config, context: ProcessContext) -> int:
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     transform = build_eval_transform(config.data).to(context.device)
     started = time.perf_counter()
-    metrics = evaluate(model.compute, batches, transform, model.precision, build_strategy(context), context)
+    metrics = evaluate(model, batches, transform, precision, build_strategy(context), context)
     seconds = time.perf_counter() - started
     logger.info(validation_line("", metrics, len(samples), seconds))
     if context.is_main:

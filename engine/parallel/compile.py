@@ -31,8 +31,8 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> 
         return None
     _check_compiler(context.device)
     blocks = list(getattr(model, "blocks", ()))
-    alike = not any(isinstance(module, DropPath) for module in model.modules())
-    if options.compile == "default" and blocks and alike:
+    same_structure = not any(isinstance(module, DropPath) for module in model.modules())
+    if options.compile == "default" and blocks and same_structure:
         for block in blocks:
             block.compile(dynamic=False)
         return f"{len(blocks)} blocks"

@@ -13,7 +13,7 @@ from utils.distributed import ProcessContext
 
 
 class Strategy:
-    """The interface of all strategies. As it stands it is that of one process.
+    """The interface of all strategies. The default methods are those of a single process.
 
     The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
     """

@@ -21,7 +21,7 @@ class LossScaler(torch.amp.GradScaler):
     `dynamic=False` it is constant. A constant scale of 1 protects fp32 and bf16 training: a step with a non-finite
     gradient does not change the weights.
 
-    Averaged gradients are non-finite on all ranks or on none, so all ranks decide alike.
+    Averaged gradients are non-finite on all ranks or on none, so all ranks take the same decision.
     """
 
     def __init__(

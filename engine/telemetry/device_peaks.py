@@ -1,8 +1,8 @@
 """Peak FLOP/s of GPUs from NVIDIA's datasheets, by the dtype of the matrix products.
 
 All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 are those with float32
-accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: a missing
-MFU is better than a wrong one.
+accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: a missing MFU is better than
+a wrong one.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The builder of a run: the only code besides the commands that reads the whole `Config`.
 
-Every part is made once, in the order of its use: data, model, precision, optimizer, strategy, telemetry.
+Every part is made once: data, model, precision, optimizer, the wrapped model, telemetry.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from utils.seeding import derive_seed
 
 
 def build_run(config: Config, context: ProcessContext, folder: Path, logger: RunLogger) -> Run:
-    """Builds all parts of a training run, alike on every rank; `folder` receives its files.
+    """Builds all parts of a training run, identical on every rank; `folder` receives its files.
 
     Raises:
         UserError: an option, the data or the weights are wrong.
@@ -48,7 +48,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
     batches = build_train_batches(data, train, train_samples, seed, context, timeout, bad_images)
     layout = EpochLayout(batches.num_samples, data.batch_size * context.world_size, train.accum_iter, seed)
     state, notes = build_train_state(config, context, layout)
-    _log_parts(config, context, logger, state, notes, train_samples, val_samples)
+    _log_parts(config.model.num_classes, context, logger, state, notes, train_samples, val_samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
     logger.info(f"----- Model: {meter}")
@@ -156,7 +156,7 @@ def _build_plan(config: Config) -> Plan:
 
 
 def _log_parts(
-    config: Config,
+    num_classes: int,
     context: ProcessContext,
     logger: RunLogger,
     state: TrainState,
@@ -169,7 +169,7 @@ def _log_parts(
     logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
     logger.info(
         f"----- Data: {len(train_samples)} training images of {len(train_samples.class_names)} classes, "
-        f"{len(val_samples)} for validation; the model has {config.model.num_classes} classes"
+        f"{len(val_samples)} for validation; the model has {num_classes} classes"
     )
     if context.is_main:
         for note in notes_on(train_samples, val_samples):

@@ -1,0 +1,30 @@
+"""Saving is a collective call: every rank gathers the state, and the main process writes it."""
+
+import torch
+from conftest import GREY, TINY_VIT
+
+from configs.command_line import parse_command_line
+from engine.training.build import build_run
+from engine.training.trainer import Trainer
+from utils.distributed import ProcessContext
+from utils.logger import RunLogger
+
+# A process that is not the main one, without a process group.
+OTHER_RANK = ProcessContext(rank=1, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+
+
+def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):
+    options = [*TINY_VIT, *GREY, "TRAIN.MODEL_EMA=true", f"SAVE={tmp_path}"]
+    config = parse_command_line(["-dataset", "digits", "-opts", *options]).config
+    run = build_run(config, OTHER_RANK, tmp_path, RunLogger(None, OTHER_RANK))
+    trainer = Trainer(run, status=None)
+    assert trainer.writer is None
+    gathered = []
+    strategy = run.state.strategy
+    for method in ("model_state", "optimizer_state"):
+        gather = getattr(strategy, method)
+        monkeypatch.setattr(strategy, method, lambda part, gather=gather: gathered.append(part) or gather(part))
+    trainer._save()
+    expected = [run.state.precision.weights.stored, run.state.average.module, run.state.optimizer]
+    assert [id(part) for part in gathered] == [id(part) for part in expected]
+    assert not list(tmp_path.glob("*.pth"))
