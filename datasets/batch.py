@@ -16,11 +16,13 @@ class Batch(NamedTuple):
 
     images: uint8 (B, C, S, S), zeros for padding.
     targets: int64 (B,), `PADDING` if there is no sample.
+    samples: positions with a sample.
     drawn: random parameters of the device operations, by the operation's name.
-    bad: the images that could not be used; their positions are padding. The host knows them without a device sync.
+    bad: the images that could not be used; their positions are padding.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
+    samples: int
     drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()

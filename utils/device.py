@@ -24,6 +24,12 @@ def device_name(device: torch.device) -> str:
     return f"CPU {names[0] if names else platform.machine()}"
 
 
+def gpu_kind(device: torch.device) -> str:
+    """The product name and the number of multiprocessors, which differs between parts of a GPU (MIG)."""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} with {properties.multi_processor_count} multiprocessors"
+
+
 def timed(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds that `work` takes on the device."""
     synchronize(device)

@@ -6,8 +6,9 @@ import torch
 
 from utils.distributed import ProcessContext, all_reduce_sum
 
-_LOSS, _TOP1, _TOP5, _SAMPLES, _SKIPPED_SAMPLES, _GRAD_NORM, _STEPS = range(7)
-NUM_SUMS = 7
+NUM_SUMS = 7  # of `MetricSums.totals`
+_MAX_RANK = 5
+_LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; hits at ranks 1 to 5 follow
 
 
 @dataclass(frozen=True)
@@ -31,38 +32,76 @@ class Metrics:
         return self.samples + self.skipped_samples
 
 
+@dataclass(frozen=True)
+class BatchSums:
+    """The sums of a batch, on the device.
+
+    loss: () over the samples. hits: float32 (K,), how many targets have the highest to the K-th highest logit. samples:
+    known to the host.
+    """
+
+    loss: torch.Tensor
+    hits: torch.Tensor
+    samples: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, samples: int) -> "BatchSums":
+        """logits (B, classes); targets int64 (B,), negative for padding. K is 5, or the number of classes if lower."""
+        best = logits.topk(min(_MAX_RANK, logits.shape[-1]), dim=-1).indices
+        return cls(loss_sum.detach(), (best == targets.unsqueeze(-1)).sum(0, dtype=torch.float32), samples)
+
+    def __add__(self, other: "BatchSums") -> "BatchSums":
+        return BatchSums(self.loss + other.loss, self.hits + other.hits, self.samples + other.samples)
+
+
 class MetricSums:
     """Running sums, kept on the device in float64; only reading them waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(_HITS + _MAX_RANK, dtype=torch.float64, device=device)
+        self._samples = 0  # those of skipped steps included
+        self._skipped_samples = torch.zeros((), dtype=torch.float64, device=device)
+        self._restored = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
+        self._one = torch.ones((), device=device)
 
-    @torch.no_grad()
-    def add(self, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """loss_sum (): sum over the samples; logits (B, classes); targets int64 (B,), negative for padding."""
-        best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
-        hits = best == targets.unsqueeze(-1)
-        batch = torch.stack((loss_sum.double(), hits[:, 0].sum(), hits.sum(), (targets >= 0).sum()))
-        self.sums[: _SAMPLES + 1] += batch
+    def add_batch(self, batch: BatchSums) -> None:
+        """Adds a batch of an evaluation."""
+        self._sums[_LOSS].add_(batch.loss)
+        self._sums[_HITS : _HITS + len(batch.hits)].add_(batch.hits)
+        self._samples += batch.samples
 
-    def add_step(self, step: "MetricSums", grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
-        """Adds the sums of one optimizer step; of a skipped step only its number of samples, as skipped.
+    def add_step(self, batch: BatchSums, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
+        """Adds the batch of an optimizer step; of a skipped step only its number of samples, as skipped.
 
-        grad_norm (): before clipping. skipped (): 1 or 0.
+        grad_norm (): before clipping. skipped: bool ().
         """
-        applied, lost = step.sums.clone(), torch.zeros_like(step.sums)
-        applied[_GRAD_NORM], applied[_STEPS] = grad_norm, 1
-        lost[_SKIPPED_SAMPLES] = step.sums[_SAMPLES]
-        self.sums += torch.where(skipped > 0, lost, applied)
+        scalars = (batch.loss, grad_norm, self._one)
+        step = torch.cat((*(scalar.view(1) for scalar in scalars), batch.hits)).masked_fill_(skipped, 0)
+        self._sums[: len(step)].add_(step)
+        self._skipped_samples.add_(skipped, alpha=batch.samples)
+        self._samples += batch.samples
+
+    def totals(self) -> torch.Tensor:
+        """The sums of this rank as a checkpoint stores them, float64 (7,): loss, top-1, top-5, samples, samples of
+        skipped steps, gradient norm, steps that were not skipped."""
+        sums, skipped = self._sums, self._skipped_samples
+        hits = sums[_HITS:]
+        parts = (sums[_LOSS], hits[0], hits.sum(), self._samples - skipped, skipped, sums[_GRAD_NORM], sums[_STEPS])
+        return self._restored + torch.stack(parts)
+
+    def restore(self, totals: torch.Tensor) -> None:
+        """Continues from the totals of a checkpoint, which are those of all ranks: call it on one rank."""
+        self._restored.copy_(totals)
 
     def reduced(self, context: ProcessContext) -> torch.Tensor:
-        """The sums (7,) over all ranks; a collective call."""
-        return all_reduce_sum(self.sums.clone(), context)
+        """The totals (7,) over all ranks; a collective call."""
+        return all_reduce_sum(self.totals(), context)
 
 
-def to_metrics(sums: torch.Tensor) -> Metrics:
-    """From sums (7,). Gradient norms are equal on all ranks, so their mean over ranks and steps is that over steps."""
-    loss, top1, top5, samples, skipped_samples, grad_norm, steps = sums.tolist()
+def to_metrics(totals: torch.Tensor) -> Metrics:
+    """From totals (7,). Gradient norms are equal on all ranks: their mean over ranks and steps is that over steps."""
+    loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
     count = max(samples, 1)
     return Metrics(
         loss / count,

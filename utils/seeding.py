@@ -13,3 +13,11 @@ def derive_seed(*parts: int | str) -> int:
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """Seeds torch's global generators of the CPU and of `device`, in a tenth of the time of `torch.manual_seed`, which
+    seeds those of all devices."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp.grad_scaler import OptState
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only  # noqa: F401  # nested tuples, lists and dicts
 
@@ -43,23 +42,16 @@ def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
     return scaler._growth_tracker
 
 
-def found_infs(scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
-    """One tensor for each optimizer and device since the last update: above 0 if a gradient was not finite."""
-    states = scaler._per_optimizer_states.values()
-    return [tensor for state in states for tensor in state["found_inf_per_device"].values()]
-
-
-def set_found_inf(scaler: torch.amp.GradScaler, found_inf: torch.Tensor) -> None:
-    """Replaces the result of all optimizers, from which `scaler.update` decides to shrink the loss scale."""
-    for state in scaler._per_optimizer_states.values():
-        state["found_inf_per_device"] = {found_inf.device: found_inf}
-
-
-def mark_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found_inf: torch.Tensor) -> None:
-    """Tells `scaler.step(optimizer)` that the gradients are unscaled, with this result of the check for overflows."""
-    state = scaler._per_optimizer_states[id(optimizer)]
-    state["found_inf_per_device"] = {found_inf.device: found_inf}
-    state["stage"] = OptState.UNSCALED
+def update_scale(
+    scale: torch.Tensor,
+    tracker: torch.Tensor,
+    found_inf: torch.Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+) -> None:
+    """`GradScaler.update` in one op: shrinks `scale` if `found_inf` is above 0; grows it after enough other steps."""
+    torch._amp_update_scale_(scale, tracker, found_inf, growth_factor, backoff_factor, growth_interval)
 
 
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -61,7 +61,8 @@ class BatchReader(Dataset):
                 bad.append(error)
             else:
                 targets[position] = int(self.samples.targets[index])
-        return Batch(images, targets, self.transform.collate(drawn), tuple(bad))
+        samples = int((targets != PADDING).sum())
+        return Batch(images, targets, samples, self.transform.collate(drawn), tuple(bad))
 
 
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:

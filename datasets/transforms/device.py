@@ -72,7 +72,7 @@ class RandomAffine(RandomDeviceOperation):
 
 
 class Normalize(nn.Module):
-    """Images (B, C, S, S) of values 0..255 -> normalized float32. A float32 input is overwritten."""
+    """Images (B, C, S, S) of values 0..255 -> normalized float32."""
 
     def __init__(self, data: Data) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Normalize(nn.Module):
         self.register_buffer("offset", -mean / std, persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.to(torch.float32).mul_(self.factor).add_(self.offset)
+        return torch.addcmul(self.offset, images, self.factor)
 
 
 class RandomErase(RandomDeviceOperation):

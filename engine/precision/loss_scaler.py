@@ -8,7 +8,6 @@ from torch import nn
 
 from utils import torch_compat
 
-_NEVER = 2**31 - 1
 _READ_DELAY = 2  # steps
 _SAVED_KEYS = ("scale", "_growth_tracker")
 
@@ -42,12 +41,10 @@ class LossScaler(torch.amp.GradScaler):
         self.dynamic, self.backoff_after, self.min_scale = dynamic, backoff_after, min_scale
         self.max_skipped, self.total_norm = max_skipped, total_norm
         self.initial_scale = init_scale
-        if not dynamic:
-            self.set_backoff_factor(1.0)
-            self.set_growth_interval(_NEVER)
-        # Skipped steps: in total, consecutive, and since the scale last shrank.
-        self._counts = torch.zeros(3, device=device)
-        self.last_skipped = torch.zeros((), device=device)  # 1 if the last step was skipped, else 0
+        self.scale(torch.zeros((), device=device))  # creates the tensors of the base class
+        self._counts = torch.zeros(2, device=device)  # skipped steps: in total, and consecutive
+        self.last_skipped = torch.zeros((), dtype=torch.bool, device=device)  # whether the last step was skipped
+        self._overflow = self.last_skipped.float()
         self._delayed_reads: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
     @property
@@ -60,48 +57,55 @@ class LossScaler(torch.amp.GradScaler):
         """Skipped steps since the last one that was applied. Waits for the device."""
         return int(self._counts[1])
 
+    def backward(self, loss: torch.Tensor, samples: int) -> None:
+        """The backward pass of `scale(loss / samples)`, with the same bits and without ops for that expression."""
+        loss.backward(torch_compat.loss_scale(self) / samples)
+
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> torch.Tensor:
         """Unscales the gradients, clips their global norm to `max_norm`, and steps the optimizer.
 
         A step with a non-finite gradient norm is skipped. A fused optimizer unscales, clips and updates in one pass
-        over the gradients.
+        over the gradients. For any other optimizer the host waits for the device.
 
         Returns:
             The global gradient norm (), unscaled, before clipping; on the device.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        scale = torch_compat.loss_scale(self)
+        scaled_norm = self.total_norm(gradients)
+        self.last_skipped = scaled_norm * 0 != 0  # infinity * 0 and NaN * 0 are NaN, which differs from 0
+        self._overflow = self.last_skipped.float()
+        divisor = scale
+        if max_norm:  # the formula of clip_grad_norm_, with all terms multiplied by the scale
+            divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
         if torch_compat.unscales_in_step(optimizer):
-            scaled_norm = self.total_norm(gradients)
-            norm = scaled_norm / torch_compat.loss_scale(self)
-            # The fused kernel divides the gradients by `grad_scale`; the formula is that of clip_grad_norm_.
-            clip = ((norm + 1e-6) / max_norm).clamp(min=1) if max_norm else 1
-            optimizer.grad_scale = torch_compat.loss_scale(self) * clip
-            torch_compat.mark_unscaled(self, optimizer, found_inf=(~scaled_norm.isfinite()).float())
-        else:
-            self.unscale_(optimizer)
-            norm = self.total_norm(gradients)
-            torch_compat.mark_unscaled(self, optimizer, found_inf=(~norm.isfinite()).float())
-            if max_norm:
-                nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        super().step(optimizer)
-        return norm
+            optimizer.grad_scale, optimizer.found_inf = divisor, self._overflow
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf
+        elif not self.last_skipped:
+            torch._foreach_div_(gradients, divisor)
+            optimizer.step()
+        return scaled_norm / scale
 
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+    def update(self) -> None:
         """Counts the step and updates the scale."""
-        found = torch_compat.found_infs(self)
-        overflow = torch.stack([tensor.to(self._counts.device) for tensor in found]).amax().clamp(max=1)
-        self.last_skipped = overflow
-        self._counts += overflow
-        self._counts[1:] *= overflow
-        shrinks = (self._counts[2] >= self.backoff_after).float() * overflow
-        self._counts[2] *= 1 - shrinks
-        # The base class counts a step without shrinking as a good one: an overflow starts from -1, so it counts as 0.
-        tracker = torch_compat.growth_tracker(self)
-        tracker.copy_(tracker * (1 - overflow) - overflow)
-        torch_compat.set_found_inf(self, shrinks)
-        super().update(new_scale)
-        torch_compat.loss_scale(self).clamp_(min=self.min_scale)
+        total_and_consecutive, consecutive = self._counts, self._counts[1]
+        total_and_consecutive.add_(self._overflow)
+        consecutive.mul_(self._overflow)
+        if self.dynamic:
+            self._update_scale(consecutive)
+
+    def _update_scale(self, consecutive: torch.Tensor) -> None:
+        scale, tracker, overflow = torch_compat.loss_scale(self), torch_compat.growth_tracker(self), self._overflow
+        shrinks = overflow
+        if self.backoff_after > 1:
+            shrinks = overflow * (consecutive % self.backoff_after == 0)
+            # torch counts a step without shrinking as a good one: an overflow starts from -1, so it counts as 0.
+            tracker.copy_(tracker * (1 - overflow) - overflow)
+        rules = self.get_growth_factor(), self.get_backoff_factor(), self.get_growth_interval()
+        torch_compat.update_scale(scale, tracker, shrinks, *rules)
+        scale.clamp_(min=self.min_scale)
 
     def skipped_too_often(self) -> bool:
         """Whether at least the last `max_skipped` steps were skipped; equal on all ranks.
@@ -125,7 +129,7 @@ class LossScaler(torch.amp.GradScaler):
     def restart(self) -> None:
         """Resets the scale and the consecutive count, for a run that is resumed after it was aborted."""
         torch_compat.loss_scale(self).fill_(self.initial_scale)
-        self._counts[1:] = 0
+        self._counts[1] = 0
 
     def state_dict(self) -> dict:
         state = super().state_dict() if self.dynamic else {}
@@ -135,4 +139,4 @@ class LossScaler(torch.amp.GradScaler):
         """Restores the scale and the counts. The rules, and a constant scale, are those of this run's options."""
         saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
         super().load_state_dict(super().state_dict() | saved)
-        self._counts.copy_(torch.tensor(state["counts"]))
+        self._counts.copy_(torch.tensor(state["counts"][:2]))  # files of earlier versions have a third one

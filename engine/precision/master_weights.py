@@ -1,14 +1,19 @@
 """The fp32 weights that the optimizer updates, and the half weights of the module that computes."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 
+from utils.device import gpu_kind
+from utils.distributed import ProcessContext, gather_objects
+from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
+_ALIGNMENT = 64
 
 
 def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Module:
@@ -44,11 +49,11 @@ class MasterWeights:
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
         self._master_parameters = [full for full, _ in pairs if full.requires_grad]
         self._compute_parameters = [half for full, half in pairs if full.requires_grad]
-        self._sizes = [full.numel() for full in self._master_parameters]
         self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
-        batch_norms = [module for module in compute.modules() if isinstance(module, BatchNorm)]
-        self._stats = [buffer for norm in batch_norms for buffer in norm.buffers() if buffer.is_floating_point()]
-        self._saved_stats = [buffer.clone() for buffer in self._stats]
+        zero = torch.zeros((), device=next(master.parameters()).device)
+        self._shapes_only = [zero.expand(full.shape) for full in self._master_parameters]
+        self._stats = _flatten_batch_stats(compute)
+        self._saved_stats = self._stats.clone()
         self.sync_after_load()
         self._release()
 
@@ -57,24 +62,25 @@ class MasterWeights:
         """The model whose weights persist between steps, and which checkpoints hold."""
         return self.master if self.keep_master else self.compute
 
+    @torch.no_grad()
     def copy_grads_to_master(self) -> None:
         """Before the optimizer: copies the half gradients, and in O3 the half weights, to the master model."""
         if not self._master_parameters:
             return
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, source)
         if not self.keep_master:
-            self._values, values = self._flat_views()
-            torch._foreach_copy_(values, [half.detach() for half in self._compute_parameters])
+            self._values, values = _flat_views(self._compute_parameters)
+            copies += zip(values, self._compute_parameters, strict=True)
             for full, value in zip(self._master_parameters, values, strict=True):
                 full.data = value
-        _, gradients = self._flat_views()
+        _, gradients = _flat_views(self._compute_parameters)
         for full, half, gradient in zip(self._master_parameters, self._compute_parameters, gradients, strict=True):
-            full.grad = None if half.grad is None else gradient
-        if used := [half for half in self._compute_parameters if half.grad is not None]:
-            torch._foreach_copy_(
-                [full.grad for full in self._master_parameters if full.grad is not None], [h.grad for h in used]
-            )
-        for half in used:
-            half.grad = None
+            full.grad = None
+            if half.grad is not None:
+                copies.append((gradient, half.grad))
+                full.grad, half.grad = gradient, None
+        if copies:
+            torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
 
     @torch.no_grad()
     def copy_master_to_model(self, seed: int) -> None:
@@ -100,28 +106,66 @@ class MasterWeights:
 
     def save_batch_stats(self) -> None:
         """Before the passes of a step: remembers the running statistics of batch norms."""
-        if self._stats:
-            torch._foreach_copy_(self._saved_stats, self._stats)
+        if len(self._stats):
+            self._saved_stats.copy_(self._stats)
 
     def restore_batch_stats(self, skipped: torch.Tensor) -> None:
-        """After the passes: restores the statistics if the step was `skipped` (1 or 0): the batch may hold NaN."""
-        was_skipped = skipped > 0
-        for current, saved in zip(self._stats, self._saved_stats, strict=True):
-            torch.where(was_skipped, saved, current, out=current)
-
-    def _flat_views(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """One uninitialized fp32 tensor, and views of it in the shapes of the trained weights."""
-        flat = torch.empty(sum(self._sizes), device=self._compute_parameters[0].device)
-        parts = flat.split(self._sizes)
-        return flat, [part.view_as(half) for part, half in zip(parts, self._compute_parameters, strict=True)]
+        """After the passes: restores the statistics if the step was `skipped`, a bool (): the batch may hold NaN."""
+        if len(self._stats):
+            torch.where(skipped, self._saved_stats, self._stats, out=self._stats)
 
     def _release(self) -> None:
         """Frees the memory that the next step allocates again."""
         self._values = None
-        for full in self._master_parameters:
+        for full, shape_only in zip(self._master_parameters, self._shapes_only, strict=True):
             full.grad = None
             if not self.keep_master:
-                full.data = full.data.new_zeros(()).expand(full.shape)  # keeps the shape only
+                full.data = shape_only
+
+
+def _flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One uninitialized fp32 tensor, and views of it in the shapes of `tensors`."""
+    sizes = [_padded(tensor.numel()) for tensor in tensors]
+    flat = torch.empty(sum(sizes), device=tensors[0].device)
+    parts = zip(flat.split(sizes), tensors, strict=True)
+    return flat, [part[: tensor.numel()].view(tensor.shape) for part, tensor in parts]
+
+
+def _flatten_batch_stats(model: nn.Module) -> torch.Tensor:
+    """Moves the buffers of all batch norms to one tensor uint8 (N,), of which they become views, and returns it.
+
+    One kernel then saves or restores all of them.
+    """
+    batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    buffers = [buffer for norm in batch_norms for buffer in norm.buffers()]
+    sizes = [_padded(buffer.nbytes) for buffer in buffers]
+    flat = torch.zeros(sum(sizes), dtype=torch.uint8, device=next(model.parameters()).device)
+    for buffer, part in zip(buffers, flat.split(sizes), strict=True):
+        view = part[: buffer.nbytes].view(buffer.dtype).view(buffer.shape)
+        buffer.data = view.copy_(buffer)
+    return flat
+
+
+def _padded(size: int) -> int:
+    """The next multiple of 64, so that a view that follows in the same tensor is aligned for vectorized kernels."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def check_equal_rounding(context: ProcessContext) -> None:
+    """A collective call. The random numbers of a CUDA kernel depend on the number of multiprocessors; ranks that round
+    differently would train different weights.
+
+    Raises:
+        UserError: the GPUs of the ranks differ.
+    """
+    if context.device.type != "cuda":
+        return
+    kinds = sorted(set(gather_objects(gpu_kind(context.device), context)))
+    if len(kinds) > 1:
+        raise UserError(
+            f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)}), whose stochastic rounding differs; use "
+            "GPUs of one kind, or AMP.LEVEL=O2"
+        )
 
 
 def _round_stochastically(values: torch.Tensor, half: torch.dtype, seed: int) -> None:

@@ -12,9 +12,10 @@ from torch import nn
 
 from configs.schema import Amp
 from engine.precision.loss_scaler import LossScaler
-from engine.precision.master_weights import MasterWeights, half_copy
+from engine.precision.master_weights import MasterWeights, check_equal_rounding, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists
+from utils.distributed import ProcessContext
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 
@@ -22,9 +23,9 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Average(Protocol):
-    """An average of the weights, updated after the optimizer."""
+    """An average of the master weights, updated after the optimizer."""
 
-    def update(self, model: nn.Module, skipped: torch.Tensor) -> None: ...
+    def update(self, skipped: torch.Tensor) -> None: ...
 
 
 class Precision:
@@ -75,6 +76,11 @@ class Precision:
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.level in ("O1", "O2"))
+
+    def check_ranks(self, context: ProcessContext) -> None:
+        """Raises UserError if this precision would train different weights on the ranks; a collective call."""
+        if self.level == "O3":
+            check_equal_rounding(context)
 
     def apply_op_lists(self, model: nn.Module) -> None:
         """Applies the white and black list to the fp32 model. Call it once, before the model is copied.
@@ -133,7 +139,7 @@ class Precision:
         self.weights.restore_batch_stats(self.scaler.last_skipped)
         optimizer.zero_grad(set_to_none=True)
         if average:
-            average.update(self.weights.master, self.scaler.last_skipped)
+            average.update(self.scaler.last_skipped)
         self.weights.copy_master_to_model(seed)
         return grad_norm
 

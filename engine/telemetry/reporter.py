@@ -185,7 +185,7 @@ class Reporter:
         )
         for line in log_lines(report):
             self.logger.info(line)
-        own = to_metrics(progress.sums.sums)
+        own = to_metrics(progress.sums.totals())
         for line in log_lines(replace(report, latest=replace(own, grad_norm=latest.grad_norm), average=own)):
             self.logger.rank(line)
         self._bar.set_postfix_str(f"loss {latest.loss:.4f}, {images_per_second:.0f} images/s")

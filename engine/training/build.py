@@ -90,6 +90,7 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
     notes = [f"Pretrained: {note}" for note in notes]
     strategy = build_strategy(context)
     precision = Precision(config.amp, context.device, strategy.total_norm)
+    precision.check_ranks(context)
     _apply_op_lists(model, config.model.attention, precision)
     average = WeightAverage(model, decay=train.model_ema_decay) if train.model_ema else None
     compute_model = precision.attach(model)

@@ -13,7 +13,7 @@ from engine.training.loss import eval_loss
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import progress_bar
-from utils.metrics import Metrics, MetricSums, to_metrics
+from utils.metrics import BatchSums, Metrics, MetricSums, to_metrics
 
 IN_EVALUATION = "in the evaluation"  # a note on an out-of-memory error
 
@@ -40,7 +40,8 @@ def evaluate(
         for batch in progress_bar("Validation", context, len(batches), unit="batch", over=batches):
             with precision.autocast(), run_eagerly():
                 logits = model(transform(batch.images))
-            sums.add(eval_loss(logits, batch.targets), logits, batch.targets)
+            loss = eval_loss(logits, batch.targets)
+            sums.add_batch(BatchSums.of(loss, logits, batch.targets, batch.samples))
             after_batch()
     except torch.OutOfMemoryError as error:
         error.add_note(IN_EVALUATION)

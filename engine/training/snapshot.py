@@ -73,7 +73,7 @@ def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
     progress.lr = run.state.schedule.lr_at(max(progress.step - 1, 0))
     set_lr(run.state.optimizer, progress.lr)
     if run.context.is_main:
-        progress.sums.sums.copy_(checkpoint["sums"])
+        progress.sums.restore(checkpoint["sums"])
     clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
     run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
     if changed := differences(checkpoint["options"], run.options):

@@ -7,6 +7,8 @@ Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.AC
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import reduce
+from operator import add
 
 import torch
 from torch.profiler import record_function
@@ -21,8 +23,8 @@ from engine.training.state import TrainState
 from models.build import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.metrics import MetricSums
-from utils.seeding import derive_seed
+from utils.metrics import BatchSums
+from utils.seeding import derive_seed, seed_device
 
 
 class NonFiniteGradients(UserError):
@@ -52,7 +54,7 @@ def train_steps(
         progress.lr = state.schedule.lr_at(step)
         set_lr(state.optimizer, progress.lr)
         precision.weights.save_batch_stats()
-        sums = MetricSums(context.device)
+        sums: list[BatchSums] = []
 
         for micro_step in range(window):
             waiting_since = time.perf_counter()
@@ -63,7 +65,7 @@ def train_steps(
             with nullcontext() if exchanges else state.strategy.no_sync(state.model):
                 loss, logits = forward_backward(state, batch, step, micro_step, window)
             with record_function(LOGGING):
-                sums.add(loss.detach(), logits.detach(), batch.targets)
+                sums.append(BatchSums.of(loss, logits, batch.targets, batch.samples))
 
         with record_function(OPTIMIZER):
             seed = derive_seed(state.seed, "rounding", step)
@@ -72,7 +74,7 @@ def train_steps(
             raise NonFiniteGradients(_explain_skips(state, batch, step, window, context))
         progress.done_steps += 1
         with record_function(LOGGING):
-            progress.sums.add_step(sums, grad_norm, precision.scaler.last_skipped)
+            progress.sums.add_step(reduce(add, sums), grad_norm, precision.scaler.last_skipped)
             after_step(progress)
 
 
@@ -80,7 +82,7 @@ def forward_backward(
     state: TrainState, batch: Batch, step: int, micro_step: int, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The passes of one micro-step: the loss (), summed over its samples, and the logits (B, classes)."""
-    torch.manual_seed(derive_seed(state.seed, "step", step, micro_step, state.rank))
+    seed_device(derive_seed(state.seed, "step", step, micro_step, state.rank), batch.images.device)
     with record_function(TRANSFORM):
         images, targets = state.transform(batch)
     with record_function(FORWARD):
@@ -89,7 +91,7 @@ def forward_backward(
         loss = state.loss(logits, targets)
     with record_function(BACKWARD):
         samples = window * state.batch_size  # on this rank; the exchange of gradients averages over the ranks
-        state.precision.scaler.scale(loss / samples).backward()
+        state.precision.scaler.backward(loss, samples)
     return loss, logits
 
 

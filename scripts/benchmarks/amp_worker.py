@@ -107,7 +107,7 @@ def train(state: TrainState, context: ProcessContext, batches: Iterator[Batch], 
     progress = new_progress(context, steps, iterations)
     loop = training_loop(state, context, batches, progress)
     seconds = timed(lambda: loop(steps), context.device)
-    return seconds, to_metrics(progress.sums.sums).loss
+    return seconds, to_metrics(progress.sums.totals()).loss
 
 
 def linear_figures(config: Config, context: ProcessContext, iterations: int) -> dict[str, float]:

@@ -77,6 +77,7 @@ def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
         Batch(
             torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
             torch.randint(0, config.model.num_classes, shape[:1], generator=generator).to(context.device),
+            data.batch_size,
         )
         for _ in range(4)
     ]

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from utils.metrics import MetricSums, to_metrics
+from utils.metrics import BatchSums, MetricSums, to_metrics
 
 
 def test_metric_sums_count_each_sample_once(cpu):
@@ -19,7 +19,7 @@ def test_metric_sums_count_each_sample_once(cpu):
         padding = 6 - len(batch)
         batch, labels = torch.cat([batch, torch.zeros(padding, 7)]), torch.cat([labels, torch.full((padding,), -1)])
         loss = nn.functional.cross_entropy(batch, labels, reduction="sum", ignore_index=-1)
-        sums.add(loss, batch, labels)
+        sums.add_batch(BatchSums.of(loss, batch, labels, 6 - padding))
     metrics = to_metrics(sums.reduced(cpu))
     top1, top5 = timm.utils.accuracy(logits, targets, topk=(1, 5))
     assert (metrics.top1, metrics.top5) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
@@ -29,7 +29,7 @@ def test_metric_sums_count_each_sample_once(cpu):
 
 def test_fewer_than_five_classes(cpu):
     sums = MetricSums(cpu.device)
-    sums.add(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]))
+    sums.add_batch(BatchSums.of(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]), 3))
     assert to_metrics(sums.reduced(cpu)).top1 == pytest.approx(200 / 3)
     assert to_metrics(sums.reduced(cpu)).top5 == 100
 
@@ -38,9 +38,8 @@ def test_a_skipped_step_counts_its_samples_only(cpu):
     """Its loss and gradient norm are not finite; the means are those of the other steps."""
     sums = MetricSums(cpu.device)
     logits, targets = torch.eye(3), torch.tensor([0, 1, 0])
-    for loss, norm, skipped in ((6.0, 2.0, 0.0), (math.nan, math.inf, 1.0), (3.0, 4.0, 0.0)):
-        step = MetricSums(cpu.device)
-        step.add(torch.tensor(loss), logits, targets)
+    for loss, norm, skipped in ((6.0, 2.0, False), (math.nan, math.inf, True), (3.0, 4.0, False)):
+        step = BatchSums.of(torch.tensor(loss), logits, targets, 3)
         sums.add_step(step, torch.tensor(norm), torch.tensor(skipped))
     metrics = to_metrics(sums.reduced(cpu))
     assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.5, 6, 3, 3.0)
@@ -48,8 +47,22 @@ def test_a_skipped_step_counts_its_samples_only(cpu):
 
 
 def test_only_skipped_steps_leave_no_gradient_norm(cpu):
-    sums, step = MetricSums(cpu.device), MetricSums(cpu.device)
-    step.add(torch.tensor(math.nan), torch.eye(3), torch.tensor([0, 1, 0]))
-    sums.add_step(step, torch.tensor(math.nan), torch.tensor(1.0))
+    sums = MetricSums(cpu.device)
+    step = BatchSums.of(torch.tensor(math.nan), torch.eye(3), torch.tensor([0, 1, 0]), 3)
+    sums.add_step(step, torch.tensor(math.nan), torch.tensor(True))
     metrics = to_metrics(sums.reduced(cpu))
     assert metrics.grad_norm is None and (metrics.samples, metrics.skipped_samples) == (0, 3)
+
+
+def test_restored_totals_continue(cpu):
+    """Totals of a checkpoint, a window of two batches and a skipped step add up."""
+    logits, targets = torch.arange(6.0).expand(6, 6), torch.arange(6)  # class 5 is the best, class 0 the worst
+    batch = BatchSums.of(torch.tensor(6.0), logits, targets, 6)
+    first, second = MetricSums(cpu.device), MetricSums(cpu.device)
+    first.add_step(batch, torch.tensor(2.0), torch.tensor(False))
+    second.restore(first.totals())
+    second.add_step(batch + batch, torch.tensor(4.0), torch.tensor(False))
+    second.add_step(batch, torch.tensor(math.inf), torch.tensor(True))
+    metrics = to_metrics(second.totals())
+    assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.0, 18, 6, 3.0)
+    assert metrics.top1 == pytest.approx(100 / 6) and metrics.top5 == pytest.approx(500 / 6)

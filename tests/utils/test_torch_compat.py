@@ -69,38 +69,23 @@ def test_loss_scale_and_growth_tracker_can_be_modified():
     assert scaler.state_dict()["_growth_tracker"] == 3, changed("GradScaler._growth_tracker")
 
 
-@pytest.mark.parametrize("value", [1.0, float("inf")])
-def test_found_infs_are_those_of_unscale(value):
-    scaler, optimizer, parameter = scaler_and_optimizer()
-    scaler.scale(torch.ones(1))
-    parameter.grad = torch.full_like(parameter, value)
-    assert torch_compat.found_infs(scaler) == []
-    scaler.unscale_(optimizer)
-    found = [tensor.item() for tensor in torch_compat.found_infs(scaler)]
-    assert found == [float(value == float("inf"))], changed("GradScaler._per_optimizer_states")
-
-
-def test_set_found_inf_decides_the_update():
-    scaler, optimizer, parameter = scaler_and_optimizer()
-    scaler.scale(torch.ones(1))
-    parameter.grad = torch.ones_like(parameter)
-    scaler.unscale_(optimizer)
-    torch_compat.set_found_inf(scaler, torch.ones(()))
-    scaler.update()
-    assert scaler.get_scale() == 4.0, changed("GradScaler._per_optimizer_states")
-    assert torch_compat.found_infs(scaler) == []
+def test_update_scale_shrinks_and_grows():
+    scale, tracker = torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
+    seen = []
+    for found_inf in (1.0, 0.0, 0.0, 1.0):
+        torch_compat.update_scale(scale, tracker, torch.tensor(found_inf), 3.0, 0.5, 2)
+        seen.append((scale.item(), tracker.item()))
+    assert seen == [(4.0, 0), (4.0, 1), (12.0, 0), (6.0, 0)], changed("torch._amp_update_scale_")
 
 
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_mark_unscaled_leaves_the_gradients_and_decides_the_step(overflow):
-    scaler, optimizer, parameter = scaler_and_optimizer(fused=True)
-    scaler.scale(torch.ones(1))
+def test_fused_optimizers_divide_the_gradients_and_skip(overflow):
+    _, optimizer, parameter = scaler_and_optimizer(fused=True)
     parameter.grad = torch.full_like(parameter, 6.0)
-    optimizer.grad_scale = torch.tensor(2.0)
-    torch_compat.mark_unscaled(scaler, optimizer, torch.tensor(overflow))
-    scaler.step(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(overflow)
+    optimizer.step()
     expected = 1.0 if overflow else 1.0 - 6.0 / 2.0
-    assert parameter.tolist() == [expected] * 2, changed("GradScaler.step with OptState.UNSCALED")
+    assert parameter.tolist() == [expected] * 2, changed("grad_scale and found_inf of fused optimizers")
 
 
 def test_fused_optimizers_unscale_in_their_step():

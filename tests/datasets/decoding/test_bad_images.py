@@ -103,7 +103,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
     losses = []
     whole = gradients(batch)
     drawn = {"affine": (batch.drawn["affine"][0][there],)}
-    without = gradients(Batch(batch.images[there], batch.targets[there], drawn, batch.bad))
+    without = gradients(Batch(batch.images[there], batch.targets[there], batch.samples, drawn, batch.bad))
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
     assert losses[0] == pytest.approx(losses[1])
     for name, value in gradients(batch._replace(images=noise)).items():

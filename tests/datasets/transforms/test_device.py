@@ -29,7 +29,7 @@ def test_normalization_equals_torchvisions():
     images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
     expected = v2.functional.normalize(images / 255, [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
     assert torch.allclose(build_eval_transform(data)(images), expected, atol=1e-5)
-    transformed, _ = build_train_transform(data, Train(), 10)(Batch(images, torch.tensor([1, 2])))
+    transformed, _ = build_train_transform(data, Train(), 10)(Batch(images, torch.tensor([1, 2]), 2))
     assert torch.allclose(transformed, expected, atol=1e-5)
 
 
@@ -139,6 +139,6 @@ def test_mixup_probabilities(options, mixes):
 
 def test_a_batch_with_unreadable_images_is_not_mixed():
     transform = build_train_transform(Data(), Train.model_validate({"MIXUP_ALPHA": 0.8}), 4)
-    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, PADDING]))
+    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, PADDING]), 1)
     assert transform(batch._replace(targets=torch.tensor([3, 1])))[1].shape == (2, 4)
     assert transform(batch._replace(bad=(BadImage("x.jpg", "", ""),)))[1].tolist() == [3, PADDING]

@@ -24,14 +24,21 @@ def stopped(tmp_path, request):
 
 
 def test_resumed_run_ends_with_the_weights_of_the_earlier_version(stopped, cpu):
-    """The earlier version measured attention speeds, chose fused attention, and saved this choice in the checkpoint."""
+    """The earlier version measured attention speeds, chose fused attention, and saved this choice in the checkpoint.
+
+    The gradient of a key bias is zero; AdamW amplifies its rounding errors, so those biases are not compared.
+    """
     argv = ["-dataset=digits", "-batch_size=64", f"-resume={stopped}", "-opts", *OPTIONS, "MODEL.ATTENTION=fused"]
     train(argv, cpu)
     state = load_checkpoint(stopped / "last.pth")
     assert state["format"] == FORMAT
     for name, expected in load_file(stopped / "after_25_steps.safetensors").items():
         part, _, key = name.partition(".")
-        assert torch.allclose(state[part][key], expected, rtol=1e-4, atol=1e-5), name
+        difference = (state[part][key] - expected).abs()
+        if key.endswith("qkv.bias"):
+            query, _, value = difference.chunk(3)
+            difference = torch.cat([query, value])
+        assert difference.max() < 1e-5, name
     assert "MODEL.ATTENTION" not in (stopped / "log.txt").read_text().partition("options that differ")[2]
     assert len((stopped / "metrics.csv").read_text().splitlines()) == 2
 

@@ -1,6 +1,7 @@
 """Levels O1, O2 and O3: weight dtypes, training close to fp32, exact resume, unbiased rounding."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import timm
@@ -14,6 +15,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
@@ -176,6 +178,19 @@ def test_two_ranks_have_equal_weights_close_to_those_of_one_rank(level):
     assert (first["sum"], first["first"]) == (second["sum"], second["first"])
     (one_rank,) = reports["1"]
     assert first["first"] == pytest.approx(one_rank["first"], abs=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fits"), [(["H100 with 132", "H100 with 132"], True), (["H100 with 132", "A100 with 108"], False)]
+)
+def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
+    """A GPU's random numbers depend on its number of multiprocessors."""
+    monkeypatch.setattr("engine.precision.master_weights.gpu_kind", lambda device: kinds[0])
+    monkeypatch.setattr("engine.precision.master_weights.gather_objects", lambda kind, context: kinds)
+    context = ProcessContext(0, 0, 2, 2, torch.device("cuda:0"))
+    with nullcontext() if fits else pytest.raises(UserError, match="A100 with 108, H100 with 132"):
+        precision("O3").check_ranks(context)
+    precision("O2").check_ranks(context)
 
 
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]

@@ -14,7 +14,7 @@ from engine.telemetry.reporter import Reporter
 from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
 from utils.errors import UserError
 from utils.logger import RunLogger
-from utils.metrics import MetricSums
+from utils.metrics import BatchSums, MetricSums
 from utils.tables import read_rows
 
 BATCH_SIZE, STEPS = 4, 3
@@ -36,10 +36,9 @@ class SimulatedRun:
         progress = EpochProgress(0, STEPS, STEPS, MetricSums(self.context.device))
         self.reporter.start_epoch(progress)
         for loss, grad_norm, skipped in steps:
-            sums = MetricSums(self.context.device)
             targets = torch.zeros(BATCH_SIZE, dtype=torch.int64)
-            sums.add(torch.tensor(BATCH_SIZE * loss), torch.eye(10)[targets], targets)
-            progress.sums.add_step(sums, torch.tensor(grad_norm), torch.tensor(float(skipped)))
+            batch = BatchSums.of(torch.tensor(BATCH_SIZE * loss), torch.eye(10)[targets], targets, BATCH_SIZE)
+            progress.sums.add_step(batch, torch.tensor(grad_norm), torch.tensor(skipped))
             progress.done_steps += 1
             self.reporter.after_step(progress)
         self.reporter.end_epoch(progress, None, 1.0)

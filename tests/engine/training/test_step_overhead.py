@@ -1,0 +1,169 @@
+"""The work of a step besides the passes and the optimizer: ops, and waits of the host for a GPU."""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from configs.command_line import parse_command_line
+from configs.schema import Config
+from datasets.batch import Batch
+from engine.precision.loss_scaler import LossScaler
+from engine.precision.policy import Precision
+from engine.training.optimizer import build_optimizer
+from engine.training.state import TrainState
+from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
+from utils.distributed import ProcessContext
+from utils.torch_compat import DispatchMode, op_name, returns_view
+
+
+def half(level: str, dtype: str = "bfloat16") -> list[str]:
+    return ["AMP.ENABLED=true", f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}"]
+
+
+MAX_MORE_OPS = 20
+VIT = [
+    "MODEL.EMBED_DIM=32", "MODEL.DEPTH=12", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
+    "DATA.BATCH_SIZE=4", "TRAIN.GRAD_CLIP=1.0",
+]  # fmt: skip
+RESNET = ["MODEL.TYPE=timm", "MODEL.NAME=resnet50", "DATA.IMAGE_SIZE=32", "DATA.BATCH_SIZE=2", "TRAIN.GRAD_CLIP=1.0"]
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+META = ProcessContext(0, 0, 1, 1, torch.device("meta"))
+MODES = {
+    "fp32": VIT,
+    "O1": [*VIT, *half("O1")],
+    "O2": [*VIT, *half("O2")],
+    "O3": [*VIT, *half("O3")],
+    "ResNet-50": [*RESNET, *half("O1")],
+}
+
+
+def config_of(*options: str) -> Config:
+    return parse_command_line(["-dataset=fake", "-opts", *options]).config
+
+
+class KernelCounter(DispatchMode):
+    """Counts the ops that start a kernel: neither views nor allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = op_name(op)
+        if not returns_view(op) and not name.startswith(("empty", "_record_function")):
+            self.counts[name] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def kernels_of(step: Callable[[], object]) -> Counter[str]:
+    step()  # creates the optimizer's state
+    with KernelCounter() as counter:
+        step()
+    return counter.counts
+
+
+def bare_step(state: TrainState, config: Config) -> Callable[[], None]:
+    """A plain loop over the same compute model: passes, clipping, fused AdamW on its weights."""
+    model, batch = state.model, ready_batches(config, CPU)[0]
+    images, optimizer = state.eval_transform(batch.images), build_optimizer(model, config.train)
+
+    def step() -> None:
+        with state.precision.autocast():
+            logits = model(images)
+        F.cross_entropy(logits.float(), batch.targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_a_step_has_few_more_ops_than_a_bare_loop(options):
+    config = config_of(*options)
+    state = build_state(config, CPU)
+    loop = training_loop(state, CPU, cycle(ready_batches(config, CPU)), new_progress(CPU))
+    ours = kernels_of(lambda: loop(1))
+    bare = kernels_of(bare_step(state, config))
+    assert ours.total() - bare.total() <= MAX_MORE_OPS, (ours - bare, bare - ours)
+    assert bare.total() > 500  # the passes are counted
+
+
+def test_the_average_adds_four_ops():
+    """ResNet-50 has 53 batch norms, whose counters are copied in one op."""
+    totals = []
+    for average in ("false", "true"):
+        config = config_of(*MODES["ResNet-50"], f"TRAIN.MODEL_EMA={average}")
+        loop = training_loop(build_state(config, CPU), CPU, cycle(ready_batches(config, CPU)), new_progress(CPU))
+        totals.append(kernels_of(lambda loop=loop: loop(1)).total())
+    assert totals[1] - totals[0] <= 4
+
+
+# Waits of the host. A tensor on the meta device has no values, so any op that would read one raises an exception.
+
+
+class MetaAutocast(TorchFunctionMode):
+    """Stands for autocast, which the meta device does not have: casts inputs to the dtype of the weights."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (F.linear, torch.conv2d, F.layer_norm):
+            weight = kwargs["weight"] if "weight" in kwargs else args[1]
+            args = (args[0].to(weight.dtype), *args[1:])
+        return function(*args, **kwargs)
+
+
+@pytest.fixture
+def on_meta_device(monkeypatch) -> None:
+    generator_class = torch.Generator
+
+    monkeypatch.setattr(Precision, "autocast", lambda self: MetaAutocast())
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator_class())
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
+    # On a GPU it reads a copy in host memory, after an event: see test_scaler.py.
+    monkeypatch.setattr(LossScaler, "skipped_too_often", lambda self: False)
+
+
+def train_on_meta(*options: str) -> None:
+    config = config_of(*VIT, *options)
+    boxes = torch.zeros(2, 1, 4, dtype=torch.int64, device=META.device)
+    drawn = {
+        "affine": (torch.zeros(4, 2, 3, device=META.device),),
+        "erase": (torch.tensor([0, 2], device=META.device), boxes),
+    }
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device=META.device)
+    batch = Batch(images, torch.zeros(4, dtype=torch.int64, device=META.device), 4, drawn)
+    training_loop(build_state(config, META), META, cycle([batch]), new_progress(META))(3)
+
+
+AUGMENTATION = [
+    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.RANDOM_ERASE_PROB=1.0", "DATA.AFFINE_DEGREES=10",
+    "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("on_meta_device")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_the_host_never_waits_with_a_fused_optimizer(level, dtype):
+    train_on_meta(*half(level, dtype), "AMP.DECR_EVERY_N_NAN_OR_INF=2", *AUGMENTATION)
+
+
+@pytest.mark.usefixtures("on_meta_device")
+def test_the_host_never_waits_in_fp32():
+    train_on_meta(*AUGMENTATION)
+
+
+@pytest.mark.usefixtures("on_meta_device")
+def test_a_wait_would_be_noticed():
+    """An optimizer that is not fused skips on the host."""
+    with pytest.raises(RuntimeError, match="meta"):
+        train_on_meta("TRAIN.OPTIMIZER.NAME=lamb")
