@@ -33,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests that are marked `@pytest.mark.gpu` if no GPU is visible."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture
 def cpu() -> ProcessContext:
     return ProcessContext(0, 0, 1, 1, torch.device("cpu"))

@@ -111,7 +111,7 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
     """All parts, the most important first."""
     half, full = GPU_MODES if visible_gpus() else CPU_MODES
     *smaller, largest = batch_sizes
-    tests = [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-k", "gpu", "-p", "no:cacheprovider"]
+    tests = [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-p", "no:cacheprovider"]
     yield Part("tests", tests, TEST_SECONDS)
     machine = [sys.executable, __file__, "-worker", f"-json={flags.output / 'machine.json'}", *rest]
     yield Part("machine", machine, MACHINE_SECONDS)

@@ -114,7 +114,7 @@ def test_every_level_reaches_the_loss_of_fp32(level, dtype):
         assert master.grad is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_reaches_the_loss_of_fp32_on_a_gpu(level, dtype):

@@ -164,7 +164,7 @@ def test_copied_model_keeps_the_lists():
     assert list(model.state_dict()) == list(vit().state_dict())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_white_list_overrides_autocast_on_a_gpu():
     gpu, white = torch.device("cuda:0"), {"ENABLED": True, "CUSTOM_WHITE_LIST": ("layer_norm",)}
     model, listed = vit().to(gpu), Precision(Amp.model_validate(white), gpu)

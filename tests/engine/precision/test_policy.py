@@ -41,7 +41,7 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
     assert ("100 times slower" in precision.describe()) == (dtype == torch.float16)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
     assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16

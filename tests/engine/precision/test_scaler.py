@@ -246,7 +246,7 @@ def test_scale_never_reaches_zero():
     assert training.model.weight.isfinite()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_gpu_reports_skipped_steps_two_steps_late():
     scaler = LossScaler(torch.device("cuda"), max_skipped=2)
     model = nn.Linear(1, 1, device="cuda")

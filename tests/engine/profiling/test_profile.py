@@ -259,7 +259,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys):
     assert not list(folder.glob("*.pth")) and read_status(folder)["state"] == "finished"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     command = parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"])
     assert run(command, single_process()) == 0
