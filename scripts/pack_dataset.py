@@ -41,7 +41,7 @@ from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.benchmarks.common import add_flag, positive, split_flags
 from utils.atomic_file import fsync_folder, temporary_path
-from utils.distributed import single_process
+from utils.distributed import ProcessContext
 from utils.errors import UserError, run_and_report_errors
 
 SPLITS = ("train", "val")
@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
     data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     if flags.output.exists():
         raise UserError(f"{flags.output}: exists; remove it, or give another folder with -output")
-    splits = read_samples(data, ANY_NUM_CLASSES, single_process(), *SPLITS)
+    without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    splits = read_samples(data, ANY_NUM_CLASSES, without_gpu, *SPLITS)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
     torch.set_num_threads(1)  # images are decoded in parallel

@@ -1,17 +1,69 @@
-"""The device of a run: its name, timing on it, and the memory allocator on a CPU."""
+"""The device of a run: whether this torch supports it, its name, timing on it, and the memory allocator on a CPU."""
 
 import ctypes
 import platform
+import re
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from utils.errors import UserError
+
+# Published builds of torch 2.10 to 2.15, and the architectures that they contain.
+PUBLISHED_BUILDS = {
+    "cu126": ("sm_50", "sm_60", "sm_70", "sm_80", "sm_86", "sm_90"),
+    "cu130": ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120"),
+}
+
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _NEVER_TRIM, _NO_MMAP = -1, 0
+
+
+def check_compute_capability(device: torch.device) -> None:
+    """Checks that this torch has code for the GPU. Call it before other functions of torch.cuda, which warn at length.
+
+    Raises:
+        UserError: it has none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        capability = torch.cuda.get_device_capability(device)
+    names = torch.cuda.get_arch_list()
+    architectures = _parse(names)  # empty for GPUs of another vendor
+    if not architectures or _can_run(architectures, capability):
+        return
+    fixes = ['set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU']
+    builds = [f'"{build}"' for build, contained in PUBLISHED_BUILDS.items() if _can_run(_parse(contained), capability)]
+    if builds:
+        wheels = f"the {' or '.join(builds)} wheels of torch and torchvision"
+        fixes.insert(0, f'install {wheels} (see "Get started" on PyTorch\'s site)')
+    elif capability > max(version for _, version in architectures):
+        fixes.insert(0, "install a newer torch")
+    raise UserError(
+        f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): "
+        f"torch {torch.__version__} is built for {', '.join(names)}; {', or '.join(fixes)}"
+    )
+
+
+def _parse(names: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
+    """[('sm', (9, 0)), ('compute', (12, 0))] for ['sm_90a', 'compute_120']; 'gfx942' is left out."""
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", name) for name in names]
+    return [(match[1], (int(match[2]), int(match[3]))) for match in matches if match]
+
+
+def _can_run(architectures: list[tuple[str, tuple[int, int]]], capability: tuple[int, int]) -> bool:
+    """Whether one of them is machine code ("sm") of the GPU's generation or PTX ("compute"), not newer than the GPU.
+
+    torch's own check also knows some Jetson devices that do not run the code of their generation; it only warns.
+    """
+    return any(
+        version <= capability and (kind == "compute" or version[0] == capability[0]) for kind, version in architectures
+    )
 
 
 def device_name(device: torch.device) -> str:

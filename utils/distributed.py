@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from utils import launch
+from utils.device import check_compute_capability
 from utils.errors import UserError
 from utils.failure import abort_together, is_peer_failure
 from utils.launch import exit_with_launcher
@@ -48,8 +49,15 @@ def visible_gpus() -> int:
 
 
 def single_process() -> ProcessContext:
-    """The context of a run of one process, on the first visible GPU or else on the CPU."""
-    return ProcessContext(0, 0, 1, 1, torch.device("cuda:0" if visible_gpus() else "cpu"))
+    """The context of a run of one process, on the first visible GPU or else on the CPU.
+
+    Raises:
+        UserError: this torch does not support the GPU.
+    """
+    device = torch.device("cuda:0" if visible_gpus() else "cpu")
+    if device.type == "cuda":
+        check_compute_capability(device)
+    return ProcessContext(0, 0, 1, 1, device)
 
 
 @contextmanager
@@ -60,7 +68,8 @@ def process_group() -> Iterator[ProcessContext]:
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
 
     Raises:
-        UserError: the processes cannot connect, or there are fewer GPUs than processes.
+        UserError: the processes cannot connect, there are fewer GPUs than processes, or this torch does
+            not support a GPU.
     """
     exit_with_launcher()
     os.environ.update(launch.torchrun_variables())
@@ -181,12 +190,13 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int) -> 
     Some launchers make one GPU visible to each process, others make all GPUs visible to all processes.
 
     Raises:
-        UserError: another process uses the GPU.
+        UserError: another process uses the GPU, or this torch does not support it.
     """
     gpus = visible_gpus()
     if gpus == 0:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % gpus)
+    check_compute_capability(device)
     identity = torch.cuda.get_device_properties(device).uuid
     if store.add(f"processes on {identity}", 1) > 1:
         raise UserError(

@@ -171,6 +171,7 @@ def test_process_without_its_launcher_exits_at_once():
 def test_more_processes_than_gpus(monkeypatch):
     class Properties:
         uuid = "GPU-1"
+        major, minor = 9, 0
 
     store = dist.HashStore()
     monkeypatch.setenv("RANK", "1")
