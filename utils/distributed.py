@@ -19,6 +19,7 @@ from utils.device import check_compute_capability
 from utils.errors import UserError
 from utils.failure import abort_together, is_peer_failure
 from utils.launch import exit_with_launcher
+from utils.memory_shortage import find_shortage
 from utils.signals import raise_on_signals
 from utils.torch_compat import set_process_group_timeout
 
@@ -68,8 +69,8 @@ def process_group() -> Iterator[ProcessContext]:
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
 
     Raises:
-        UserError: the processes cannot connect, there are fewer GPUs than processes, or this torch does
-            not support a GPU.
+        UserError: the processes cannot connect, there are fewer GPUs than processes, or a GPU is full or not
+            supported by this torch.
     """
     exit_with_launcher()
     os.environ.update(launch.torchrun_variables())
@@ -78,15 +79,16 @@ def process_group() -> Iterator[ProcessContext]:
     )
     store = _connect_store()
     with abort_together(store):
-        device = _claim_device(store, local_rank, local_world_size)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=COLLECTIVE_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
+        with _report_full_gpu():
+            device = _claim_device(store, local_rank, local_world_size)
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=COLLECTIVE_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
         raise_on_signals()
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device)
         dist.barrier()  # an early exit would close connections that other processes still use
@@ -182,6 +184,21 @@ def _connect_store() -> dist.Store:
             "set them to the host of rank 0 and a free port on it"
         ) from error
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+@contextmanager
+def _report_full_gpu() -> Iterator[None]:
+    """CUDA and NCCL allocate GPU memory when they start."""
+    try:
+        yield
+    except RuntimeError as error:
+        shortage = find_shortage(error)
+        if not (shortage and shortage.on_gpu):
+            raise
+        raise UserError(
+            f"out of GPU memory at the start ({shortage.reason}); another process may use the GPU: end it (see "
+            "nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
+        ) from error
 
 
 def _claim_device(store: dist.Store, local_rank: int, local_world_size: int) -> torch.device:

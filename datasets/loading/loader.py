@@ -22,6 +22,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import shared_zeros, tree_map_only
 
 PREFETCH_FACTOR = 2  # batches per worker
@@ -112,8 +113,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Raises UserError if a sample cannot be read or a worker fails."""
-        has_workers = self._batches.num_workers > 0
-        batches = iter_with_timeout(self._batches, self.timeout_seconds) if has_workers else iter(self._batches)
+        batches = self._host_batches()
         if self.device.type == "cpu":
             yield from map(self._to_device, batches)
             return
@@ -124,6 +124,17 @@ class Loader:
             current.wait_stream(self._stream)
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch
+
+    def _host_batches(self) -> Iterator[Batch | UserError]:
+        """Batches in host memory, pinned if the device is a GPU."""
+        try:
+            if self._batches.num_workers > 0:
+                yield from iter_with_timeout(self._batches, self.timeout_seconds)
+            else:
+                yield from self._batches
+        except Exception as error:
+            error.add_note(IN_LOADING)
+            raise
 
     def _to_device(self, batch: Batch | UserError) -> Batch:
         if isinstance(batch, UserError):

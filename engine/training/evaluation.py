@@ -13,9 +13,8 @@ from engine.training.loss import eval_loss
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import progress_bar
+from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import BatchSums, Metrics, MetricSums, to_metrics
-
-IN_EVALUATION = "in the evaluation"  # a note on an out-of-memory error
 
 
 @torch.inference_mode()
@@ -43,7 +42,7 @@ def evaluate(
             loss = eval_loss(logits, batch.targets)
             sums.add_batch(BatchSums.of(loss, logits, batch.targets, batch.samples))
             after_batch()
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
         error.add_note(IN_EVALUATION)
         raise
     metrics = to_metrics(sums.reduced(context))

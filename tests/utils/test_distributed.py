@@ -183,6 +183,16 @@ def test_more_processes_than_gpus(monkeypatch):
         distributed._claim_device(store, local_rank=1, local_world_size=2)
 
 
+def test_gpu_that_is_full_at_the_start():
+    nccl = "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+    line = r"^out of GPU memory at the start \(.*out of memory'?\); .* CUDA_VISIBLE_DEVICES"
+    for error in (dist.DistBackendError(nccl), torch.AcceleratorError("CUDA error: out of memory\nMore lines.")):
+        with pytest.raises(UserError, match=line), distributed._report_full_gpu():
+            raise error
+    with pytest.raises(RuntimeError, match="a bug"), distributed._report_full_gpu():
+        raise RuntimeError("a bug")
+
+
 def test_single_process_needs_no_process_group():
     context = distributed.single_process()
     numbers = torch.ones(3)

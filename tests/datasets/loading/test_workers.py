@@ -22,6 +22,7 @@ from datasets.sources.in_memory import FakeImages
 from datasets.transforms.host import build_eval_host_transform
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import loader_workers
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
@@ -115,6 +116,21 @@ def test_the_rank_waits_for_a_slow_worker():
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
         list(loader_of(Images("a bug")))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shortage_of_pinned_memory(monkeypatch, workers):
+    """The workers live; the exception keeps its type and says that a batch was being loaded."""
+
+    def cannot_pin(_):
+        raise torch.AcceleratorError("Caught AcceleratorError in pin memory thread for device 0.\nOriginal ...")
+
+    loader = loader_of(Images(), workers=workers)
+    iterator = "_SingleProcessDataLoaderIter" if workers == 0 else "_MultiProcessingDataLoaderIter"
+    monkeypatch.setattr(f"torch.utils.data.dataloader.{iterator}._next_data", cannot_pin)
+    with pytest.raises(torch.AcceleratorError, match="pin memory thread") as raised:
+        next(iter(loader))
+    assert IN_LOADING in raised.value.__notes__
 
 
 def test_workers_ignore_termination_signals():

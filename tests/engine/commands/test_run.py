@@ -1,18 +1,20 @@
-"""Out-of-memory errors are one line with the batch size, the peak memory, and the options that reduce it."""
+"""A shortage of memory is one line with the batch size, the peak memory, and the options that reduce it."""
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from utils.errors import UserError
+from utils.memory_shortage import IN_LOADING
 
 
 def raise_error(error: Exception):
-    def train_steps(*args):
+    def fail(*args, **kwargs):
         raise error
 
-    return train_steps
+    return fail
 
 
 @pytest.mark.parametrize(
@@ -30,18 +32,70 @@ def test_out_of_gpu_memory_in_training(digits_argv, cpu, monkeypatch, flags, fix
         run(parse_command_line([*flags, *digits_argv]), cpu)
 
 
-def test_out_of_gpu_memory_in_an_evaluation(digits_argv, cpu, monkeypatch):
-    error = torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr("engine.training.evaluation.eval_loss", raise_error(error))
+GPU_SHORTAGES = [
+    (torch.OutOfMemoryError, "CUDA out of memory"),
+    (torch.AcceleratorError, "CUDA error: out of memory\nMore lines."),
+    (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (
+        dist.DistBackendError,
+        "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
+def test_out_of_gpu_memory_in_an_evaluation(digits_argv, cpu, monkeypatch, kind, message):
+    monkeypatch.setattr("engine.training.evaluation.eval_loss", raise_error(kind(message)))
     with pytest.raises(UserError, match=r"at -batch_size_eval 64, .*: lower -batch_size_eval, or use -amp"):
         run(parse_command_line(digits_argv), cpu)
+
+
+@pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
+def test_out_of_gpu_memory_in_the_first_step_of_the_optimizer(digits_argv, cpu, monkeypatch, kind, message):
+    monkeypatch.setattr(torch.optim.AdamW, "step", raise_error(kind(message)))
+    with pytest.raises(UserError, match=r"^out of GPU memory with vit at -batch_size 64, .*: lower -batch_size and"):
+        run(parse_command_line(digits_argv), cpu)
+
+
+def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch, tmp_path):
+    """The caller of the function that fails takes any RuntimeError for a checkpoint of another model."""
+    run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
+    error = torch.AcceleratorError("CUDA error: out of memory")
+    monkeypatch.setattr("engine.parallel.strategy.Strategy.load_optimizer_state", raise_error(error))
+    with pytest.raises(UserError, match=r"^out of GPU memory .* \(CUDA error: out of memory\)$"):
+        run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fixes"),
+    [
+        ([], "lower -num_workers or -batch_size"),
+        (["-num_workers=0"], "lower -batch_size"),
+        (["-eval", "-pretrained=weights.safetensors"], "lower -num_workers or -batch_size_eval"),
+    ],
+)
+def test_out_of_pinned_host_memory(digits_argv, cpu, monkeypatch, flags, fixes):
+    error = torch.AcceleratorError("CUDA error: out of memory")
+    error.add_note(IN_LOADING)
+    for command in ("train", "eval"):
+        monkeypatch.setitem(run.__globals__["_COMMANDS"], command, raise_error(error))
+    with pytest.raises(UserError, match=rf"^out of host memory with vit at .*: {fixes} \(CUDA error: out of memory\)$"):
+        run(parse_command_line([*flags, *digits_argv]), cpu)
 
 
 def test_out_of_host_memory(digits_argv, cpu, monkeypatch):
     error = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory")
     monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(error))
-    with pytest.raises(UserError, match=r"^out of host memory with vit at -batch_size 64 .*; lower -batch_size"):
+    with pytest.raises(UserError, match=r"^out of host memory with vit at -batch_size 64, .*: lower -batch_size and"):
         run(parse_command_line(digits_argv), cpu)
-    monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
+
+
+@pytest.mark.parametrize(
+    "message", ["a bug", "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm()`"]
+)
+def test_other_errors_keep_their_traceback(digits_argv, cpu, monkeypatch, message):
+    error = RuntimeError(message)
+    monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(error))
+    with pytest.raises(RuntimeError) as raised:
         run(parse_command_line(digits_argv), cpu)
+    assert raised.value is error

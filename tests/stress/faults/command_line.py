@@ -40,7 +40,10 @@ def command_line_faults() -> list[Fault]:
             r"DATA.IMAGE_SIZE 16: convnext_atto does not accept it",
         ),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
-        "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory"),
+        "not enough memory": (
+            option("DATA.IMAGE_SIZE=400000"),
+            r"out of host memory with vit at -batch_size 64, .*: lower -batch_size",
+        ),
     }
     single = r"a launcher started several processes, this script uses one"
     return [

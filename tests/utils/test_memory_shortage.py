@@ -1,0 +1,155 @@
+"""Shortages of memory are recognized by the messages of torch and its libraries; other errors of a GPU are not.
+
+The messages are those of torch 2.15, CUDA 13.2, cuDNN 9.26, NCCL 2.30 and Triton, from their sources and reports.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
+
+from utils.errors import UserError
+from utils.memory_shortage import IN_EVALUATION, IN_LOADING, find_shortage
+
+ASYNCHRONOUS = (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
+OUT_OF_MEMORY = (
+    f"CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' for more information.\n{ASYNCHRONOUS}"
+)
+PINNED = (
+    "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+    '  File "pin_memory.py", line 52, in pin_memory\n    return data.pin_memory()\n'
+    f"torch.AcceleratorError: {OUT_OF_MEMORY}\n"
+)
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, {} (run with NCCL_DEBUG=INFO for "
+    "details), NCCL version 2.30.7\n{}\nLast error:\n{}"
+)
+UNHANDLED_CUDA = NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.", "{}")
+SDPA = 'cuDNN SDPA execution failed with error code ["CUDNN_BACKEND_API_FAILED"]: err 2 != CUDA_SUCCESS'
+NO_CONFIG = (
+    "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 294912 Hardware limit:232448"
+)
+CPU_ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "34359738368 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+GPU_SHORTAGES = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "Tried to allocate 2.00 GiB."),
+    (torch.OutOfMemoryError(""), "no details"),
+    (torch.AcceleratorError(OUT_OF_MEMORY), "CUDA error: out of memory"),
+    (RuntimeError("CUDA driver error: out of memory"), "CUDA driver error: out of memory"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "Triton Error [CUDA]: out of memory"),
+    (
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        "CUBLAS_STATUS_ALLOC_FAILED when calling",
+    ),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    (
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        "DEVICE_ALLOCATION_FAILED",
+    ),
+    (RuntimeError(f"{SDPA}\nCUDA ran out of memory outside PyTorch's allocator."), "CUDA ran out of memory outside"),
+    (dist.DistBackendError(UNHANDLED_CUDA.format("Cuda failure 2 'out of memory'")), "Cuda failure 2 'out of memory'"),
+    (dist.DistBackendError(UNHANDLED_CUDA.format("Cuda failure 'out of memory'")), "Cuda failure 'out of memory'"),
+    (dist.DistBackendError(UNHANDLED_CUDA.format("Failed to CUDA malloc 6291456 bytes")), "Failed to CUDA malloc"),
+    (dist.DistBackendError(UNHANDLED_CUDA.format("Failed to CUDA calloc async 32 bytes")), "Failed to CUDA calloc"),
+    (InductorError(torch.OutOfMemoryError("CUDA out of memory. Tried"), None), "OutOfMemoryError: CUDA out of memory"),
+    (
+        BackendCompilerFailed("inductor", RuntimeError("Triton Error [CUDA]: out of memory"), None),
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+    ),
+]
+HOST_SHORTAGES = [
+    (MemoryError(), "no details"),
+    (RuntimeError(CPU_ALLOCATOR), "you tried to allocate 34359738368 bytes"),
+    (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), "not enough memory"),
+    (
+        RuntimeError("unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
+        "unable to mmap",
+    ),
+    (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+    (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "HOST_ALLOCATION_FAILED"),
+    (dist.DistBackendError(UNHANDLED_CUDA.format("Failed to CUDA host alloc 4096 bytes")), "Failed to CUDA host alloc"),
+    (
+        dist.DistBackendError(NCCL.format("unhandled system error", "ncclSystemError", "Failed to malloc 64 bytes")),
+        "Failed to malloc 64 bytes",
+    ),
+]
+OTHER_ERRORS = [
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k )`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built."),
+    RuntimeError(SDPA.replace("err 2", "err 1")),
+    torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{ASYNCHRONOUS}"),
+    torch.AcceleratorError(f"CUDA error: an illegal memory access was encountered\n{ASYNCHRONOUS}"),
+    dist.DistBackendError(UNHANDLED_CUDA.format("Cuda failure 1 'invalid argument'")),
+    RuntimeError(NO_CONFIG),
+    InductorError(RuntimeError(NO_CONFIG), None),
+    OSError(28, "No space left on device"),
+    UserError("out of host memory; lower -num_workers"),
+    KeyError("a bug"),
+]
+
+
+def chained(error: Exception, *, hidden: bool = False, outer: Exception | None = None) -> Exception:
+    """`outer`, raised while `error` is handled."""
+    try:
+        try:
+            raise error
+        except Exception as inner:
+            raise (outer or RuntimeError("wrapped")) from (None if hidden else inner)
+    except Exception as wrapped:
+        return wrapped
+
+
+def noted(error: Exception, note: str) -> Exception:
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(("error", "reason"), GPU_SHORTAGES)
+def test_shortage_of_gpu_memory(error, reason):
+    shortage = find_shortage(error)
+    assert shortage.on_gpu and reason in shortage.reason and "\n" not in shortage.reason
+    assert not shortage.in_evaluation and not shortage.in_loading
+
+
+@pytest.mark.parametrize(("error", "reason"), HOST_SHORTAGES)
+def test_shortage_of_host_memory(error, reason):
+    shortage = find_shortage(error)
+    assert not shortage.on_gpu and reason in shortage.reason
+
+
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)
+def test_other_errors_are_no_shortage(error):
+    assert find_shortage(error) is None
+    assert find_shortage(chained(error)) is None
+    assert find_shortage(noted(error, IN_LOADING)) is None
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_shortage_that_another_exception_wraps(hidden):
+    inner = noted(torch.AcceleratorError(OUT_OF_MEMORY), IN_EVALUATION)
+    shortage = find_shortage(chained(inner, hidden=hidden, outer=ValueError("a failed clean-up")))
+    assert shortage.on_gpu and shortage.in_evaluation and shortage.reason == "CUDA error: out of memory"
+
+
+@pytest.mark.parametrize("message", [PINNED, OUT_OF_MEMORY])
+def test_pinned_memory_is_host_memory(message):
+    """With workers, a thread of torch allocates it; without workers, the main thread."""
+    shortage = find_shortage(noted(torch.AcceleratorError(message), IN_LOADING))
+    assert not shortage.on_gpu and shortage.in_loading and "CUDA error: out of memory" in shortage.reason
+
+
+def test_user_errors_with_a_cause():
+    """A file that declares a huge size is damaged; a checkpoint that meets a full GPU is not."""
+    outer = UserError("last.pth: is damaged")
+    assert find_shortage(chained(MemoryError(), outer=outer)) is None
+    assert find_shortage(chained(torch.OutOfMemoryError("CUDA out of memory"), outer=outer)).on_gpu
