@@ -67,7 +67,7 @@ class Data(Section):
     image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
     crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop / shorter side")
     num_workers: int | None = Field(
-        None, ge=0, description="worker processes per rank; null: one per core, 0 for data in memory"
+        None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
     )
     imagenet_mean: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
     imagenet_std: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")

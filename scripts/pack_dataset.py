@@ -137,7 +137,7 @@ def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[
                 raise
             return error
 
-    threads = default_num_workers(1) if data.num_workers is None else max(1, data.num_workers)
+    threads = default_num_workers(1, on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
     pending: deque[Future[Packable | BadImage]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for index in range(len(samples)):

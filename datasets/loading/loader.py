@@ -151,7 +151,7 @@ def num_workers(samples: Samples, data: Data, context: ProcessContext) -> int:
         return data.num_workers
     if samples.in_memory:
         return 0
-    return default_num_workers(context.local_world_size)
+    return default_num_workers(context.local_world_size, on_gpu=context.device.type == "cuda")
 
 
 def _identity(batch: Batch) -> Batch:

@@ -29,6 +29,7 @@ POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
 _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
+_MAIN_PROCESS_CORES = 2
 SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or use no workers: -num_workers=0"
 _CAUSES = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
@@ -36,9 +37,14 @@ _CAUSES = {
 }
 
 
-def default_num_workers(local_world_size: int) -> int:
-    """One worker for each core of this rank's share; `local_world_size` ranks share the cores of this host."""
-    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)) // local_world_size))
+def default_num_workers(local_world_size: int, on_gpu: bool) -> int:
+    """One worker for each core of this rank's share; `local_world_size` ranks share the cores of this host.
+
+    With a GPU, two cores remain for the threads of the rank, which launch kernels and pin batches. Without one, the
+    model and the workers share all cores.
+    """
+    cores = len(os.sched_getaffinity(0)) // local_world_size
+    return max(1, min(_MAX_WORKERS, cores - _MAIN_PROCESS_CORES if on_gpu else cores))
 
 
 def worker_context() -> multiprocessing.context.BaseContext:

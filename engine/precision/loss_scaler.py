@@ -115,7 +115,7 @@ class LossScaler(torch.amp.GradScaler):
         if self.max_skipped is None:
             return False
         if self._counts.device.type == "cuda":
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(blocking=True)  # waits without using a core
             self._delayed_reads.append((self._counts[1].to("cpu", non_blocking=True), event))
             event.record()
             if len(self._delayed_reads) <= _READ_DELAY:

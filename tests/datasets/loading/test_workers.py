@@ -16,8 +16,9 @@ from configs.schema import Data
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
-from datasets.loading.loader import BatchReader, Loader
+from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
+from datasets.loading.workers import default_num_workers
 from datasets.sources.in_memory import FakeImages
 from datasets.transforms.host import build_eval_host_transform
 from utils.distributed import ProcessContext
@@ -116,6 +117,28 @@ def test_the_rank_waits_for_a_slow_worker():
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
         list(loader_of(Images("a bug")))
+
+
+def test_default_number_of_workers(monkeypatch):
+    """With GPUs, each rank keeps two cores of its share."""
+    defaults = {}
+    for cores in (1, 2, 8, 64):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        for ranks in (1, 2):
+            defaults[cores, ranks] = [default_num_workers(ranks, on_gpu) for on_gpu in (False, True)]
+    assert defaults == {
+        (1, 1): [1, 1], (1, 2): [1, 1], (2, 1): [2, 1], (2, 2): [1, 1], (8, 1): [8, 6], (8, 2): [4, 2],
+        (64, 1): [16, 16], (64, 2): [16, 16],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_number_of_workers_of_a_rank(monkeypatch, device):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    context, images = ProcessContext(0, 0, 2, 2, torch.device(device)), Images()
+    images.in_memory = False
+    assert num_workers(images, Data(), context) == {"cpu": 8, "cuda": 6}[device]
+    assert num_workers(images, Data.model_validate({"NUM_WORKERS": 0}), context) == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -246,6 +246,37 @@ def test_scale_never_reaches_zero():
     assert training.model.weight.isfinite()
 
 
+def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
+    """The host waits for the count of two steps before, with an event that blocks instead of spinning."""
+    events = []
+
+    class Event:
+        def __init__(self, blocking: bool = False) -> None:
+            self.calls = ["blocking" if blocking else "spinning"]
+            events.append(self.calls)
+
+        def record(self) -> None:
+            self.calls.append("record")
+
+        def synchronize(self) -> None:
+            self.calls.append("synchronize")
+
+    class Counts:
+        """Counts on a GPU."""
+
+        device = torch.device("cuda")
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(())
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    scaler = LossScaler(CPU, max_skipped=2)
+    scaler._counts = Counts()
+    assert [scaler.skipped_too_often() for _ in range(3)] == [False, False, False]
+    waiting = ["blocking", "record"]
+    assert events == [[*waiting, "synchronize"], waiting, waiting]
+
+
 @pytest.mark.gpu
 def test_gpu_reports_skipped_steps_two_steps_late():
     scaler = LossScaler(torch.device("cuda"), max_skipped=2)
