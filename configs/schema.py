@@ -137,9 +137,9 @@ class Model(Section):
     grad_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, about a third more computation"
     )
-    attention: Literal["auto", "fused", "explicit"] = Field(
+    attention: Literal["auto", "fused", "cudnn", "explicit"] = Field(
         "auto",
-        description="fused kernels, or explicit softmax(q k^T) v; auto: fused on a GPU, explicit on a CPU",
+        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU",
     )
     patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
     embed_dim: int = Field(768, ge=1, description="channels of a token")
@@ -272,6 +272,7 @@ class Config(Section):
     report_freq: int = Field(20, ge=1, description="steps between log lines")
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
+    deterministic: bool = Field(False, description="deterministic algorithms only, which are slower on a GPU")
     timeout_seconds: float = Field(
         600,
         ge=1,

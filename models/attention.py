@@ -1,24 +1,79 @@
 """Which kernel computes attention: torch's fused kernels, or the explicit softmax(q k^T) v."""
 
-import torch
-from torch import nn
+from typing import Any
 
-AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from utils.errors import UserError
+from utils.torch_compat import fused_attention_kernel
+
+AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
 
 
 def use_attention(model: nn.Module, kind: str) -> None:
-    """Sets every attention module of timm's in `model` to `FUSED` or `EXPLICIT`."""
+    """Sets every attention module of timm's in `model` to a fused kernel, or to `EXPLICIT`."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = kind == FUSED
+            module.fused_attn = kind != EXPLICIT
 
 
 def select_attention(model: nn.Module, option: str, device: torch.device) -> None:
     """Applies `MODEL.ATTENTION`. `auto` is explicit attention on a CPU, and timm's default (fused) on a GPU.
 
     On two CPU cores the fused kernels take 1.0 (fp32) to 3 times (bf16) as long as explicit attention for ViT's shapes.
+
+    `cudnn` restricts torch to cuDNN's kernel, in the whole process.
+
+    Raises:
+        UserError: `cudnn` without a GPU.
     """
+    if option == CUDNN and device.type != "cuda":
+        raise UserError("MODEL.ATTENTION cudnn: needs a GPU; use auto")
+    torch.backends.cuda.enable_flash_sdp(option != CUDNN)
+    torch.backends.cuda.enable_mem_efficient_sdp(option != CUDNN)
+    torch.backends.cuda.enable_math_sdp(option != CUDNN)
     if option != AUTO:
         use_attention(model, option)
     elif device.type == "cpu":
         use_attention(model, EXPLICIT)
+
+
+def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
+    """The kernels that torch chooses for the attention of `model`, such as ['flash_attention']; [] if it is explicit.
+
+    Runs a model with fused attention in evaluation mode on `images` (B, C, S, S).
+
+    Raises:
+        UserError: torch has no kernel, which happens with `MODEL.ATTENTION: cudnn`.
+    """
+    if not any(getattr(module, "fused_attn", False) for module in model.modules()):
+        return []
+    was_training = model.training
+    try:
+        with _KernelRecorder() as recorder:
+            model.eval()(images)
+    finally:
+        model.train(was_training)
+    return sorted(recorder.kernels)
+
+
+class _KernelRecorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: set[str] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            kernel = fused_attention_kernel(*args, **kwargs)
+            if kernel is None:
+                shape, dtype = tuple(args[0].shape), str(args[0].dtype).removeprefix("torch.")
+                raise UserError(
+                    f"MODEL.ATTENTION: cuDNN has no kernel here for queries {shape} in {dtype}: it needs -amp, a GPU "
+                    "of compute capability 8.0 or higher, and DETERMINISTIC=false; use auto"
+                )
+            self.kernels.add(kernel)
+        return function(*args, **kwargs)

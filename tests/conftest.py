@@ -18,6 +18,7 @@ from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.loading.loader import Loader
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
+from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,25 @@ def cpu() -> ProcessContext:
     return ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
+@pytest.fixture
+def gpu() -> ProcessContext:
+    """For tests that are marked `gpu`."""
+    return ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def any_device(request: pytest.FixtureRequest) -> ProcessContext:
+    """The CPU, and in a second test a GPU if one is visible."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def nondeterministic_after_test() -> Iterator[None]:
+    """Ends the deterministic mode that a run with DETERMINISTIC=true leaves on."""
+    yield
+    use_deterministic_algorithms(False)
+
+
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
     return read_samples(config.data, config.model.num_classes, context, *splits)
 
@@ -65,10 +85,13 @@ def digits_argv(tmp_path) -> list[str]:
     return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
 
 
-def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0) -> str:
-    """Runs an entry script as a user does, from the project's folder; returns stdout followed by stderr."""
+def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus: str = "") -> str:
+    """Runs an entry script as a user does, from the project's folder; returns stdout followed by stderr.
+
+    gpus: the visible ones, separated by commas.
+    """
     command = [sys.executable, *launcher, *argv]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     output = result.stdout + result.stderr
     assert result.returncode == status, output

@@ -1,6 +1,7 @@
 """The device of a run: whether this torch supports it, its name, timing on it, and the memory allocator on a CPU."""
 
 import ctypes
+import os
 import platform
 import re
 import sys
@@ -95,6 +96,23 @@ def synchronize(device: torch.device) -> None:
     """Waits until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def use_deterministic_algorithms(enabled: bool) -> None:
+    """Makes every op return the same bits for the same inputs on the same device, or raise a RuntimeError.
+
+    Call it before the first matrix product: cuBLAS reads its environment variable then.
+    """
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(enabled)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
+
+
+def op_without_deterministic_algorithm(error: Exception) -> str | None:
+    """The op that raised `error` because it has no deterministic algorithm; None for any other error."""
+    op, found, _ = str(error).partition(" does not have a deterministic implementation")
+    return op if found else None
 
 
 def keep_freed_memory() -> None:

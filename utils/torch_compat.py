@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only  # noqa: F401  # nested tuples, lists and dicts
 
@@ -57,6 +58,19 @@ def update_scale(
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step divides gradients by `optimizer.grad_scale` and skips if `optimizer.found_inf` (fused)."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+# Attention
+
+
+def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
+    """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
+    kernels that are enabled do not support them. The names are those of `SDPBackend`."""
+    try:
+        kernel = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
+    except RuntimeError:
+        return None
+    return None if kernel == SDPBackend.ERROR else kernel.name.lower()
 
 
 # torch.compile

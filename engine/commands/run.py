@@ -10,7 +10,7 @@ from engine.commands.profile import profile
 from engine.commands.train import train
 from engine.precision.policy import precision_name
 from engine.telemetry.reporter import peak_memory_bytes
-from utils.device import keep_freed_memory
+from utils.device import keep_freed_memory, op_without_deterministic_algorithm, use_deterministic_algorithms
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.memory_shortage import Shortage, find_shortage
@@ -26,6 +26,7 @@ def run(command: Command, context: ProcessContext) -> int:
         UserError: any problem that the user can solve.
     """
     config = command.config
+    use_deterministic_algorithms(config.deterministic)
     if context.device.type == "cpu":
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
@@ -35,6 +36,8 @@ def run(command: Command, context: ProcessContext) -> int:
         shortage = find_shortage(error)
         if shortage:
             raise UserError(_describe_shortage(shortage, config, context)) from error
+        if op := op_without_deterministic_algorithm(error):
+            raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
         if isinstance(error, OSError):
             where = os.fsdecode(error.filename) if error.filename else "the system"
             raise UserError(f"{where}: {error.strerror or error}") from error

@@ -64,5 +64,6 @@ def _check_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        cause = getattr(error, "inner_exception", error)
+        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
         raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or leave -compile out") from error

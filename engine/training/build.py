@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from configs.command_line import to_yaml
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.registry import read_samples
@@ -28,7 +28,7 @@ from engine.training.optimizer import build_optimizer
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage
-from models.attention import AUTO, EXPLICIT, use_attention
+from models.attention import AUTO, EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -98,7 +98,8 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
         notes.append(f"Compile: {compiled}, in the first step")
     optimizer = build_optimizer(model, train)
     with precision.autocast(), run_eagerly():
-        images = torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
+        images = _dummy_images(data, context)
+        notes += _attention_notes(compute_model, images)
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         precision=precision,
@@ -134,7 +135,21 @@ def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     model, notes = build_model(config.model, config.data, context.device, needs_head=True)
     precision = Precision(config.amp, context.device)
     _apply_op_lists(model, config.model.attention, precision)
-    return EvalModel(precision.compute_copy(model), model, precision, [f"Pretrained: {note}" for note in notes])
+    compute_model = precision.compute_copy(model)
+    notes = [f"Pretrained: {note}" for note in notes]
+    with torch.inference_mode(), precision.autocast():
+        notes += _attention_notes(compute_model, _dummy_images(config.data, context))
+    return EvalModel(compute_model, model, precision, notes)
+
+
+def _dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
+    """Two black images (2, C, S, S): the fewest with which batch norm works."""
+    return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
+
+
+def _attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
+    kernels = fused_kernels(model, images)
+    return [f"Attention: {', '.join(kernels)}"] if kernels else []
 
 
 def _apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

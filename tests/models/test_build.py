@@ -9,7 +9,6 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
-from models.attention import EXPLICIT, FUSED, use_attention
 from models.build import build_model, set_training
 from models.vit import build_vit
 from utils.errors import UserError
@@ -138,28 +137,6 @@ def test_option_that_a_family_does_not_accept():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
     with pytest.raises(UserError, match=r"resnet18 does not accept an option that is set.*attn_drop_rate"):
         build_model(config.model, config.data, CPU)
-
-
-@pytest.mark.parametrize(
-    ("option", "device", "fused"),
-    [("auto", "cpu", False), ("auto", "meta", True), ("fused", "cpu", True), ("explicit", "meta", False)],
-)
-@pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
-def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
-    config = parse_command_line(["-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}"]).config
-    with torch.device(device):
-        built, _ = build_model(config.model, config.data, torch.device(device))
-    assert {block.attn.fused_attn for block in built.blocks} == {fused}
-
-
-def test_explicit_and_fused_attention_are_equal():
-    model = timm.create_model("test_vit").eval()
-    images = torch.randn(2, 3, 160, 160)
-    outputs = []
-    for kind in (FUSED, EXPLICIT):
-        use_attention(model, kind)
-        outputs.append(model(images))
-    assert torch.allclose(*outputs, atol=1e-5) and not torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint"])

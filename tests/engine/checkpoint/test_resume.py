@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
 from PIL import Image
 
@@ -58,6 +59,18 @@ def test_resume_after_any_step_is_bit_exact(image_folder, tmp_path, cpu, workers
         assert_same_state(states(resumed), states(uninterrupted), f"stop {stop}")
         assert rows(resumed) == rows(uninterrupted)
         assert step_rows(resumed) == step_rows(uninterrupted)
+
+
+@pytest.mark.usefixtures("nondeterministic_after_test")
+def test_resume_with_deterministic_algorithms(image_folder, tmp_path, any_device):
+    """Two runs, of which one is stopped and resumed; on a GPU in float16 with its loss scaler."""
+    options = ["DETERMINISTIC=true", "AMP.INIT_LOSS_SCALING=1e9"]
+    uninterrupted = train(["-amp", *argv_for(image_folder, tmp_path / "uninterrupted", 0), *options], any_device)
+    argv = ["-amp", *argv_for(image_folder, tmp_path / "stopped", 0), *options]
+    stopped = train([*argv, "TRAIN.MAX_STEPS=5"], any_device)
+    assert torch.are_deterministic_algorithms_enabled()
+    resumed = train([f"-resume={stopped}", *argv], any_device)
+    assert_same_state(states(resumed), states(uninterrupted))
 
 
 def test_number_of_workers_does_not_change_the_result(image_folder, tmp_path, cpu):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
@@ -99,3 +100,41 @@ def test_other_errors_keep_their_traceback(digits_argv, cpu, monkeypatch, messag
     with pytest.raises(RuntimeError) as raised:
         run(parse_command_line(digits_argv), cpu)
     assert raised.value is error
+
+
+@pytest.mark.usefixtures("nondeterministic_after_test")
+def test_op_without_a_deterministic_algorithm(digits_argv, cpu, monkeypatch):
+    def put(*args, **kwargs):
+        torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+
+    monkeypatch.setattr("engine.training.trainer.train_steps", put)
+    with pytest.raises(UserError, match=r"^DETERMINISTIC: put_ has no deterministic algorithm here; set it to false$"):
+        run(parse_command_line([*digits_argv, "DETERMINISTIC=true"]), cpu)
+
+
+def exhaust(device: torch.device) -> None:
+    """Asks for a petabyte of the device's memory."""
+    torch.empty(2**50, dtype=torch.uint8, device=device)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward", "optimizer", "evaluation"])
+def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
+    device, forward = any_device.device, VisionTransformer.forward
+
+    def exhausting_forward(model, images):
+        logits = forward(model, images)
+        if place == "forward":
+            exhaust(device)
+        if place == "backward" and logits.requires_grad:
+            logits.register_hook(lambda gradient: exhaust(device))
+        return logits
+
+    monkeypatch.setattr(VisionTransformer, "forward", exhausting_forward)
+    if place == "optimizer":
+        monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args: exhaust(device))
+    if place == "evaluation":
+        monkeypatch.setattr("engine.training.evaluation.eval_loss", lambda *args: exhaust(device))
+    memory = "GPU" if device.type == "cuda" else "host"
+    flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
+    with pytest.raises(UserError, match=rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}"):
+        run(parse_command_line(digits_argv), any_device)

@@ -5,6 +5,7 @@ import torch
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, train
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn.utils import parameters_to_vector
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Train
@@ -101,6 +102,26 @@ def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expecte
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
     assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accum_iter", [1, 2])
+@pytest.mark.parametrize("mode", ["default", "max"])
+def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode, accum_iter):
+    """With `max` and without accumulation, CUDA graphs replay the passes."""
+    argv = ["-amp", *digits_argv, f"TRAIN.ACCUM_ITER={accum_iter}", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"]
+    assert_close_training(argv, mode, gpu)
+
+
+def test_compiled_training_equals_eager_training(digits_argv, cpu):
+    assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
+
+
+def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -> None:
+    folders = [train([*argv, f"TRAIN.COMPILE={compiled}"], context) for compiled in ("none", mode)]
+    eager, compiled = (parameters_to_vector(states(folder)["model"].values()) for folder in folders)
+    initial = parameters_to_vector(states(train([*argv, "TRAIN.MAX_STEPS=1"], context))["model"].values())
+    assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
 
 
 def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):

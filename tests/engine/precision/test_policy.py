@@ -68,15 +68,15 @@ def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm
     assert all(parameter.grad is None for parameter in (*model.parameters(), *compute.parameters()))
 
 
-def test_skipped_step_keeps_the_weights_and_their_average():
-    precision = Precision(Amp(), CPU)
+def test_skipped_step_keeps_the_weights_and_their_average(any_device):
+    precision = Precision(Amp(), any_device.device)
     torch.manual_seed(0)
-    model = precision.attach(nn.Linear(4, 2))
+    model = precision.attach(nn.Linear(4, 2).to(any_device.device))
     average = WeightAverage(model, decay=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     for images, applied in ((torch.ones(1, 4), True), (torch.full((1, 4), math.nan), False), (torch.ones(1, 4), True)):
         before = [value.clone() for value in (model.weight, average.module.weight)]
-        precision.scaler.scale(model(images).sum()).backward()
+        precision.scaler.scale(model(images.to(any_device.device)).sum()).backward()
         precision.step(optimizer, None, 0, average)
         after = model.weight, average.module.weight
         assert [not torch.equal(*pair) for pair in zip(before, after, strict=True)] == [applied, applied]

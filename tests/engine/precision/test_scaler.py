@@ -5,13 +5,14 @@ import math
 
 import pytest
 import torch
-from conftest import run_script
+from conftest import run_script, train
 from fleet import FleetScale
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from configs.schema import Amp, Train
+from engine.checkpoint.reader import load_checkpoint
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
@@ -303,3 +304,13 @@ def test_a_gradient_norm_that_overflows_skips_the_step(fused):
     norm = scaler.step(optimizer)
     scaler.update()
     assert norm.isinf() and scaler.skipped == 1 and torch.equal(before, model.weight)
+
+
+def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
+    argv = ["-amp", "-amp_dtype=float16", *digits_argv, "AMP.INIT_LOSS_SCALING=1e12", "TRAIN.MAX_STEPS=30"]
+    state = load_checkpoint(train(argv, any_device) / "last.pth")
+    scaler = state["precision"]["scaler"]
+    skipped, consecutive = scaler["counts"]
+    assert 0 < skipped < 30 and consecutive == 0 and scaler["scale"] == pytest.approx(1e12 / 2**skipped)
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert state["model"]["head.weight"].any()  # zeros before the first applied step

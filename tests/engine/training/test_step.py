@@ -25,10 +25,29 @@ OPTIONS = [
     f"TRAIN.MAX_STEPS={STEPS}",
     "MODEL.ATTENTION=explicit",
 ]  # fmt: skip
-PRECISIONS = {"fp32": "AMP=false", "O1": "AMP={ENABLED: true, LEVEL: O1}", "O2": "AMP={ENABLED: true, LEVEL: O2}"}
-# With two ranks, bfloat16 gradients are sums over other parts of a batch.
-TOLERANCE = {1: {"fp32": 1e-4, "O1": 5e-3, "O2": 5e-3}, 2: {"fp32": 1e-4, "O1": 0.06, "O2": 0.06}}
+PRECISIONS = {
+    "fp32": "AMP=false",
+    "O1": "AMP={ENABLED: true, DTYPE: bfloat16, LEVEL: O1}",
+    "O2": "AMP={ENABLED: true, DTYPE: bfloat16, LEVEL: O2}",
+}
+# With two ranks, bfloat16 gradients are sums over other parts of a batch. GPU kernels round differently.
+TOLERANCE = {
+    "one rank": {"fp32": 1e-4, "O1": 5e-3, "O2": 5e-3},
+    "two ranks": {"fp32": 1e-4, "O1": 0.06, "O2": 0.06},
+    "one GPU": {"fp32": 1e-3, "O1": 0.06, "O2": 0.06},
+    "two GPUs": {"fp32": 1e-3, "O1": 0.06, "O2": 0.06},
+}
+DEVICES = [
+    "one rank",
+    "two ranks",
+    pytest.param("one GPU", marks=pytest.mark.gpu),
+    pytest.param(
+        "two GPUs",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")],
+    ),
+]
 ONE_RANK = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+ONE_GPU = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
 
 def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
@@ -90,22 +109,24 @@ def digits(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(scope="module", params=DEVICES)
 def trained(request, tmp_path_factory) -> dict[str, dict]:
-    """The number of ranks, and the last checkpoint of each precision."""
-    ranks = request.param
+    """The devices, and the last checkpoint of each precision."""
+    ranks = 2 if request.param.startswith("two") else 1
     outputs = {name: tmp_path_factory.mktemp(name) for name in PRECISIONS}
     flags = [
         ["-dataset=digits", f"-batch_size={32 // ranks}", f"-output={output}", "-opts", *OPTIONS, PRECISIONS[name]]
         for name, output in outputs.items()
     ]
     if ranks == 1:
+        context = ONE_GPU if request.param == "one GPU" else ONE_RANK
         for argv in flags:
-            train(argv, ONE_RANK)
+            train(argv, context)
     else:
-        run_script("tests/engine/training/step_worker.py", str(ranks), json.dumps(flags))
+        gpus = "0,1" if request.param == "two GPUs" else ""
+        run_script("tests/engine/training/step_worker.py", str(ranks), json.dumps(flags), gpus=gpus)
     checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
-    return {"ranks": ranks, **checkpoints}
+    return {"devices": request.param, **checkpoints}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -113,7 +134,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     """The error is relative to the distance between the initial and the trained weights."""
     config = parse_command_line(["-dataset=digits", "-opts", *OPTIONS]).config
     initial, model, average = plain_loop(config, precision)
-    checkpoint, tolerance = trained[precision], TOLERANCE[trained["ranks"]][precision]
+    checkpoint, tolerance = trained[precision], TOLERANCE[trained["devices"]][precision]
     assert checkpoint["epoch"] * 15 + checkpoint["done_steps"] == STEPS
     for part, expected in (("model", model), ("ema", average)):
         assert list(checkpoint[part]) == list(expected)

@@ -1,0 +1,99 @@
+"""The attention kernels: the option, equal results, and the kernels that torch chooses."""
+
+import pytest
+import timm
+import torch
+from conftest import TINY_VIT, train
+
+from configs.command_line import parse_command_line
+from models.attention import CUDNN, EXPLICIT, FUSED, fused_kernels, select_attention, use_attention
+from models.build import build_model
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture(autouse=True)
+def all_kernels_after_test():
+    yield
+    select_attention(torch.nn.Identity(), FUSED, CPU)
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "fused"),
+    [("auto", "cpu", False), ("auto", "meta", True), ("fused", "cpu", True), ("explicit", "meta", False)],
+)
+@pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
+def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
+    config = parse_command_line(["-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}"]).config
+    with torch.device(device):
+        built, _ = build_model(config.model, config.data, torch.device(device))
+    assert {block.attn.fused_attn for block in built.blocks} == {fused}
+
+
+def test_explicit_and_fused_attention_are_equal():
+    model = timm.create_model("test_vit").eval()
+    images = torch.randn(2, 3, 160, 160)
+    outputs = []
+    for kind in (FUSED, EXPLICIT):
+        use_attention(model, kind)
+        outputs.append(model(images))
+    assert torch.allclose(*outputs, atol=1e-5) and not torch.equal(*outputs)
+
+
+def test_fused_kernels_are_named():
+    model, images = timm.create_model("test_vit"), torch.zeros(2, 3, 160, 160)
+    use_attention(model, FUSED)
+    assert fused_kernels(model, images) == ["flash_attention"] and model.training
+    torch.backends.cuda.enable_flash_sdp(False)
+    assert fused_kernels(model, images) == ["math"]
+    use_attention(model, EXPLICIT)
+    assert fused_kernels(model, images) == []
+
+
+def test_the_log_names_the_kernel(digits_argv, cpu):
+    folder = train([*digits_argv, "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=1"], cpu)
+    assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()
+
+
+def test_cudnn_needs_a_gpu():
+    config = parse_command_line(["-opts", *TINY_VIT, "MODEL.ATTENTION=cudnn"]).config
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: needs a GPU; use auto$"):
+        build_model(config.model, config.data, CPU)
+
+
+def test_cudnn_allows_no_other_kernel():
+    """A CPU stands for a GPU on which cuDNN has no kernel for the model."""
+    model = timm.create_model("test_vit")
+    select_attention(model, CUDNN, GPU)
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: cuDNN has no kernel here for queries .* in float32"):
+        fused_kernels(model, torch.zeros(2, 3, 160, 160))
+    select_attention(model, FUSED, GPU)
+    assert fused_kernels(model, torch.zeros(2, 3, 160, 160)) == ["flash_attention"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [FUSED, CUDNN])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_on_a_gpu_equal_those_of_explicit_attention(kind, dtype):
+    """In half precision, the error of the kernel is at most three times that of explicit attention."""
+    if kind == CUDNN and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("cuDNN's kernel needs compute capability 8.0")
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10).to(GPU)
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    images = torch.randn(8, 3, 224, 224, device=GPU)
+
+    def gradients(half: bool) -> torch.Tensor:
+        with torch.autocast("cuda", dtype, enabled=half):
+            loss = model(images).float().logsumexp(1).sum()
+        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+
+    select_attention(model, EXPLICIT, GPU)
+    exact, explicit = gradients(half=False), gradients(half=True)
+    select_attention(model, kind, GPU)
+    with torch.autocast("cuda", dtype):
+        kernels = fused_kernels(model, images[:2])
+    assert kernels == ["cudnn_attention"] if kind == CUDNN else kernels
+    assert (gradients(half=True) - exact).norm() < 3 * (explicit - exact).norm()
