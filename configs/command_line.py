@@ -22,7 +22,7 @@ _EXAMPLES = """examples:
   resume     python main_single_gpu.py -cfg=... -resume=output/train-20260101-12-00/last.pth
   any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
-All keys with units and defaults: configs/schema.py.
+All keys with units and defaults: configs/schema/.
 """
 
 

@@ -1,0 +1,13 @@
+"""Every option once: name, type, unit, default, check.
+
+Keys are upper case in YAML (`TRAIN.BASE_LR`) and lower case in Python (`config.train.base_lr`). Keys and defaults are
+those of PaddleViT's `config.py`. This package does not import torch.
+"""
+
+from configs.schema.amp import Amp
+from configs.schema.config import Config
+from configs.schema.data import Data
+from configs.schema.model import Model
+from configs.schema.train import Optimizer, Train
+
+__all__ = ["Amp", "Config", "Data", "Model", "Optimizer", "Train"]

@@ -1,0 +1,49 @@
+"""The section AMP."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.section import Names, Section
+
+
+class Amp(Section):
+    """Mixed precision. In YAML, `AMP: true` means `AMP: {ENABLED: true}`. The loss scaling keys are Paddle Fleet's."""
+
+    enabled: bool = Field(False, description="mixed precision in training and evaluation")
+    dtype: Literal["float16", "bfloat16"] | None = Field(
+        None, description="half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
+    )
+    level: Literal["O1", "O2", "O3"] = Field(
+        "O1",
+        description="O1: autocast; O2: half weights, fp32 norms and master weights; O3: half weights only",
+    )
+    tf32: bool | None = Field(None, description="TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
+    init_loss_scaling: float = Field(65536.0, ge=1e-6, le=1e38, description="float16: initial loss scale")
+    use_dynamic_loss_scaling: bool = Field(True, description="float16: change the loss scale after overflows")
+    incr_ratio: float = Field(2.0, gt=1, description="growth factor of the loss scale")
+    incr_every_n_steps: int = Field(
+        2000, ge=1, lt=2**31, description="consecutive steps without overflow before the loss scale grows"
+    )
+    decr_ratio: float = Field(0.5, gt=0, lt=1, description="backoff factor of the loss scale")
+    decr_every_n_nan_or_inf: int = Field(1, ge=1, description="consecutive overflows before the loss scale shrinks")
+    min_loss_scaling: float = Field(1.0, ge=1e-6, le=1e38, description="minimum loss scale")
+    max_skipped_steps: int | None = Field(
+        None,
+        ge=0,
+        description="abort after this many consecutive steps with non-finite gradients, in any precision; 0: never; "
+        "null: the number of steps from the initial to the minimum loss scale, plus 2 (18 by default)",
+    )
+    custom_white_list: Names = Field((), description="ops and modules (blocks.11.*) that compute in the half dtype")
+    custom_black_list: Names = Field(
+        (), description="ops and modules that compute in fp32; has priority over the white list"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Amp":
+        if self.min_loss_scaling > self.init_loss_scaling:
+            raise ValueError(f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it")
+        both = sorted(set(self.custom_white_list) & set(self.custom_black_list))
+        if both:
+            raise ValueError(f"CUSTOM_WHITE_LIST contains {both[0]}, which is in CUSTOM_BLACK_LIST too; remove one")
+        return self

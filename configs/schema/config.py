@@ -1,0 +1,48 @@
+"""The options of a run."""
+
+from pydantic import Field, model_validator
+
+from configs.schema.amp import Amp
+from configs.schema.data import Data
+from configs.schema.model import Model
+from configs.schema.train import Train
+from configs.section import Path, Section
+
+
+class Config(Section):
+    """All options of a run, checked and frozen."""
+
+    save: Path = Field("./output", description="output folder; each run creates a folder in it")
+    save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
+    save_freq_steps: int | None = Field(None, ge=1, description="steps between additional checkpoints; null: off")
+    save_freq_minutes: float | None = Field(15, gt=0, description="minutes between additional checkpoints; null: off")
+    keep_checkpoints: int = Field(3, ge=0, description="number of periodic checkpoints to keep besides last and best")
+    report_freq: int = Field(20, ge=1, description="steps between log lines")
+    validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
+    deterministic: bool = Field(False, description="deterministic algorithms only, which are slower on a GPU")
+    timeout_seconds: float = Field(
+        600,
+        ge=1,
+        le=10**6,
+        description="a rank aborts after waiting this long for another rank, or 0.9 times as long for its workers",
+    )
+    eval: bool = Field(False, description="evaluate only")
+    amp: Amp = Amp()
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+
+    def with_model(self, **changes: str | None) -> "Config":
+        """A copy with other values of some MODEL keys."""
+        return self.model_copy(update={"model": self.model.model_copy(update=changes)})
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.model.type == "vit" and self.data.image_size % self.model.patch_size:
+            raise ValueError(
+                f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of MODEL.PATCH_SIZE {self.model.patch_size}"
+            )
+        if self.eval and not (self.model.pretrained or self.model.resume):
+            raise ValueError("EVAL needs weights; give -pretrained or -resume")
+        return self

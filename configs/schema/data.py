@@ -1,0 +1,59 @@
+"""The section DATA."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from configs.section import Floats, Pair, Path, Probability, Section
+
+
+class Data(Section):
+    unsupported: ClassVar = {"DECODE": ("decoding on a GPU", "host")}  # in option files of earlier versions
+
+    batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
+    batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
+    data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
+    dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")
+    on_bad_image: Literal["error", "skip"] = Field(
+        "error", description="unreadable images: abort the run, or skip them and list them"
+    )
+    image_size: int = Field(224, ge=1, description="height and width of the model's input, pixels")
+    image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
+    crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop / shorter side")
+    num_workers: int | None = Field(
+        None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
+    )
+    imagenet_mean: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
+    imagenet_std: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
+    val_fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="validation fraction of a data set without a validation split; null: its default",
+    )
+    split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
+    random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
+    random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
+    hflip_prob: Probability = Field(0.5, description="training: probability of a horizontal flip")
+    affine_degrees: float = Field(0.0, ge=0, le=180, description="training: maximum random rotation, degrees")
+    affine_translate: float = Field(0.0, ge=0, le=1, description="training: maximum random shift / image size")
+    affine_scale: Pair = Field((1.0, 1.0), description="training: range of the random scale factor")
+
+    @property
+    def eval_batch_size(self) -> int:
+        return self.batch_size_eval or self.batch_size
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
+            if len(values) != self.image_channels:
+                raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")
+        if min(self.imagenet_std) <= 0:
+            raise ValueError("IMAGENET_STD must be greater than 0")
+        for key in ("RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO", "AFFINE_SCALE"):
+            low, high = getattr(self, key.lower())
+            if not 0 < low <= high:
+                raise ValueError(f"{key} ({low}, {high}) must be greater than 0 and in ascending order")
+        if self.random_crop_scale[1] > 1:
+            raise ValueError("RANDOM_CROP_SCALE is a fraction of the image, at most 1")
+        return self

@@ -1,0 +1,90 @@
+"""The section TRAIN."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.section import Pair, Probability, Section
+
+
+class Optimizer(Section):
+    name: str = Field("AdamW", description="AdamW, Adam, SGD, or the name of another optimizer of timm's")
+    eps: float = Field(1e-8, gt=0, description="term added to the denominator")
+    betas: Pair = Field((0.9, 0.999), description="decay rates of the first and second moment")
+    momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("both values must satisfy 0 <= beta < 1")
+        return betas
+
+
+class Train(Section):
+    unsupported: ClassVar = {
+        "MODEL_EMA_FORCE_CPU": ("an average in host memory", False),
+        "CUTMIX_MINMAX": ("CutMix by side lengths", None),
+        "COLOR_JITTER": ("color jitter", 0.0),
+        "AUTO_AUGMENT": ("AutoAugment", False),
+        "RAND_AUGMENT": ("RandAugment", False),
+        "RAND_AUGMENT_LAYERS": ("RandAugment", None),
+        "RAND_AUGMENT_MAGNITUDE": ("RandAugment", None),
+        "RANDOM_ERASE_SPLIT": ("random erasing of a part of the batch only", False),
+        "DISTILLATION_TYPE": ("distillation", None),
+        "DISTILLATION_ALPHA": ("distillation", None),
+        "DISTILLATION_TAU": ("distillation", None),
+        "TEACHER_MODEL": ("distillation", None),
+    }
+
+    last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")
+    num_epochs: int = Field(300, ge=1, description="number of epochs")
+    max_steps: int | None = Field(None, ge=1, description="save a checkpoint and stop after this many steps in all")
+    warmup_epochs: float = Field(32, ge=0, description="epochs of linear warm-up, included in NUM_EPOCHS")
+    weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
+    base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
+    warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
+    end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the cosine schedule")
+    base_lr_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="global batch size that BASE_LR was tuned for; a run with another one logs a warning; "
+        "null: unknown",
+    )
+    linear_scaled_lr: int | None = Field(
+        None, ge=1, description="multiplies the three learning rates by global batch size / this value; null: by 1"
+    )
+    grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
+    accum_iter: int = Field(1, ge=1, description="gradient accumulation steps: forward passes per optimizer step")
+    compile: Literal["none", "default", "max"] = Field(
+        "none",
+        description="default: compile each block (the whole model if it uses drop-path); max: compile and autotune the "
+        "whole model, which takes longer",
+    )
+    layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / that of the next layer")
+    smoothing: Probability = Field(0.0, description="label smoothing")
+    model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
+    model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
+    mixup_alpha: float = Field(0.0, ge=0, description="mixup: Beta parameter; 0: off")
+    mixup_prob: Probability = Field(1.0, description="probability of mixup or CutMix per batch")
+    mixup_switch_prob: Probability = Field(0.5, description="probability of CutMix if both are on")
+    mixup_mode: Literal["batch"] = Field("batch", description="one mixing weight per batch")
+    cutmix_alpha: float = Field(0.0, ge=0, description="CutMix: Beta parameter; 0: off")
+    optimizer: Optimizer = Optimizer()
+    random_erase_prob: Probability = Field(0.0, description="probability of random erasing per training image")
+    random_erase_mode: Literal["const", "rand", "pixel"] = Field(
+        "pixel", description="erased pixels become the mean color, one random color, or noise"
+    )
+    random_erase_count: int = Field(1, ge=1, le=100, description="rectangles per erased image")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Train":
+        if self.warmup_epochs > self.num_epochs:
+            raise ValueError(
+                f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
+            )
+        if self.last_epoch >= self.num_epochs:
+            raise ValueError(
+                f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"
+            )
+        return self
