@@ -56,10 +56,10 @@ class Train(Section):
     )
     grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
     accum_iter: int = Field(1, ge=1, description="gradient accumulation steps: forward passes per optimizer step")
-    compile: Literal["none", "default", "max"] = Field(
+    compile: Literal["none", "default", "model", "max"] = Field(
         "none",
-        description="default: compile each block (the whole model if it uses drop-path); max: compile and autotune the "
-        "whole model, which takes longer",
+        description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "
+        "model, which takes longer; max: also autotune it",
     )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / that of the next layer")
     smoothing: Probability = Field(0.0, description="label smoothing")

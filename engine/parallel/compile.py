@@ -19,10 +19,10 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> 
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
-    seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `max` always compiles the
-    whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix product, and
-    replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without torch's cache, or
-    on another machine, may differ in the last bits. Parameters and state dict keep their names.
+    seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `model` and `max` always
+    compile the whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix
+    product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
+    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
 
     Raises:
         UserError: no working compiler.
@@ -53,7 +53,7 @@ def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
 
     On CPUs the kernels that torch could choose from are slower than its default.
     """
-    if options.compile == "default" or context.device.type == "cpu":
+    if options.compile != "max" or context.device.type == "cpu":
         return None
     graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
     return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"

@@ -85,11 +85,12 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     assert (resumed / "log.txt").read_text().count("Compiled: the first step took") == 2
 
 
-def test_max_and_models_without_blocks_compile_the_whole_model(cpu):
+def test_other_values_and_models_without_blocks_compile_the_whole_model(cpu):
     assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
     config = parse_command_line(["-opts", *TINY_VIT]).config
     model = build_vit(config.model, config.data)
-    assert compile_model(model, Train(COMPILE="max"), cpu) == "the whole model"
+    for value in ("model", "max"):
+        assert compile_model(model, Train(COMPILE=value), cpu) == "the whole model"
     assert compile_model(model, Train(), cpu) is None
 
 
@@ -102,6 +103,7 @@ def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expecte
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
     assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
+    assert compile_model(nn.Linear(2, 2), Train(COMPILE="model"), context) == "the whole model"
 
 
 @pytest.mark.gpu
