@@ -6,6 +6,8 @@ By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -am
 train.py has no dropout by default. The programs:
 
 - `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on those of `-data FOLDER`;
+- `jpeg_whole`: the same with the whole model compiled (TRAIN.COMPILE=model), as timm compiles it; needs `-compile`,
+  which compiles the others block by block;
 - `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
 - `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors (benchmark_loop.py);
 - `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
@@ -15,14 +17,15 @@ Each program starts once, in its own processes. The programs take turns; the ord
 While one program runs, the others are paused by SIGSTOP, so that changes of the machine's speed affect all equally.
 The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. The next `-steps` steps are
 timed by the clock of this script, between the arrivals of two log lines. A second column shows the speed that the
-program logs itself. A ratio is the median of the ratios within the rounds.
+program logs itself. A ratio is the median of the ratios within the rounds. A program ends after its last turn. `-json`
+is rewritten after every turn.
 """
 
 import argparse
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -59,10 +62,16 @@ from utils.tables import markdown_table
 SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp", *NO_DROPOUT]
-PROGRAMS = ("jpeg", "ready", "bare", "timm", "timm_explicit")
-RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
+OTHERS = ("bare", "timm", "timm_explicit")  # not the entry script
+PROGRAMS = ("jpeg", "jpeg_whole", "ready", *OTHERS)
+RATIOS = (
+    *(("jpeg", "timm"), ("jpeg_whole", "timm"), ("jpeg", "timm_explicit")),
+    *(("ready", "bare"), ("jpeg", "ready"), ("bare", "timm")),
+)
 IMAGES = 256  # different JPEGs
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
+
+Results = dict[str, list[Window] | ProgramError]  # the turns of each program, or its error
 
 
 def main(argv: list[str]) -> int:
@@ -74,19 +83,20 @@ def main(argv: list[str]) -> int:
     names = _checked_programs(flags, config)
     with TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        if {"jpeg", "timm", "timm_explicit"}.intersection(names):
+        if set(names) - {"ready", "bare"}:
             images = flags.data or Path(folder) / "images"
             if not flags.data:
                 make_images(images, (500, 375), IMAGES, mean_bytes=106_000)
             link_images(images, data, entries=max_steps(flags) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, Path(folder)) for name in names}
-        results = measure(programs, config, flags)
-    figures = {name: program_figures(windows, config.data.batch_size) for name, windows in results.items()}
-    ratios = speed_ratios(figures)
+        results = measure(programs, config, flags, lambda results: write_json(flags.json, figures_of(results, config)))
+    figures = figures_of(results, config)
     measured_on = environment(SCRIPT, argv, config)
-    print(environment_line(measured_on), *texts(figures, ratios, flags), sep="\n\n")
-    write_json(flags.json, {"environment": measured_on, "programs": figures, "ratios": ratios})
-    return 0 if any("failed" not in one for one in figures.values()) else 1
+    print(environment_line(measured_on), *texts(**figures, flags=flags), sep="\n\n")
+    write_json(flags.json, {"environment": measured_on} | figures)
+    if all("failed" in one for one in figures["programs"].values()):
+        raise UserError(f"all programs failed; {names[0]}: {results[names[0]]}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,12 +119,15 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
         names = list(dict.fromkeys(flags.programs.split(",")))
     else:
         timms = () if flags.timm_train is None else ("timm",) if visible_gpus() else ("timm", "timm_explicit")
-        names = ["jpeg", "ready", "bare", *timms]
+        whole = ("jpeg_whole",) if config.train.compile == "default" else ()
+        names = ["jpeg", *whole, "ready", "bare", *timms]
     for name in names:
         if name not in PROGRAMS:
             raise UserError(
                 f"-programs: unknown program {name}{did_you_mean(name, PROGRAMS)} (known: {', '.join(PROGRAMS)})"
             )
+        if name == "jpeg_whole" and config.train.compile != "default":
+            raise UserError("-programs jpeg_whole: compares two ways of compilation; add -compile")
         if name.startswith("timm"):
             if flags.timm_train is None:
                 raise UserError(f"-programs {name}: needs -timm_train PATH, the train.py of a checkout of timm")
@@ -125,8 +138,10 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
         if getattr(flags, name) % flags.interval:
             raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
     train = config.train
-    if train.accum_iter != 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha or config.amp.level != "O1":
-        raise UserError("ACCUM_ITER, MODEL_EMA, mixup, CutMix, O2: the bare loop does not support them; remove them")
+    if train.accum_iter != 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha:
+        raise UserError("ACCUM_ITER, MODEL_EMA, mixup, CutMix: the comparison does not support them; remove them")
+    if config.amp.enabled and config.amp.level != "O1" and any(name in OTHERS for name in names):
+        raise UserError(f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
     return names
 
 
@@ -147,13 +162,15 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
         return Program(command, explicit, TimmLog(config.data.batch_size))
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *_data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
+    if name == "jpeg_whole":
+        options += ["TRAIN.COMPILE=model"]
     if name == "ready":
         options += ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0"]
     return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size))
 
 
 def _data_flags(name: str, folder: Path) -> list[str]:
-    if name == "jpeg":
+    if name != "ready":
         return ["-dataset=folder", f"-data_path={folder}/data"]
     # On a CPU a worker would take a core from the model.
     return ["-dataset=fake", *([] if visible_gpus() else ["-num_workers=0"])]
@@ -173,10 +190,13 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
 
 
 def measure(
-    programs: dict[str, Program], config: Config, flags: argparse.Namespace
-) -> dict[str, list[Window] | ProgramError]:
-    """The turns of each program, or its error. A program that failed gets no more turns."""
-    results: dict[str, list[Window] | ProgramError] = {name: [] for name in programs}
+    programs: dict[str, Program],
+    config: Config,
+    flags: argparse.Namespace,
+    after_turn: Callable[[Results], None] = lambda _: None,
+) -> Results:
+    """A program that failed gets no more turns. A program ends after its last turn, and its GPU memory is free then."""
+    results: Results = {name: [] for name in programs}
     with ExitStack() as stack:
         for program in programs.values():
             stack.enter_context(program)
@@ -191,7 +211,10 @@ def measure(
                 outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
             except ProgramError as error:
                 results[name], outcome = error, f"failed: {error}"
+            if number + 1 == flags.rounds or isinstance(results[name], ProgramError):
+                programs[name].end()
             print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
+            after_turn(results)
     return results
 
 
@@ -201,6 +224,12 @@ def check_parameters(timm_lines: list[str], config: Config) -> None:
     ours = sum(parameter.numel() for parameter in build_plain_model(config).parameters())
     if counts != [ours]:
         raise ProgramError(f"timm's model has {counts} parameters and ours {ours}; use a model with timm's own shapes")
+
+
+def figures_of(results: Results, config: Config) -> dict[str, Any]:
+    """The figures of the turns so far, and their ratios. A program without a complete turn is missing."""
+    figures = {name: program_figures(windows, config.data.batch_size) for name, windows in results.items() if windows}
+    return {"programs": figures, "ratios": speed_ratios(figures)}
 
 
 def program_figures(windows: list[Window] | ProgramError, images_per_step: int) -> dict[str, Any]:
@@ -216,18 +245,18 @@ def program_figures(windows: list[Window] | ProgramError, images_per_step: int) 
 
 
 def speed_ratios(figures: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    """'one / other' -> the ratio in each round, for all pairs that were measured."""
+    """'one / other' -> the ratio in each round that both completed, for all pairs that were measured."""
     speeds = {name: one["images_per_second"] for name, one in figures.items() if "failed" not in one}
     return {
-        f"{one} / {other}": [mine / its for mine, its in zip(speeds[one], speeds[other], strict=True)]
+        f"{one} / {other}": [mine / its for mine, its in zip(speeds[one], speeds[other], strict=False)]
         for one, other in RATIOS
         if one in speeds and other in speeds
     }
 
 
-def texts(figures: dict[str, dict[str, Any]], ratios: dict[str, list[float]], flags: argparse.Namespace) -> list[str]:
+def texts(programs: dict[str, dict[str, Any]], ratios: dict[str, list[float]], flags: argparse.Namespace) -> list[str]:
     rows = []
-    for name, one in figures.items():
+    for name, one in programs.items():
         if "failed" in one:
             rows.append([name, f"failed: {one['failed']}", "", "", ""])
             continue

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import statistics
@@ -15,6 +16,7 @@ import torch
 
 from configs.command_line import Parser, entry_parser, parse_command_line
 from configs.schema import Config
+from utils.atomic_file import temporary_path
 from utils.device import device_name
 from utils.distributed import visible_gpus
 from utils.errors import UserError, did_you_mean
@@ -34,7 +36,7 @@ MODES = {
     "O3-fp16": _half("O3", "float16"),
     "O3-bf16": _half("O3", "bfloat16"),
 }
-GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O3-fp16")
+GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O2-bf16", "O3-fp16")
 CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # on a CPU float16 is 10 to 100 times slower
 
 
@@ -90,8 +92,8 @@ def positive(text: str) -> int:
 def new_file(text: str) -> Path:
     """argparse type: an output file. A wrong path is reported before the measurements start."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder, or its folder does not exist")
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a regular file, or its folder does not exist")
     return path
 
 
@@ -185,4 +187,11 @@ def environment_line(measured_on: dict[str, Any]) -> str:
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
     """Does nothing without a path."""
     if path:
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        replace_text(path, json.dumps(result, indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a temporary file and renames it, so that the file is never incomplete."""
+    temporary = temporary_path(path)
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -114,7 +114,7 @@ class ProgramError(UserError):
 class Program:
     """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
 
-    A context manager: on exit it kills the program and all processes of its process group.
+    A context manager: on exit it ends the program.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Log) -> None:
@@ -126,10 +126,15 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kills all processes of the program. Until then a paused program keeps its memory, also that of a GPU."""
         if self._process:
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._process.stdout.close()
+            self._process = None
 
     def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
         """Starts or continues the program. Times `steps` steps after its first line with `warmup` or more steps.

@@ -103,7 +103,7 @@ def test_own_flags_are_split_off_in_both_forms(tmp_path):
 def test_default_modes_depend_on_the_device(monkeypatch):
     assert parse_modes(None) == ["fp32", "O1-bf16", "O2-bf16", "O3-bf16"]
     monkeypatch.setattr("scripts.benchmarks.common.visible_gpus", lambda: 1)
-    assert parse_modes(None) == ["fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O3-fp16"]
+    assert parse_modes(None) == ["fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O2-bf16", "O3-fp16"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_failed_measurement_is_a_result(status, stderr, reason, monkeypatch):
 
 @pytest.mark.parametrize("accum_iter", [1, 2, 3])
 def test_iterations_are_micro_batches(accum_iter, monkeypatch, cpu):
-    monkeypatch.setattr("scripts.benchmarks.matmul.SIZES", (8,))
+    monkeypatch.setattr("scripts.benchmarks.device_speed.SIZES", (8,))
     used = []
     monkeypatch.setattr(amp_worker, "cycle", lambda batches: (used.append(b) or b for b in cycle(batches)))
     config = mode_config([*TINY, f"-accum_iter={accum_iter}"], "fp32")

@@ -1,6 +1,7 @@
 """benchmark_train.py: command lines, figures and real runs. No test here asserts a time."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from conftest import TINY_VIT
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_images import make_images
-from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, program_figures, speed_ratios, texts
+from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, figures_of, program_figures, speed_ratios, texts
 from scripts.benchmarks.common import split_flags
-from scripts.benchmarks.programs import PlainLog, ProgramError, Reading, Window
+from scripts.benchmarks.programs import PlainLog, Program, ProgramError, Reading, Window
 from scripts.benchmarks.training_parts import build_plain_model
 from utils.errors import UserError
 
@@ -63,13 +64,21 @@ def test_a_ratio_compares_measurements_of_one_round():
     assert speed_ratios(figures) == {"jpeg / timm": [1.5, 3.0, 1.0], "jpeg / ready": [1.0, 1.0, 0.8]}
 
 
+def test_programs_without_a_complete_turn_have_no_figures():
+    *_, config = parsed("-batch_size=8")
+    results = {"jpeg": [window(4.0, 4.0), window(2.0, 2.0)], "timm": [window(8.0, 8.0)], "bare": []}
+    figures = figures_of(results, config)
+    assert list(figures["programs"]) == ["jpeg", "timm"]
+    assert figures["ratios"] == {"jpeg / timm": [2.0]}
+
+
 def test_a_failed_program_has_a_row():
     flags, *_ = parsed("-rounds=2")
     figures = {
         "jpeg": program_figures([window(4.0, 5.0), window(2.0, 2.0)], images_per_step=8),
         "timm": program_figures(ProgramError("no module named timm"), images_per_step=8),
     }
-    _, table, _ = texts(figures, speed_ratios(figures), flags)
+    _, table, _ = texts(figures, {}, flags)
     assert "| jpeg | 30.0 (20.0 to 40.0) | 28.0 (16.0 to 40.0) | 0.0% | 2.00 |" in table
     assert "| timm | failed: no module named timm |  |  |  |" in table
 
@@ -107,6 +116,20 @@ def test_the_entry_script_gets_the_options_of_the_user():
     assert (ours.data.dataset, ours.data.random_crop_scale, ours.data.hflip_prob) == ("fake", (1.0, 1.0), 0.0)
 
 
+def test_ours_is_compiled_by_block_and_as_a_whole_like_timm():
+    flags, rest, config = parsed("-compile", "-timm_train=train.py")
+    assert "--torchcompile" in build_program("timm", rest, config, flags, Path("/folder")).command
+    for name, expected in (("jpeg", "default"), ("jpeg_whole", "model")):
+        ours = parse_command_line(build_program(name, rest, config, flags, Path("/folder")).command[2:]).config
+        assert (ours.train.compile, ours.data.data_path) == (expected, "/folder/data")
+    assert "jpeg_whole" in benchmark_train._checked_programs(parsed("-compile")[0], config)
+
+
+def test_o2_is_measured_through_the_entry_script_only():
+    flags, _, config = parsed("-programs=jpeg,ready", "-opts", "AMP.LEVEL=O2")
+    assert benchmark_train._checked_programs(flags, config) == ["jpeg", "ready"]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -116,6 +139,8 @@ def test_the_entry_script_gets_the_options_of_the_user():
         (["-interval=8", "-warmup=8", "-steps=12"], "-steps 12: must be a multiple of -interval 8"),
         (["-timm_train=x", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
         (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "mixup"),
+        (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL O2: bare, timm, timm_explicit support O1 only"),
+        (["-programs=jpeg_whole"], "-programs jpeg_whole: compares two ways of compilation; add -compile"),
         (["-worm_up=8"], "unknown flag -worm_up; did you mean -warmup?"),
     ],
 )
@@ -157,6 +182,60 @@ def test_a_model_with_other_parameters_is_refused(tmp_path):
     flags, rest, config = parsed(f"-timm_train={tmp_path / 'train.py'}", "-warmup=4", *TINY)
     found = benchmark_train.measure({"timm": build_program("timm", rest, config, flags, tmp_path)}, config, flags)
     assert str(found["timm"]).startswith("timm's model has [5] parameters and ours")
+
+
+def endless(pid_file: Path) -> Program:
+    text = f"import itertools, os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+    text += (
+        "for step in itertools.count(1):\n    time.sleep(0.01)\n    print(f'step {step}, {step} s, 1 GB', flush=True)"
+    )
+    return Program([sys.executable, "-c", text], {}, PlainLog())
+
+
+def test_a_program_ends_after_its_last_turn(tmp_path):
+    flags, _, config = parsed("-rounds=2", "-warmup=1", "-steps=2", "-interval=1")
+    failing = Program([sys.executable, "-c", "print('no memory')"], {}, PlainLog())
+    programs = {name: endless(tmp_path / name) for name in ("ready", "bare")} | {"jpeg": failing}
+    seen = []
+
+    def after_turn(results: benchmark_train.Results) -> None:
+        ready, bare, jpeg = results.values()
+        running = [file.name for file in tmp_path.iterdir() if Path(f"/proc/{file.read_text()}").exists()]
+        seen.append((len(ready), len(bare), str(jpeg), sorted(running)))
+
+    benchmark_train.measure(programs, config, flags, after_turn)
+    assert seen == [
+        (1, 0, "[]", ["ready"]),
+        (1, 1, "[]", ["bare", "ready"]),
+        (1, 1, "no memory", ["bare", "ready"]),
+        (1, 2, "no memory", ["ready"]),
+        (2, 2, "no memory", []),
+    ]
+
+
+def test_json_is_written_after_each_turn(tmp_path, monkeypatch, capsys):
+    file, counts = tmp_path / "figures.json", []
+    names = ("ready", "bare")
+    monkeypatch.setattr(benchmark_train, "build_program", lambda name, *_: endless(tmp_path / name))
+    write = benchmark_train.write_json
+
+    def count_turns(*arguments) -> None:
+        write(*arguments)
+        programs = json.loads(file.read_text())["programs"]
+        counts.append(sum(len(programs[name]["images_per_second"]) for name in names if name in programs))
+
+    monkeypatch.setattr(benchmark_train, "write_json", count_turns)
+    flags = [f"-programs={','.join(names)}", "-rounds=2", "-warmup=1", "-steps=2", "-interval=1", f"-json={file}"]
+    assert benchmark_train.main(flags) == 0
+    assert counts == [1, 2, 3, 4, 4]
+    assert json.loads(file.read_text())["environment"]["batch_size"] == 32
+
+
+def test_if_all_programs_fail_the_error_has_a_reason(monkeypatch, capsys):
+    failing = Program([sys.executable, "-c", "print('no memory')"], {}, PlainLog())
+    monkeypatch.setattr(benchmark_train, "build_program", lambda *_: failing)
+    with pytest.raises(UserError, match=r"^all programs failed; ready: no memory$"):
+        benchmark_train.main(["-programs=ready"])
 
 
 def test_the_bare_loop_logs_its_steps(cpu):
