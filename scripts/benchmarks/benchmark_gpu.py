@@ -4,12 +4,14 @@
     python scripts/benchmarks/benchmark_gpu.py -output gpu_figures -timm_train ~/pytorch-image-models/train.py
 
 The parts: the tests that need a GPU; the speed of matrix products; training of ViT-B/16 without dropout at batch size
-64 and 256 in bfloat16, float16, fp32 and TF32, compiled and not, through the entry script; the same model with the
-loader on JPEGs, in a bare loop and with timm's train.py; the loaders alone.
+64 and 256 in bfloat16 (O1 and O2), float16, fp32 and TF32, compiled and not, through the entry script; the same model
+with the loader on JPEGs, in a bare loop and with timm's train.py; the loaders alone. timm compiles the whole model, and
+ours compiles block by block, so the comparison has ours both ways.
 
 The most important parts run first. Each part has a time limit, so that a part that fails or hangs does not stop the
-others. The script lists the parts for which `-minutes` left no time. After each part it rewrites `figures.md` and
-`figures.json` in the output folder, which also has the output of each part.
+others. The script lists the parts for which `-minutes` left no time. After every turn of a program it rewrites
+`figures.md` and `figures.json` in the output folder, which also has the output of each part. A part that is stopped
+keeps the figures of its complete turns. All parts share one compile cache.
 
 All other flags are those of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml -batch_sizes=4,8`.
 """
@@ -18,10 +20,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -41,18 +43,20 @@ from scripts.benchmarks.common import (
     split_flags,
     write_json,
 )
-from scripts.benchmarks.gpu_parts import ROOT, Part, run_part
+from scripts.benchmarks.device_speed import copy_bytes_per_second, matmul_flops_per_second
+from scripts.benchmarks.gpu_parts import ROOT, Part, part_environment, run_part
 from scripts.benchmarks.gpu_report import write_figures
-from scripts.benchmarks.matmul import matmul_flops_per_second
 from scripts.benchmarks.training_parts import build_plain_model
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]
-GPU_MODES, CPU_MODES = (("O1-bf16", "O1-fp16"), ("fp32", "tf32")), (("O1-bf16",), ("fp32",))  # (half, full precision)
+GPU_MODES = ("O1-bf16", "O1-fp16", "O2-bf16"), ("fp32", "tf32")  # (half, full precision)
+CPU_MODES = ("O1-bf16", "O2-bf16"), ("fp32",)
 TIMED_IMAGES, FP32_TIMED_IMAGES = 16384, 4096  # per program
 WARMUP_STEPS = 10
+PYTHON = (sys.executable, "-u")  # unbuffered: the last line of a failed part is its error
 JPEGS = 512  # different ones
 TEST_SECONDS, MACHINE_SECONDS, LOADER_SECONDS = 75.0, 60.0, 120.0
 PROGRAM_SECONDS = {False: 60.0, True: 150.0}  # by whether it is compiled
@@ -62,21 +66,28 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     rest = [*DEFAULTS, *rest]
     if flags.worker:
-        write_json(flags.json, machine_figures(rest))
+        measure_machine(rest, flags.json)
         return 0
     deadline = time.monotonic() + 60 * flags.minutes
     batch_sizes = parse_batch_sizes(flags.batch_sizes)
     mode_config(rest, "O1-bf16")  # reports wrong options before the measurements
     flags.output = flags.output.resolve()  # the parts run in another folder
     flags.output.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as images:
-        make_images(Path(images), (500, 375), JPEGS, mean_bytes=106_000)
-        parts = list(plan_parts(flags, rest, batch_sizes, Path(images)))
+    parts: list[Part] = []
+
+    def write() -> None:
+        write_json(flags.json, write_figures(flags.output, parts, SCRIPT, argv))
+
+    with TemporaryDirectory() as folder:
+        images, environment = Path(folder) / "images", part_environment(Path(folder) / "compile_cache")
+        make_images(images, (500, 375), JPEGS, mean_bytes=106_000)
+        parts += plan_parts(flags, rest, batch_sizes, images)
         for part in parts:
-            run_part(part, flags.output, deadline - time.monotonic())
+            try:
+                run_part(part, flags.output, deadline - time.monotonic(), environment, write)
+            finally:
+                write()
             print_progress(f"{part.name}: {part.outcome}")
-            figures = write_figures(flags.output, parts, SCRIPT, argv)
-    write_json(flags.json, figures)
     print((flags.output / "figures.md").read_text())
     return 0 if all(part.outcome == "done" for part in parts) else 1
 
@@ -111,15 +122,16 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
     """All parts, the most important first."""
     half, full = GPU_MODES if visible_gpus() else CPU_MODES
     *smaller, largest = batch_sizes
-    tests = [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-p", "no:cacheprovider"]
+    tests = [*PYTHON, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-p", "no:cacheprovider"]
     yield Part("tests", tests, TEST_SECONDS)
-    machine = [sys.executable, __file__, "-worker", f"-json={flags.output / 'machine.json'}", *rest]
+    machine = [*PYTHON, __file__, "-worker", f"-json={flags.output / 'machine.json'}", *rest]
     yield Part("machine", machine, MACHINE_SECONDS)
 
     def training(mode: str, batch_size: int, compiled: bool, *programs: str) -> Part:
         return training_part(flags, rest, images, mode, batch_size, compiled, programs)
 
-    yield training(half[0], largest, True, "jpeg", "ready", "bare", *(["timm"] if flags.timm_train else []))
+    timm = ["timm"] if flags.timm_train else []
+    yield training(half[0], largest, True, "jpeg", "ready", "bare", *timm, "jpeg_whole")
     for mode in full:
         yield training(mode, largest, False, "ready")
     for mode in half[1:]:
@@ -130,7 +142,7 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
         for compiled in (True, False):
             for mode in half:
                 yield training(mode, batch_size, compiled, "ready")
-    loaders = [sys.executable, str(ROOT / "scripts/benchmarks/benchmark_input.py"), "-rounds=2", f"-data={images}"]
+    loaders = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_input.py"), "-rounds=2", f"-data={images}"]
     loaders += [f"-json={flags.output / 'loaders.json'}", *rest]
     loaders += [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
     yield Part("loaders", loaders, LOADER_SECONDS)
@@ -154,32 +166,50 @@ def training_part(
     steps = WARMUP_STEPS * max(1, round(timed_images / batch_size / WARMUP_STEPS))
     limit = PROGRAM_SECONDS[compiled]
     name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
-    command = [sys.executable, str(ROOT / "scripts/benchmarks/benchmark_train.py")]
+    command = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_train.py")]
     command += [f"-programs={','.join(programs)}", "-rounds=1", f"-interval={WARMUP_STEPS}", f"-warmup={WARMUP_STEPS}"]
     command += [f"-steps={steps}", f"-limit={limit:.0f}", f"-data={images}", f"-json={flags.output / name}.json"]
     command += [f"-timm_train={flags.timm_train}"] if "timm" in programs else []
     command += [*rest, f"-batch_size={batch_size}", f"-num_workers={_num_workers()}"]
     command += ["-compile"] if compiled else []
     command += ["-opts", *MODES[mode]]
-    settings = {"mode": mode, "batch_size": batch_size, "compiled": compiled}
+    settings = {"mode": mode, "batch_size": batch_size, "compiled": compiled, "programs": programs}
     return Part(name, command, limit * len(programs), settings)
 
 
-def machine_figures(rest: list[str]) -> dict[str, Any]:
-    """The device, the FLOP/s of its matrix products by mode, and the FLOPs of a training step per image."""
+def measure_machine(rest: list[str], file: Path) -> None:
+    """Writes the device, its speed by mode, and the FLOPs of a training step per image, after each measurement.
+
+    Raises:
+        UserError: measurements failed; the file has the others.
+    """
     context = single_process()
     modes = [mode for modes in (GPU_MODES if visible_gpus() else CPU_MODES) for mode in modes]
-    peaks = {}
-    for mode in modes:
-        peaks[mode] = matmul_flops_per_second(Precision(mode_config(rest, mode).amp, context.device))
     config = mode_config(rest, modes[0])
-    return {
-        "device": torch.cuda.get_device_name() if visible_gpus() else "a CPU",
-        "torch": torch.__version__,
-        "model": config.model.name,
-        "peak_flops_per_second": peaks,
-        "training_flops_per_image": training_flops(build_plain_model(config), config),
-    }
+    device = torch.cuda.get_device_name() if visible_gpus() else "a CPU"
+    peaks: dict[str, float] = {}
+    figures = {"device": device, "torch": torch.__version__, "model": config.model.name, "peak_flops_per_second": peaks}
+
+    def count_flops() -> int:
+        return training_flops(build_plain_model(config), config.data)
+
+    def matmul_peak(mode: str) -> float:
+        return matmul_flops_per_second(Precision(mode_config(rest, mode).amp, context.device))
+
+    measurements: list[tuple[dict, str, Callable[[], float]]] = [
+        (figures, "training_flops_per_image", count_flops),
+        *((peaks, mode, partial(matmul_peak, mode)) for mode in modes),
+        (figures, "copy_bytes_per_second", partial(copy_bytes_per_second, context.device)),
+    ]
+    failures = []
+    for target, name, measure in measurements:
+        try:
+            target[name] = measure()
+        except Exception as error:  # of many types; the other measurements continue
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+        write_json(file, figures)
+    if failures:
+        raise UserError(f"not measured: {'; '.join(failures)}")
 
 
 if __name__ == "__main__":

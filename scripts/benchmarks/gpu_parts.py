@@ -1,9 +1,13 @@
 """The parts of benchmark_gpu.py: commands with a time limit."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from scripts.benchmarks.common import last_error
 
 ROOT = Path(__file__).parents[2]
 MIN_SECONDS = 15.0  # a part that has less time does not start
+POLL_SECONDS = 0.5  # between two looks at the result of a running part
 TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -23,49 +28,81 @@ class Part:
     command: list[str]
     limit_seconds: float
     settings: dict[str, Any] = field(default_factory=dict)
-    outcome: str = "not run: no time was left"
+    outcome: str = "not run"
     seconds: float = 0.0
     result: dict[str, Any] | None = None
 
 
-def run_part(part: Part, folder: Path, seconds_left: float) -> None:
-    """Runs the part within its limit and the time left, and writes its output to `<name>.txt`."""
+def part_environment(compile_cache: Path) -> dict[str, str]:
+    """All parts share one compile cache: the given folder, or the user's own.
+
+    The parts run in another folder, so relative paths in PYTHONPATH become absolute.
+    """
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache)} | os.environ
+    if paths := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
+    return environment
+
+
+def run_part(
+    part: Part, folder: Path, seconds_left: float, environment: dict[str, str], after_result: Callable[[], None]
+) -> None:
+    """Runs the part within its limit and the time left, and writes its output to `<name>.txt`.
+
+    Args:
+        after_result: is called after every change of `part.result` while the part runs.
+    """
     limit = min(part.limit_seconds, seconds_left - TERMINATION_SECONDS)
     if limit < MIN_SECONDS:
+        part.outcome = "not run: no time was left"
         return
-    file = folder / f"{part.name}.json"
+    file, output = folder / f"{part.name}.json", folder / f"{part.name}.txt"
     file.unlink(missing_ok=True)
-    started = time.monotonic()
-    process = subprocess.Popen(part.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    (stdout, stderr), is_late = _communicate(process, limit)
-    part.seconds = time.monotonic() - started
-    (folder / f"{part.name}.txt").write_text(f"$ {shlex.join(part.command)}\n\n{stdout}\n{stderr}")
-    part.result = json.loads(file.read_text()) if file.exists() else None
+    part.outcome, started = "running", time.monotonic()
+    process = _start(part, output, environment)
+    try:
+        while process.poll() is None and time.monotonic() - started < limit:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            if (result := _read(file)) != part.result:
+                part.result = result
+                after_result()
+        is_late = process.poll() is None
+    except BaseException:
+        part.outcome = "interrupted"
+        raise
+    finally:
+        _end(process)
+        part.seconds, part.result = time.monotonic() - started, _read(file)
     if is_late:
         part.outcome = f"stopped after {limit:.0f} s"
     elif process.returncode:
-        completed = subprocess.CompletedProcess(part.command, process.returncode, stdout, stderr)
-        part.outcome = f"failed: {last_error(completed)}"
+        text = output.read_text(errors="replace").partition("\n")[2]
+        reason = last_error(subprocess.CompletedProcess(part.command, process.returncode, stderr=text))
+        part.outcome = f"failed: {reason}"
     else:
         part.outcome = "done"
 
 
-def _communicate(process: subprocess.Popen[str], limit_seconds: float) -> tuple[tuple[str, str], bool]:
-    """(standard output, standard error), and whether the process took too long and was ended."""
-    try:
-        return process.communicate(timeout=limit_seconds), False
-    except subprocess.TimeoutExpired:
-        return _terminate(process), True
-    except BaseException:
-        _terminate(process)
-        raise
+def _start(part: Part, output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Ctrl-C in a terminal does not reach the process group of the part: `_end` ends it."""
+    with open(output, "w") as file:
+        print("$", shlex.join(part.command), file=file, flush=True)
+        return subprocess.Popen(
+            part.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, process_group=0
+        )
 
 
-def _terminate(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """SIGTERM first, so that the process can end its own child processes; then SIGKILL."""
-    process.terminate()
-    try:
-        return process.communicate(timeout=TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM first, so that the process can end its own programs; then SIGKILL to its process group."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATION_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text()) if file.exists() else None

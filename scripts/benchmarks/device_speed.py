@@ -1,4 +1,4 @@
-"""The speed of square matrix products: a practical upper limit for the FLOP/s of a model."""
+"""The speed of a device: matrix products, a practical upper limit for the FLOP/s of a model, and copies of memory."""
 
 import torch
 
@@ -8,6 +8,7 @@ from utils.device import timed
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 _MAX_SECONDS = 0.03  # of one product; larger sizes are then not measured
 _MAX_TRIALS, _MAX_TRIAL_SECONDS = 50, 0.1  # of each size
+_COPY_BYTES, _COPIES, _COPY_TRIALS = 2**28, 10, 3  # larger than the caches
 
 
 def matmul_flops_per_second(precision: Precision) -> float:
@@ -24,3 +25,15 @@ def matmul_flops_per_second(precision: Precision) -> float:
         if min(seconds) > _MAX_SECONDS:
             break
     return best
+
+
+def copy_bytes_per_second(device: torch.device) -> float:
+    """The best of several copies from the memory of the device to the same memory; bytes read and written count."""
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+
+    def copy() -> None:
+        for _ in range(_COPIES):
+            target.copy_(source)
+
+    return 2 * _COPY_BYTES * _COPIES / min(timed(copy, device) for _ in range(_COPY_TRIALS))
