@@ -34,11 +34,11 @@ class Part:
 
 
 def part_environment(compile_cache: Path) -> dict[str, str]:
-    """All parts share one compile cache: the given folder, or the user's own.
+    """All parts share one compile cache, also if an import of torch has already set the variable.
 
     The parts run in another folder, so relative paths in PYTHONPATH become absolute.
     """
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache)} | os.environ
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache)}
     if paths := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
     return environment

@@ -13,7 +13,7 @@ TRAINING_HEADER = [
     *("mode", "batch size", "compiled", "program", "images/s", "roofline (images/s)"),
     *("TFLOP/s", "of the measured peak", "data wait", "memory (GB)"),
 ]
-ROOFLINE = "Roofline: images/s if a step were matrix products only, at their measured speed."
+ROOFLINE = "Roofline: the measured speed of matrix products / the FLOPs per image, without memory traffic."
 
 
 def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
         texts.append(_machine_text(machine))
     texts.append(markdown_table(TRAINING_HEADER, [row for part in trained for row in training_rows(part, machine)]))
     texts.append(ROOFLINE)
-    texts.append(markdown_table(["target, for ViT-B/16 on an H200", "target", "here"], target_rows(trained)))
+    texts.append(markdown_table(["for ViT-B/16 on an H200", "expected or target", "here"], target_rows(trained)))
     outcomes = [[part.name, part.outcome, f"{part.seconds:.0f}"] for part in parts]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")
