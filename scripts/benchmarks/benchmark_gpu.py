@@ -3,10 +3,11 @@
     python scripts/benchmarks/benchmark_gpu.py -output gpu_figures
     python scripts/benchmarks/benchmark_gpu.py -output gpu_figures -timm_train ~/pytorch-image-models/train.py
 
-The parts: the tests that need a GPU; the speed of matrix products; training of ViT-B/16 without dropout at batch size
-64 and 256 in bfloat16 (O1 and O2), float16, fp32 and TF32, compiled and not, through the entry script; the same model
-with the loader on JPEGs, in a bare loop and with timm's train.py; the loaders alone. timm compiles the whole model, and
-ours compiles block by block, so the comparison has ours both ways.
+The parts: the speed of matrix products; training of ViT-B/16 without dropout at batch size 64 and 256 in bfloat16 (O1
+and O2), float16, fp32 and TF32, compiled and not, with deterministic algorithms, and with cuDNN's attention, through
+the entry script; the same model with the loader on JPEGs, in a bare loop and with timm's train.py; the tests that need
+a GPU; the loaders alone. timm compiles the whole model, and ours compiles block by block, so the comparison has ours
+both ways.
 
 The most important parts run first. Each part has a time limit, so that a part that fails or hangs does not stop the
 others. The script lists the parts for which `-minutes` left no time. After every turn of a program it rewrites
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 
@@ -57,8 +59,9 @@ CPU_MODES = ("O1-bf16", "O2-bf16"), ("fp32",)
 TIMED_IMAGES, FP32_TIMED_IMAGES = 16384, 4096  # per program
 WARMUP_STEPS = 10
 PYTHON = (sys.executable, "-u")  # unbuffered: the last line of a failed part is its error
+VARIANTS = {"deterministic": ("DETERMINISTIC=true",), "cudnn": ("MODEL.ATTENTION=cudnn",)}
 JPEGS = 512  # different ones
-TEST_SECONDS, MACHINE_SECONDS, LOADER_SECONDS = 75.0, 60.0, 120.0
+TEST_SECONDS, MACHINE_SECONDS, LOADER_SECONDS = 150.0, 60.0, 120.0
 PROGRAM_SECONDS = {False: 60.0, True: 150.0}  # by whether it is compiled
 
 
@@ -122,26 +125,28 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
     """All parts, the most important first."""
     half, full = GPU_MODES if visible_gpus() else CPU_MODES
     *smaller, largest = batch_sizes
-    tests = [*PYTHON, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-p", "no:cacheprovider"]
-    yield Part("tests", tests, TEST_SECONDS)
     machine = [*PYTHON, __file__, "-worker", f"-json={flags.output / 'machine.json'}", *rest]
     yield Part("machine", machine, MACHINE_SECONDS)
 
-    def training(mode: str, batch_size: int, compiled: bool, *programs: str) -> Part:
-        return training_part(flags, rest, images, mode, batch_size, compiled, programs)
+    def training(mode: str, batch_size: int, compiled: bool, *programs: str, variant: str = "") -> Part:
+        return training_part(flags, rest, images, Setting(mode, batch_size, compiled, programs or ("ready",), variant))
 
     timm = ["timm"] if flags.timm_train else []
     yield training(half[0], largest, True, "jpeg", "ready", "bare", *timm, "jpeg_whole")
+    tests = [*PYTHON, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-v", "-p", "no:cacheprovider"]
+    yield Part("tests", tests, TEST_SECONDS)
     for mode in full:
-        yield training(mode, largest, False, "ready")
+        yield training(mode, largest, False)
     for mode in half[1:]:
-        yield training(mode, largest, True, "ready")
+        yield training(mode, largest, True)
     for mode in half:
-        yield training(mode, largest, False, "ready")
+        yield training(mode, largest, False)
+    for variant in VARIANTS if visible_gpus() else ("deterministic",):
+        yield training(half[0], largest, False, variant=variant)
     for batch_size in smaller:
         for compiled in (True, False):
             for mode in half:
-                yield training(mode, batch_size, compiled, "ready")
+                yield training(mode, batch_size, compiled)
     loaders = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_input.py"), "-rounds=2", f"-data={images}"]
     loaders += [f"-json={flags.output / 'loaders.json'}", *rest]
     loaders += [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
@@ -152,29 +157,34 @@ def _num_workers() -> int:
     return min(16, len(os.sched_getaffinity(0)))
 
 
-def training_part(
-    flags: argparse.Namespace,
-    rest: list[str],
-    images: Path,
-    mode: str,
-    batch_size: int,
-    compiled: bool,
-    programs: tuple[str, ...],
-) -> Part:
+class Setting(NamedTuple):
+    """What a training part trains; `variant` is a key of VARIANTS or ''."""
+
+    mode: str
+    batch_size: int
+    compiled: bool
+    programs: tuple[str, ...]
+    variant: str
+
+    @property
+    def name(self) -> str:
+        words = (self.mode, str(self.batch_size), "compiled" if self.compiled else "", self.variant)
+        return "-".join(filter(None, words))
+
+
+def training_part(flags: argparse.Namespace, rest: list[str], images: Path, setting: Setting) -> Part:
     """A run of benchmark_train.py."""
-    timed_images = flags.timed_images or (FP32_TIMED_IMAGES if mode == "fp32" else TIMED_IMAGES)
-    steps = WARMUP_STEPS * max(1, round(timed_images / batch_size / WARMUP_STEPS))
-    limit = PROGRAM_SECONDS[compiled]
-    name = f"{mode}-{batch_size}{'-compiled' if compiled else ''}"
-    command = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_train.py")]
-    command += [f"-programs={','.join(programs)}", "-rounds=1", f"-interval={WARMUP_STEPS}", f"-warmup={WARMUP_STEPS}"]
-    command += [f"-steps={steps}", f"-limit={limit:.0f}", f"-data={images}", f"-json={flags.output / name}.json"]
-    command += [f"-timm_train={flags.timm_train}"] if "timm" in programs else []
-    command += [*rest, f"-batch_size={batch_size}", f"-num_workers={_num_workers()}"]
-    command += ["-compile"] if compiled else []
-    command += ["-opts", *MODES[mode]]
-    settings = {"mode": mode, "batch_size": batch_size, "compiled": compiled, "programs": programs}
-    return Part(name, command, limit * len(programs), settings)
+    timed_images = flags.timed_images or (FP32_TIMED_IMAGES if setting.mode == "fp32" else TIMED_IMAGES)
+    steps = WARMUP_STEPS * max(1, round(timed_images / setting.batch_size / WARMUP_STEPS))
+    limit = PROGRAM_SECONDS[setting.compiled]
+    command = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_train.py"), f"-programs={','.join(setting.programs)}"]
+    command += ["-rounds=1", f"-interval={WARMUP_STEPS}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
+    command += [f"-limit={limit:.0f}", f"-data={images}", f"-json={flags.output / setting.name}.json"]
+    command += [f"-timm_train={flags.timm_train}"] if "timm" in setting.programs else []
+    command += [*rest, f"-batch_size={setting.batch_size}", f"-num_workers={_num_workers()}"]
+    command += ["-compile"] if setting.compiled else []
+    command += ["-opts", *MODES[setting.mode], *VARIANTS.get(setting.variant, ())]
+    return Part(setting.name, command, limit * len(setting.programs), setting._asdict())
 
 
 def measure_machine(rest: list[str], file: Path) -> None:

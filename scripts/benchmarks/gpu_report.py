@@ -53,8 +53,9 @@ def _machine_text(machine: dict[str, Any]) -> str:
 def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
     """A row for each program, also if it failed or completed no turn."""
     mode, rows = part.settings["mode"], []
+    mode_cell = ", ".join(filter(None, (mode, part.settings["variant"])))
     for name in part.settings["programs"]:
-        head = [mode, str(part.settings["batch_size"]), _compiled_cell(name, part.settings["compiled"]), name]
+        head = [mode_cell, str(part.settings["batch_size"]), _compiled_cell(name, part.settings["compiled"]), name]
         one = part.result["programs"].get(name)
         if one is None or "failed" in one:
             rows.append([*head, f"failed: {one['failed']}" if one else "no complete turn", "", "", "", "", ""])

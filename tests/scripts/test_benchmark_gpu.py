@@ -35,7 +35,7 @@ def run(one: Part, folder: Path, seconds_left: float = 100, after_result: Callab
 
 
 def trained(mode: str, programs: dict, ratios: dict | None = None) -> Part:
-    settings = {"mode": mode, "batch_size": 256, "compiled": mode != "fp32", "programs": tuple(programs)}
+    settings = {"mode": mode, "batch_size": 256, "compiled": mode != "fp32", "programs": tuple(programs), "variant": ""}
     return Part("x", [], 1.0, settings, "done", 1.0, {"programs": programs, "ratios": ratios or {}})
 
 
@@ -48,19 +48,22 @@ def figures(speed: float, wait: float = 0.0) -> dict:
 
 def test_the_most_important_parts_come_first(monkeypatch):
     names = [part.name for part in parts_of(monkeypatch, 1)]
-    assert names[:6] == ["tests", "machine", "O1-bf16-256-compiled", "fp32-256", "tf32-256", "O1-fp16-256-compiled"]
+    assert names[:6] == ["machine", "O1-bf16-256-compiled", "tests", "fp32-256", "tf32-256", "O1-fp16-256-compiled"]
     modes = ("O1-fp16", "O1-bf16", "O2-bf16")
     half = {f"{mode}-{size}{kind}" for mode in modes for size in (64, 256) for kind in ("", "-compiled")}
     assert half <= set(names)
-    assert len(names) == len(set(names)) == 2 + 2 + 12 + 1
-    assert not any("fp16" in part.name or "tf32" in part.name for part in parts_of(monkeypatch, 0))
+    assert {"O1-bf16-256-deterministic", "O1-bf16-256-cudnn"} <= set(names)
+    assert len(names) == len(set(names)) == 2 + 2 + 12 + 2 + 1
+    assert not any(word in part.name for part in parts_of(monkeypatch, 0) for word in ("fp16", "tf32", "cudnn"))
 
 
 def test_a_training_part_is_a_command_of_benchmark_train(monkeypatch, tmp_path):
     (tmp_path / "train.py").touch()
     timm = f"-timm_train={tmp_path / 'train.py'}"
     parts = parts_of(monkeypatch, 1, timm, "-opts", "SEED=3")
-    compiled, fp32 = parts[2].command, parts[3].command
+    compiled, fp32 = parts[1].command, parts[3].command
+    deterministic = next(part for part in parts if part.name.endswith("deterministic"))
+    assert "DETERMINISTIC=true" in deterministic.command and deterministic.settings["variant"] == "deterministic"
     for word in ("-programs=jpeg,ready,bare,timm,jpeg_whole", timm, "-batch_size=256", "-compile"):
         assert word in compiled
     for word in (
@@ -269,7 +272,7 @@ def test_targets_are_compared_with_the_measured_values():
 def test_figures_are_written_after_each_part(tmp_path, monkeypatch, capsys):
     machine = {"device": "GPU", "torch": "2", "model": "vit", "training_flops_per_image": 1e9}
     machine |= {"peak_flops_per_second": {"O1-bf16": 1e12}}
-    settings = {"mode": "O1-bf16", "batch_size": 8, "compiled": False, "programs": ["ready"]}
+    settings = {"mode": "O1-bf16", "batch_size": 8, "compiled": False, "programs": ["ready"], "variant": ""}
 
     def writing(name: str, result: dict, settings: dict, first: str = "0") -> Part:
         text = f"{first}; open({str(tmp_path / name)!r} + '.json', 'w').write({json.dumps(result)!r})"
