@@ -28,6 +28,7 @@ from scripts.benchmarks.training_parts import (
 )
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
+from utils.memory_shortage import find_shortage
 from utils.metrics import to_metrics
 
 WARMUP_ITERATIONS = 5
@@ -50,16 +51,10 @@ def measure_mode(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
             return linear_figures(config, context, flags.iterations)
         return training_figures(config, context, flags.iterations)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error, limited=flags.memory_gb is not None):
+        is_onednn = flags.memory_gb and "could not create a" in str(error)  # how oneDNN reports a failed allocation
+        if not (find_shortage(error) or is_onednn):
             raise
         return {"failed": OUT_OF_MEMORY}
-
-
-def _is_out_of_memory(error: RuntimeError | MemoryError, limited: bool) -> bool:
-    texts = [OUT_OF_MEMORY, "can't allocate memory", "not enough memory", "bad_alloc", "alloc_failed"]
-    if limited:
-        texts.append("could not create a")  # oneDNN reports a failed allocation this way
-    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in texts)
 
 
 def limit_memory(gigabytes: float, device: torch.device) -> None:

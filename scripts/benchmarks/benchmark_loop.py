@@ -91,7 +91,7 @@ def measure(config: Config, context: ProcessContext) -> tuple[dict[str, list[flo
     save_freq_steps = config.save_freq_steps or SAVE_FREQ_STEPS
     with TemporaryDirectory() as folder:
         trainer = open_trainer(config.model_copy(update={"save_freq_steps": save_freq_steps}), context, Path(folder))
-        trainer.reporter.start_epoch(trainer.progress)
+        trainer.run.reporter.start_epoch(trainer.progress)
         after_step = TimedCallback(trainer.after_step)
         batches = cycle(ready_batches(config, context))
         loops["guarded"] = training_loop(trainer.run.state, context, batches, trainer.progress, after_step)
