@@ -8,7 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from utils.errors import UserError
-from utils.torch_compat import fused_attention_kernel
+from utils.torch_compat import fused_attention_kernel, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
 
@@ -68,6 +68,7 @@ class _KernelRecorder(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
+            args, kwargs = tree_map_only(torch.Tensor, _autocast, (args, kwargs))
             kernel = fused_attention_kernel(*args, **kwargs)
             if kernel is None:
                 shape, dtype = tuple(args[0].shape), str(args[0].dtype).removeprefix("torch.")
@@ -77,3 +78,10 @@ class _KernelRecorder(TorchFunctionMode):
                 )
             self.kernels.add(kernel)
         return function(*args, **kwargs)
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype in which attention receives it: autocast acts after a `TorchFunctionMode`."""
+    kind = tensor.device.type
+    casts = tensor.is_floating_point() and torch.is_autocast_enabled(kind)
+    return tensor.to(torch.get_autocast_dtype(kind)) if casts else tensor

@@ -52,6 +52,14 @@ def test_fused_kernels_are_named():
     assert fused_kernels(model, images) == []
 
 
+def test_the_kernel_is_that_of_the_dtype_under_autocast():
+    """The norms of queries and keys return float32, which autocast casts to the dtype of the values."""
+    model = timm.create_model("vit_medium_patch16_rope_reg1_gap_256", depth=1, qk_norm=True, img_size=64)
+    use_attention(model, FUSED)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_kernels(model, torch.zeros(2, 3, 64, 64)) == ["flash_attention"]
+
+
 def test_the_log_names_the_kernel(digits_argv, cpu):
     folder = train([*digits_argv, "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=1"], cpu)
     assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()
