@@ -24,8 +24,15 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
     """Applies `MODEL.ATTENTION`. `auto` is explicit attention on a CPU, and timm's default (fused) on a GPU.
 
     On two CPU cores the fused kernels take 1.0 (fp32) to 3 times (bf16) as long as explicit attention for ViT's shapes.
+    """
+    if option != AUTO:
+        use_attention(model, option)
+    elif device.type == "cpu":
+        use_attention(model, EXPLICIT)
 
-    `cudnn` restricts torch to cuDNN's kernel, in the whole process.
+
+def allow_kernels(option: str, device: torch.device) -> None:
+    """`cudnn` restricts fused attention to cuDNN's kernel, in the whole process; other options allow all kernels.
 
     Raises:
         UserError: `cudnn` without a GPU.
@@ -35,16 +42,12 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
     torch.backends.cuda.enable_flash_sdp(option != CUDNN)
     torch.backends.cuda.enable_mem_efficient_sdp(option != CUDNN)
     torch.backends.cuda.enable_math_sdp(option != CUDNN)
-    if option != AUTO:
-        use_attention(model, option)
-    elif device.type == "cpu":
-        use_attention(model, EXPLICIT)
 
 
 def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The kernels that torch chooses for the attention of `model`, such as ['flash_attention']; [] if it is explicit.
 
-    Runs a model with fused attention in evaluation mode on `images` (B, C, S, S).
+    Runs a model with fused attention in evaluation mode, thus without dropout, on `images` (B, C, S, S).
 
     Raises:
         UserError: torch has no kernel, which happens with `MODEL.ATTENTION: cudnn`.
@@ -73,8 +76,8 @@ class _KernelRecorder(TorchFunctionMode):
             if kernel is None:
                 shape, dtype = tuple(args[0].shape), str(args[0].dtype).removeprefix("torch.")
                 raise UserError(
-                    f"MODEL.ATTENTION: cuDNN has no kernel here for queries {shape} in {dtype}: it needs -amp, a GPU "
-                    "of compute capability 8.0 or higher, and DETERMINISTIC=false; use auto"
+                    f"MODEL.ATTENTION: no allowed kernel supports queries {shape} in {dtype} here (cuDNN's needs "
+                    "-amp, compute capability 8.0 or higher, and DETERMINISTIC=false); use auto"
                 )
             self.kernels.add(kernel)
         return function(*args, **kwargs)
@@ -83,5 +86,5 @@ class _KernelRecorder(TorchFunctionMode):
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the dtype in which attention receives it: autocast acts after a `TorchFunctionMode`."""
     kind = tensor.device.type
-    casts = tensor.is_floating_point() and torch.is_autocast_enabled(kind)
-    return tensor.to(torch.get_autocast_dtype(kind)) if casts else tensor
+    is_cast = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and torch.amp.is_autocast_available(kind)
+    return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor

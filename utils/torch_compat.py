@@ -1,6 +1,7 @@
-"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.15."""
+"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
@@ -34,7 +35,7 @@ def set_process_group_timeout(timeout: timedelta) -> None:
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
-    """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(loss)`."""
+    """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
     return scaler._scale
 
 
@@ -66,10 +67,14 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
 def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
     """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
     kernels that are enabled do not support them. The names are those of `SDPBackend`."""
-    try:
-        kernel = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
-    except RuntimeError:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on a GPU: one for each kernel that is not supported
+        try:
+            kernel = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
+        except RuntimeError as error:
+            if "No available kernel" in str(error) or "No viable backend" in str(error):
+                return None
+            raise
     return None if kernel == SDPBackend.ERROR else kernel.name.lower()
 
 

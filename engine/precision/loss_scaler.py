@@ -81,12 +81,18 @@ class LossScaler(torch.amp.GradScaler):
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
         if torch_compat.unscales_in_step(optimizer):
             optimizer.grad_scale, optimizer.found_inf = divisor, self._overflow
-            optimizer.step()
-            del optimizer.grad_scale, optimizer.found_inf
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.grad_scale, optimizer.found_inf
         elif not self.last_skipped:
             torch._foreach_div_(gradients, divisor)
             optimizer.step()
         return scaled_norm / scale
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Not supported: `step` would unscale the gradients a second time."""
+        raise NotImplementedError("LossScaler.step unscales the gradients")
 
     def update(self) -> None:
         """Counts the step and updates the scale."""

@@ -13,7 +13,7 @@ from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
-_ALIGNMENT = 64
+_ALIGNMENT = 16  # elements
 
 
 def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Module:
@@ -53,7 +53,7 @@ class MasterWeights:
         zero = torch.zeros((), device=next(master.parameters()).device)
         self._shapes_only = [zero.expand(full.shape) for full in self._master_parameters]
         self._stats = _flatten_batch_stats(compute)
-        self._saved_stats = self._stats.clone()
+        self._saved_stats = [stats.clone() for stats in self._stats]
         self.sync_after_load()
         self._release()
 
@@ -69,11 +69,11 @@ class MasterWeights:
             return
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, source)
         if not self.keep_master:
-            self._values, values = _flat_views(self._compute_parameters)
+            self._values, values = _flat_views(self._compute_parameters, torch.float32)
             copies += zip(values, self._compute_parameters, strict=True)
             for full, value in zip(self._master_parameters, values, strict=True):
                 full.data = value
-        _, gradients = _flat_views(self._compute_parameters)
+        _, gradients = _flat_views(self._compute_parameters, torch.float32)
         for full, half, gradient in zip(self._master_parameters, self._compute_parameters, gradients, strict=True):
             full.grad = None
             if half.grad is not None:
@@ -106,13 +106,13 @@ class MasterWeights:
 
     def save_batch_stats(self) -> None:
         """Before the passes of a step: remembers the running statistics of batch norms."""
-        if len(self._stats):
-            self._saved_stats.copy_(self._stats)
+        for saved, current in zip(self._saved_stats, self._stats, strict=True):
+            saved.copy_(current)
 
     def restore_batch_stats(self, skipped: torch.Tensor) -> None:
         """After the passes: restores the statistics if the step was `skipped`, a bool (): the batch may hold NaN."""
-        if len(self._stats):
-            torch.where(skipped, self._saved_stats, self._stats, out=self._stats)
+        for saved, current in zip(self._saved_stats, self._stats, strict=True):
+            torch.where(skipped, saved, current, out=current)
 
     def _release(self) -> None:
         """Frees the memory that the next step allocates again."""
@@ -123,32 +123,32 @@ class MasterWeights:
                 full.data = shape_only
 
 
-def _flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One uninitialized fp32 tensor, and views of it in the shapes of `tensors`."""
-    sizes = [_padded(tensor.numel()) for tensor in tensors]
-    flat = torch.empty(sum(sizes), device=tensors[0].device)
+def _flat_views(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One uninitialized tensor, and views of it in the shapes of `tensors`, each aligned for vectorized kernels."""
+    sizes = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+    flat = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
     parts = zip(flat.split(sizes), tensors, strict=True)
     return flat, [part[: tensor.numel()].view(tensor.shape) for part, tensor in parts]
 
 
-def _flatten_batch_stats(model: nn.Module) -> torch.Tensor:
-    """Moves the buffers of all batch norms to one tensor uint8 (N,), of which they become views, and returns it.
+def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:
+    """Moves the buffers of all batch norms to one tensor per dtype, of which they become views; returns these tensors.
 
-    One kernel then saves or restores all of them.
+    One kernel per dtype then saves or restores all of them. Neither torch.compile nor torch.save supports views of one
+    storage in two dtypes.
     """
     batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     buffers = [buffer for norm in batch_norms for buffer in norm.buffers()]
-    sizes = [_padded(buffer.nbytes) for buffer in buffers]
-    flat = torch.zeros(sum(sizes), dtype=torch.uint8, device=next(model.parameters()).device)
-    for buffer, part in zip(buffers, flat.split(sizes), strict=True):
-        view = part[: buffer.nbytes].view(buffer.dtype).view(buffer.shape)
-        buffer.data = view.copy_(buffer)
-    return flat
-
-
-def _padded(size: int) -> int:
-    """The next multiple of 64, so that a view that follows in the same tensor is aligned for vectorized kernels."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    tensors = []
+    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+        group = [buffer for buffer in buffers if buffer.dtype == dtype]
+        flat, views = _flat_views(group, dtype)
+        flat.zero_()  # the padding too: a checkpoint holds it
+        torch._foreach_copy_(views, group)
+        for buffer, view in zip(group, views, strict=True):
+            buffer.data = view
+        tensors.append(flat)
+    return tensors
 
 
 def check_equal_rounding(context: ProcessContext) -> None:

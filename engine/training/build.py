@@ -28,7 +28,7 @@ from engine.training.optimizer import build_optimizer
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage
-from models.attention import AUTO, EXPLICIT, fused_kernels, use_attention
+from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -85,6 +85,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
 def build_train_state(config: Config, context: ProcessContext, layout: EpochLayout) -> tuple[TrainState, list[str]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group."""
     data, train = config.data, config.train
+    allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config.model, data, context.device)
     notes = [f"Pretrained: {note}" for note in notes]
@@ -132,6 +133,7 @@ class EvalModel:
 
 
 def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
+    allow_kernels(config.model.attention, context.device)
     model, notes = build_model(config.model, config.data, context.device, needs_head=True)
     precision = Precision(config.amp, context.device)
     _apply_op_lists(model, config.model.attention, precision)

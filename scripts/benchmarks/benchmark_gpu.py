@@ -18,7 +18,7 @@ All other flags are those of main_single_gpu.py, for example `-cfg=configs/vit_t
 """
 
 import argparse
-import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +31,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from datasets.loading.workers import default_num_workers
 from engine.precision.policy import Precision
 from engine.telemetry.flops import training_flops
+from models.attention import fused_kernels
+from models.build import build_model
 from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
 from scripts.benchmarks.common import (
@@ -61,6 +64,7 @@ WARMUP_STEPS = 10
 PYTHON = (sys.executable, "-u")  # unbuffered: the last line of a failed part is its error
 VARIANTS = {"deterministic": ("DETERMINISTIC=true",), "cudnn": ("MODEL.ATTENTION=cudnn",)}
 JPEGS = 512  # different ones
+COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
 TEST_SECONDS, MACHINE_SECONDS, LOADER_SECONDS = 150.0, 60.0, 120.0
 PROGRAM_SECONDS = {False: 60.0, True: 150.0}  # by whether it is compiled
 
@@ -133,8 +137,7 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
 
     timm = ["timm"] if flags.timm_train else []
     yield training(half[0], largest, True, "jpeg", "ready", "bare", *timm, "jpeg_whole")
-    tests = [*PYTHON, "-m", "pytest", str(ROOT / "tests"), "-m", "gpu", "-v", "-p", "no:cacheprovider"]
-    yield Part("tests", tests, TEST_SECONDS)
+    yield pytest_part("tests", str(ROOT / "tests"), f"--ignore={COMPILE_TESTS}")
     for mode in full:
         yield training(mode, largest, False)
     for mode in half[1:]:
@@ -147,14 +150,21 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
         for compiled in (True, False):
             for mode in half:
                 yield training(mode, batch_size, compiled)
+    yield pytest_part("tests-compile", str(COMPILE_TESTS))
     loaders = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_input.py"), "-rounds=2", f"-data={images}"]
     loaders += [f"-json={flags.output / 'loaders.json'}", *rest]
     loaders += [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
     yield Part("loaders", loaders, LOADER_SECONDS)
 
 
+def pytest_part(name: str, *paths: str) -> Part:
+    """SIGINT makes pytest print the failures so far."""
+    command = [*PYTHON, "-m", "pytest", *paths, "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    return Part(name, command, TEST_SECONDS, stop_signal=signal.SIGINT)
+
+
 def _num_workers() -> int:
-    return min(16, len(os.sched_getaffinity(0)))
+    return default_num_workers(1, on_gpu=visible_gpus() > 0)
 
 
 class Setting(NamedTuple):
@@ -203,10 +213,17 @@ def measure_machine(rest: list[str], file: Path) -> None:
     def count_flops() -> int:
         return training_flops(build_plain_model(config), config.data)
 
+    def attention() -> str:
+        model, _ = build_model(config.model, config.data, context.device)
+        images = torch.zeros(2, config.data.image_channels, *[config.data.image_size] * 2, device=context.device)
+        with Precision(config.amp, context.device).autocast():
+            return ", ".join(fused_kernels(model, images)) or "explicit"
+
     def matmul_peak(mode: str) -> float:
         return matmul_flops_per_second(Precision(mode_config(rest, mode).amp, context.device))
 
-    measurements: list[tuple[dict, str, Callable[[], float]]] = [
+    measurements: list[tuple[dict, str, Callable[[], float | str]]] = [
+        (figures, "attention", attention),
         (figures, "training_flops_per_image", count_flops),
         *((peaks, mode, partial(matmul_peak, mode)) for mode in modes),
         (figures, "copy_bytes_per_second", partial(copy_bytes_per_second, context.device)),

@@ -31,6 +31,7 @@ class Part:
     outcome: str = "not run"
     seconds: float = 0.0
     result: dict[str, Any] | None = None
+    stop_signal: signal.Signals = signal.SIGTERM  # at the time limit
 
 
 def part_environment(compile_cache: Path) -> dict[str, str]:
@@ -72,7 +73,7 @@ def run_part(
         part.outcome = "interrupted"
         raise
     finally:
-        _end(process)
+        _end(process, part.stop_signal)
         part.seconds, part.result = time.monotonic() - started, _read(file)
     if is_late:
         part.outcome = f"stopped after {limit:.0f} s"
@@ -93,10 +94,10 @@ def _start(part: Part, output: Path, environment: dict[str, str]) -> subprocess.
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM first, so that the process can end its own programs; then SIGKILL to its process group."""
+def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
+    """The signal first, so that the process can end its own programs; then SIGKILL to its process group."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(stop_signal)
         with suppress(subprocess.TimeoutExpired):
             process.wait(TERMINATION_SECONDS)
     with suppress(ProcessLookupError):

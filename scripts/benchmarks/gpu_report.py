@@ -41,6 +41,8 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
 
 def _machine_text(machine: dict[str, Any]) -> str:
     texts = [f"{machine['device']}, torch {machine['torch']}, {machine['model']}."]
+    if kernel := machine.get("attention"):
+        texts.append(f"Attention in evaluation: {kernel}.")
     if peaks := machine["peak_flops_per_second"]:
         texts.append(f"Matrix products, TFLOP/s: {', '.join(f'{mode} {peaks[mode] / 1e12:.4g}' for mode in peaks)}.")
     if speed := machine.get("copy_bytes_per_second"):

@@ -1,12 +1,15 @@
 """The attention kernels: the option, equal results, and the kernels that torch chooses."""
 
+import copy
+
 import pytest
 import timm
 import torch
-from conftest import TINY_VIT, train
+from conftest import train
+from torch import nn
 
 from configs.command_line import parse_command_line
-from models.attention import CUDNN, EXPLICIT, FUSED, fused_kernels, select_attention, use_attention
+from models.attention import CUDNN, EXPLICIT, FUSED, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from utils.errors import UserError
 
@@ -17,7 +20,7 @@ GPU = torch.device("cuda:0")
 @pytest.fixture(autouse=True)
 def all_kernels_after_test():
     yield
-    select_attention(torch.nn.Identity(), FUSED, CPU)
+    allow_kernels(FUSED, CPU)
 
 
 @pytest.mark.parametrize(
@@ -65,19 +68,19 @@ def test_the_log_names_the_kernel(digits_argv, cpu):
     assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()
 
 
-def test_cudnn_needs_a_gpu():
-    config = parse_command_line(["-opts", *TINY_VIT, "MODEL.ATTENTION=cudnn"]).config
+def test_cudnn_needs_a_gpu(digits_argv, cpu):
     with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: needs a GPU; use auto$"):
-        build_model(config.model, config.data, CPU)
+        train([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
 
 
 def test_cudnn_allows_no_other_kernel():
     """A CPU stands for a GPU on which cuDNN has no kernel for the model."""
     model = timm.create_model("test_vit")
-    select_attention(model, CUDNN, GPU)
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: cuDNN has no kernel here for queries .* in float32"):
+    use_attention(model, CUDNN)
+    allow_kernels(CUDNN, GPU)
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: no allowed kernel supports queries .* in float32"):
         fused_kernels(model, torch.zeros(2, 3, 160, 160))
-    select_attention(model, FUSED, GPU)
+    allow_kernels(FUSED, GPU)
     assert fused_kernels(model, torch.zeros(2, 3, 160, 160)) == ["flash_attention"]
 
 
@@ -90,18 +93,21 @@ def test_gradients_on_a_gpu_equal_those_of_explicit_attention(kind, dtype):
         pytest.skip("cuDNN's kernel needs compute capability 8.0")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10).to(GPU)
-    torch.nn.init.normal_(model.head.weight, std=0.1)
+    nn.init.normal_(model.head.weight, std=0.1)
     images = torch.randn(8, 3, 224, 224, device=GPU)
 
-    def gradients(half: bool) -> torch.Tensor:
+    def gradients(model: nn.Module, images: torch.Tensor, half: bool = True) -> torch.Tensor:
         with torch.autocast("cuda", dtype, enabled=half):
-            loss = model(images).float().logsumexp(1).sum()
-        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+            loss = model(images).double().logsumexp(1).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([gradient.double().flatten() for gradient in gradients])
 
-    select_attention(model, EXPLICIT, GPU)
-    exact, explicit = gradients(half=False), gradients(half=True)
-    select_attention(model, kind, GPU)
+    use_attention(model, EXPLICIT)
+    exact = gradients(copy.deepcopy(model).double(), images.double(), half=False)
+    explicit = gradients(model, images)
+    use_attention(model, kind)
+    allow_kernels(kind, GPU)
     with torch.autocast("cuda", dtype):
         kernels = fused_kernels(model, images[:2])
     assert kernels == ["cudnn_attention"] if kind == CUDNN else kernels
-    assert (gradients(half=True) - exact).norm() < 3 * (explicit - exact).norm()
+    assert (gradients(model, images) - exact).norm() < 3 * (explicit - exact).norm()

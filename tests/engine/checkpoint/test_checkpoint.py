@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, train
 
 from engine.checkpoint.reader import (
     BEST,
@@ -208,3 +208,13 @@ def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path):
         assert not found.notes and found.state["model"]["weight"].unique() == found.state["epoch"]
     writer(tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_model_with_batch_norm_is_saved_without_a_copy(digits_argv, cpu, monkeypatch, tmp_path):
+    """Its running statistics are views of one tensor. Host memory is too small for a copy of the state."""
+    monkeypatch.setattr("engine.checkpoint.writer._available_bytes", lambda: 0)
+    vit_keys = tuple(f"MODEL.{key}" for key in ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH"))
+    argv = [word for word in digits_argv if not word.startswith(vit_keys)]
+    resnet = ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "TRAIN.MAX_STEPS=2"]
+    model = load_checkpoint(train([*argv, *resnet], cpu) / LAST)["model"]
+    assert model["bn1.num_batches_tracked"] == 2 and model["bn1.running_mean"].any()

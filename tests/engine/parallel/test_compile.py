@@ -119,6 +119,28 @@ def test_compiled_training_equals_eager_training(digits_argv, cpu):
     assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
 
 
+RESNET = [
+    "MODEL.TYPE=timm",
+    "MODEL.NAME=test_resnet",
+    "DATA.IMAGE_SIZE=32",
+    "DATA.CROP_PCT=1.0",
+    "MODEL.NUM_CLASSES=10",
+]
+
+
+def test_a_model_with_batch_norm_compiles(tmp_path, cpu):
+    argv = [
+        "-dataset=digits",
+        "-batch_size=64",
+        f"-output={tmp_path}",
+        "-opts",
+        *RESNET,
+        *GREY,
+        "TRAIN.WARMUP_EPOCHS=0",
+    ]
+    assert_close_training([*argv, "TRAIN.BASE_LR=1e-3", "TRAIN.MAX_STEPS=3"], "model", cpu)
+
+
 def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -> None:
     folders = [train([*argv, f"TRAIN.COMPILE={compiled}"], context) for compiled in ("none", mode)]
     eager, compiled = (parameters_to_vector(states(folder)["model"].values()) for folder in folders)
