@@ -80,6 +80,13 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
+def torchrun_processes(env: Mapping[str, str] = os.environ) -> int | None:
+    """The number of processes that torchrun started, if all are on this host; None without torchrun."""
+    started_by_torchrun = "TORCHELASTIC_RUN_ID" in env and _PARENT_PID not in env
+    one_host = env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE")
+    return int(env["WORLD_SIZE"]) if started_by_torchrun and one_host else None
+
+
 def _master_address(nodes: str | None, one_host: bool) -> str:
     if one_host:
         return "127.0.0.1"

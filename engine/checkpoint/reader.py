@@ -33,19 +33,23 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(
-    resume: str, output: Path, lock: Callable[[Path], Any] = lambda folder: None
+    resume: str,
+    output: Path,
+    lock: Callable[[Path], Any] = lambda folder: None,
+    is_candidate: Callable[[Path], bool] = lambda folder: True,
 ) -> FoundCheckpoint | None:
     """The checkpoint that `-resume` names.
 
     A file: that file. The folder of a run: its most recent valid checkpoint. 'auto': the most recent valid checkpoint
-    of all runs in `output`, or None if there is no run yet. `lock` is called with a run's folder before it is read.
+    of the runs in `output` for which `is_candidate` is true, or None if there is none yet. `lock` is called with a
+    run's folder before it is read.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
     """
     named = None if resume == "auto" else Path(resume)
     if named is None:
-        folders = _runs_newest_first(output)
+        folders = [folder for folder in _runs_newest_first(output) if is_candidate(folder)]
         if not folders:
             return None
     else:
@@ -66,9 +70,7 @@ def find_checkpoint(
 
 def _runs_newest_first(output: Path) -> list[Path]:
     """The folders of runs that have a checkpoint."""
-    checkpoints = {
-        folder: _checkpoints_by_progress(folder) for folder in output.glob("train-*") if is_run_folder(folder)
-    }
+    checkpoints = {folder: _checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
     newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
     return sorted(newest, key=newest.__getitem__, reverse=True)
 

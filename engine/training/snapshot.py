@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
-from configs.command_line import differences
+from configs.compare import differences
 from engine.checkpoint.reader import read_best
 from engine.progress import EpochProgress, TrainClock
 from engine.training.optimizer import set_lr
@@ -112,7 +112,8 @@ def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bo
     best = checkpoint["best"]
     if best is None:
         return None, False
-    is_saved = broadcast_object(run.context.is_main and best == read_best(run.folder), run.context)
+    is_saved = run.context.is_main and run.folder is not None and best == read_best(run.folder)
+    is_saved = broadcast_object(is_saved, run.context)
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,7 +122,8 @@ def test_signal_to_one_rank_interrupts_both(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert time.monotonic() - start < 30
     folder = only_run(tmp_path)
-    assert f"----- Interrupted by SIGTERM; saved; resume with -resume={folder}" in printed
+    command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
+    assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed
     assert "Traceback" not in printed and "error" not in printed
     assert read_status(folder)["state"] == "interrupted"
     assert states(folder)["done_steps"] > 0
