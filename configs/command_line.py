@@ -71,6 +71,8 @@ _FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs"),
+        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
     "data": (
@@ -123,7 +125,7 @@ def entry_parser(prog: str) -> Parser:
             if flag.type is bool:
                 add(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
             else:
-                metavar = {int: "N", str: "X"}[flag.type]
+                metavar = {int: "N", float: "X", str: "X"}[flag.type]
                 add(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
     group = parser.add_argument_group("other")
     add(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")

@@ -13,18 +13,18 @@ from utils.errors import UserError
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
 
 
-def differences(then: str, now: str) -> list[str]:
-    """'TRAIN.BASE_LR: 0.001, now 0.01' for each key that differs between two texts of `to_yaml`.
+def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
+    """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
 
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks, since an earlier version wrote it,
     had its default value.
     """
     before, after = _with_defaults(parse_value(then)), dict(_flatten(parse_value(now), ""))
-    return [
-        f"{key}: {before[key]}, now {value}"
+    return {
+        key: (before[key], value)
         for key, value in after.items()
         if key not in (*_INITIAL_WEIGHTS, "NAME") and before[key] != value
-    ]
+    }
 
 
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:

@@ -85,6 +85,7 @@ def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
 
 
 def _options(command: Command) -> str:
-    """The options in a form that starts the same run again, and resumes it if its folder is given."""
-    config = command.config.model_copy(update={"name": command.run_name})
+    """The options in a form that starts or resumes the same run: the checkpoint knows where its schedule restarted."""
+    train = command.config.train.model_copy(update={"restart_schedule": False})
+    config = command.config.model_copy(update={"name": command.run_name, "train": train})
     return to_yaml(config if config.eval else config.with_model(resume=None))

@@ -80,6 +80,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path | None, logg
         plan=_build_plan(config),
         timeout_seconds=timeout,
         optimizer_name=train.optimizer.name,
+        restarts_schedule=train.restart_schedule,
         last_epoch=train.last_epoch,
         options=to_yaml(config),
     )

@@ -83,6 +83,7 @@ class Run:
 
     Attributes:
         folder: of its files; None until all of its options, data and weights were checked.
+        restarts_schedule: whether the schedule starts again where the run is resumed (TRAIN.RESTART_SCHEDULE).
         last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
         options: the resolved options as YAML, for the checkpoint.
     """
@@ -101,6 +102,7 @@ class Run:
     plan: Plan
     timeout_seconds: float
     optimizer_name: str
+    restarts_schedule: bool
     last_epoch: int
     options: str
 

@@ -89,9 +89,9 @@ class Trainer:
         epochs_done = progress.epoch + 1
         validation = self._evaluate(epochs_done) if plan.is_due(epochs_done, plan.validate_freq) else None
         best = self.position.best
-        is_best = validation is not None and (best is None or validation.top1 > best.top1)
+        is_best = validation is not None and (best is None or best.is_beaten_by(validation))
         if is_best:
-            self.position.best = Best(validation.top1, validation.top5, epochs_done)
+            self.position.best = Best.of(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds)
         self.position.progress = self.run.new_progress(epochs_done)
         ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps
