@@ -128,7 +128,7 @@ def exit_with_launcher() -> None:
 def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
-    If one fails, the others are terminated. SIGINT, SIGTERM and SIGUSR1 are forwarded; the status is then 128 + the
+    If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
     signal number. The launcher itself prints only the death of a process by a signal.
     """
     import torch
