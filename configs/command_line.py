@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from configs.layers import OptionLayers
+from configs.layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.schema import Config
+from configs.schema.config import MAX_NAME_CHARS
 from configs.section import Section
 from configs.yaml_io import parse_value, shorten, write_yaml
 from utils.errors import UserError, did_you_mean
@@ -19,7 +20,7 @@ _EXAMPLES = """examples:
   train      python main_single_gpu.py -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
   two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
   evaluate   python main_single_gpu.py -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
-  resume     python main_single_gpu.py -cfg=... -resume=output/train-20260101-12-00/last.pth
+  resume     python main_single_gpu.py -resume=output/vit_base_patch16_224-20260101-12-00
   any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
 All keys with units and defaults: configs/schema/.
@@ -28,12 +29,14 @@ All keys with units and defaults: configs/schema/.
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line: the options of the run, and the requested action."""
+    """A parsed command line: the options of the run, the requested action, the entry script, the file of -cfg."""
 
     config: Config
     dry_run: bool
     profile: bool
     num_processes: int | None
+    script: str
+    recipe: Path | None
 
     @property
     def name(self) -> str:
@@ -41,6 +44,13 @@ class Command:
         if self.dry_run or self.profile:
             return "dry_run" if self.dry_run else "profile"
         return "eval" if self.config.eval else "train"
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME."""
+        is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
+        name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
+        return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ _FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs"),
+        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
     "data": (
@@ -106,14 +118,14 @@ def entry_parser(prog: str) -> Parser:
     def add(group: Any, name: str, **kwargs: Any) -> None:
         group.add_argument(f"-{name}", f"--{name}", **kwargs)
 
-    add(parser, "cfg", metavar="FILE", help="YAML file of the run")
+    add(parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)")
     for title, flags in _FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.type is bool:
                 add(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
             else:
-                metavar = {int: "N", str: "X"}[flag.type]
+                metavar = {int: "N", float: "X", str: "X"}[flag.type]
                 add(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
     group = parser.add_argument_group("other")
     add(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
@@ -139,8 +151,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     layers = OptionLayers()
-    if arguments.cfg:
-        layers.add_recipe(Path(arguments.cfg))
+    recipe = Path(arguments.cfg) if arguments.cfg else None
+    if file := recipe or find_run_options(arguments.resume, arguments.pretrained if arguments.eval else None):
+        layers.add_recipe(file)
     for flag in (flag for flags in _FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
         if value is not None:
@@ -160,7 +173,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval, "-resume": config.model.resume}
         for flag in (flag for flag, given in others.items() if given):
             raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
-    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus)
+    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, prog, recipe)
 
 
 def _validate(layers: OptionLayers) -> Config:
@@ -222,29 +235,3 @@ def _to_dict(section: Section) -> dict[str, Any]:
         else:
             values[field.alias] = list(value) if isinstance(value, tuple) else value
     return values
-
-
-_INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
-
-
-def differences(then: str, now: str) -> list[str]:
-    """'TRAIN.BASE_LR: 0.001, now 0.01' for each key that differs between two texts of `to_yaml`.
-
-    MODEL.RESUME and MODEL.PRETRAINED are ignored. A key that `then` lacks, since an earlier version wrote it, had its
-    default value.
-    """
-    defaults, before, after = (dict(_flatten(parse_value(text), "")) for text in (to_yaml(Config()), then, now))
-    before = defaults | before
-    return [
-        f"{key}: {before[key]}, now {value}"
-        for key, value in after.items()
-        if key not in _INITIAL_WEIGHTS and before[key] != value
-    ]
-
-
-def _flatten(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -7,6 +7,7 @@ from typing import Any
 from configs.yaml_io import KeyPath, read_yaml, shorten
 from utils.errors import UserError
 
+RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 
@@ -71,6 +72,15 @@ class OptionLayers:
         while path and path not in self.origins:
             path = path[:-1]
         return f"{self.origins[path]}: " if path else ""
+
+
+def find_run_options(resume: str | None, weights: str | None) -> Path | None:
+    """The options file of the run that -resume names by its folder or a file in it, or whose file `weights` is."""
+    named = weights if resume in (None, "auto") else resume
+    if named is None:
+        return None
+    file = (Path(named) if Path(named).is_dir() else Path(named).parent) / RUN_OPTIONS
+    return file if file.is_file() else None
 
 
 def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 TINY_VIT = [
     "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
+    "TRAIN.MAX_STEPS=null",  # a run that is resumed has that of its own options
 ]  # fmt: skip
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
 
@@ -99,9 +100,15 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
 
 
 def only_run(output: Path, kind: str = "train") -> Path:
-    """Returns the only run folder of this kind in an output folder."""
-    (folder,) = output.glob(f"{kind}-*")
+    """Returns the only run folder of this kind ('train', 'eval' or 'profile') in an output folder."""
+    (folder,) = run_folders(output, kind)
     return folder
+
+
+def run_folders(output: Path, kind: str = "train") -> set[Path]:
+    kinds = {"eval", "profile"}
+    folders = {folder: folder.name.partition("-")[0] for folder in output.glob("*-*")}
+    return {folder for folder, prefix in folders.items() if (prefix if prefix in kinds else "train") == kind}
 
 
 def read_result(folder: Path) -> dict:
@@ -114,14 +121,14 @@ def train(argv: list[str], context: ProcessContext) -> Path:
 
     command = parse_command_line(argv)
     root = Path(command.config.save)
-    before = set(root.glob("train-*")) if root.exists() else set()
+    before = run_folders(root)
     run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)
     if command.config.model.resume:
         path = Path(command.config.model.resume)
         return path if path.is_dir() else path.parent
-    (folder,) = set(root.glob("train-*")) - before
+    (folder,) = run_folders(root) - before
     return folder
 
 

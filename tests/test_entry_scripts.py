@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_run_folder_contents(trained):
     expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "loss.png", "accuracy.png", "result.json"}
     assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert re.fullmatch(r"train-\d{8}-\d\d-\d\d", folder.name)
+    assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     for plot in ("loss.png", "accuracy.png"):
         assert (folder / plot).read_bytes().startswith(b"\x89PNG")
     with open(folder / "metrics.csv", newline="") as file:
@@ -87,7 +88,7 @@ def test_log_lines_keep_the_format_of_paddlevit(trained):
 
 def test_printed_evaluation_command_gives_the_same_top1(trained, imagenet):
     folder, printed = trained
-    command = re.search(r"Evaluate it: python (.*)", printed).group(1).split()
+    _, *command = shlex.split(re.search(r"Evaluate it: (.*)", printed).group(1))
     evaluated = run_script(*command, f"-output={imagenet / 'printed'}")
     assert "bfloat16 autocast" in evaluated  # the saved options carry -amp
     assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
+from utils.streams import repair_standard_streams
 
 _MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
@@ -63,6 +64,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 
     The end of the run is recorded in its status.json.
     """
+    repair_standard_streams()
     raise_on_signals()
     threading.excepthook = _report_thread_exception
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -80,6 +80,13 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
+def torchrun_processes(env: Mapping[str, str] = os.environ) -> int | None:
+    """The number of processes that torchrun started, if all are on this host; None without torchrun."""
+    started_by_torchrun = "TORCHELASTIC_RUN_ID" in env and _PARENT_PID not in env
+    one_host = env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE")
+    return int(env["WORLD_SIZE"]) if started_by_torchrun and one_host else None
+
+
 def _master_address(nodes: str | None, one_host: bool) -> str:
     if one_host:
         return "127.0.0.1"
@@ -121,7 +128,7 @@ def exit_with_launcher() -> None:
 def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
-    If one fails, the others are terminated. SIGINT, SIGTERM and SIGUSR1 are forwarded; the status is then 128 + the
+    If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
     signal number. The launcher itself prints only the death of a process by a signal.
     """
     import torch

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterable
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm import tqdm
@@ -29,7 +30,7 @@ class _ConsoleHandler(logging.Handler):
 class RunLogger:
     """`info` logs for the run: main process only, to the console and log.txt. `rank` logs to log_{rank}.txt.
 
-    Lines in files start with the time. Without a folder there are no files.
+    Lines in files start with the time. Lines from before the folder is known are kept, and written when it is opened.
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
@@ -39,13 +40,23 @@ class RunLogger:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
+        files = [(self._rank, f"log_{context.rank}.txt")] + [(self._run, "log.txt")] * context.is_main
+        self._buffers = [(logger, name, MemoryHandler(sys.maxsize, sys.maxsize)) for logger, name in files]
+        for logger, _, buffer in self._buffers:
+            logger.addHandler(buffer)
         if folder:
-            formatter = _EscapingFormatter("%(asctime)s %(message)s")
-            names = {self._rank: f"log_{context.rank}.txt"} | ({self._run: "log.txt"} if context.is_main else {})
-            for logger, name in names.items():
-                handler = logging.FileHandler(folder / name, encoding="utf-8")
-                handler.setFormatter(formatter)
-                logger.addHandler(handler)
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        """Writes the lines so far, and all later ones, to the log files in `folder`."""
+        for logger, name, buffer in self._buffers:
+            file = logging.FileHandler(folder / name, encoding="utf-8")
+            file.setFormatter(_EscapingFormatter("%(asctime)s %(message)s"))
+            buffer.setTarget(file)
+            logger.removeHandler(buffer)
+            buffer.close()  # writes its lines to the file
+            logger.addHandler(file)
+        self._buffers = []
 
     def info(self, message: str) -> None:
         self._run.info(message)

@@ -1,6 +1,6 @@
 """The options of a run."""
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
@@ -8,10 +8,13 @@ from configs.schema.model import Model
 from configs.schema.train import Train
 from configs.section import Path, Section
 
+MAX_NAME_CHARS = 100
+
 
 class Config(Section):
     """All options of a run, checked and frozen."""
 
+    name: str | None = Field(None, description="name of the run's folder; null: that of the recipe")
     save: Path = Field("./output", description="output folder; each run creates a folder in it")
     save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
     save_freq_steps: int | None = Field(None, ge=1, description="steps between additional checkpoints; null: off")
@@ -32,6 +35,13 @@ class Config(Section):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None and (not name or "/" in name or not name.isprintable() or len(name) > MAX_NAME_CHARS):
+            raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
+        return name
 
     def with_model(self, **changes: str | None) -> "Config":
         """A copy with other values of some MODEL keys."""

@@ -45,6 +45,9 @@ class Train(Section):
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
     end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the cosine schedule")
+    restart_schedule: bool = Field(
+        False, description="on resuming: warm up again, from the resumed step, to BASE_LR; then decay to NUM_EPOCHS"
+    )
     base_lr_batch_size: int | None = Field(
         None,
         ge=1,

@@ -27,9 +27,16 @@ class BadImageList:
     The file is created when the first bad image is added. A resumed run appends to the file of the original run.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.file = folder / f"bad_images_{rank}.csv"
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        self._name = f"bad_images_{rank}.csv"
         self._listed: set[str] = set()
+        self.file: Path | None = None
+        if folder:
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        """Sets the folder of the list. A list without one must not receive images."""
+        self.file = folder / self._name
         if self.file.exists():
             self._listed = {row.get("path", "") for row in read_rows(self.file)}
 

@@ -14,13 +14,13 @@ from utils.atomic_file import iter_tensors, verify_checksum
 from utils.errors import UserError
 from utils.metrics import NUM_SUMS
 
-FORMAT = 5
+FORMAT = 6
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
 PERIODIC = "epoch-*.pth"
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str,
+    "images": int, "options": str, "schedule_start": float,
 }  # fmt: skip
 
 
@@ -33,19 +33,23 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(
-    resume: str, output: Path, lock: Callable[[Path], Any] = lambda folder: None
+    resume: str,
+    output: Path,
+    lock: Callable[[Path], Any] = lambda folder: None,
+    is_candidate: Callable[[Path], bool] = lambda folder: True,
 ) -> FoundCheckpoint | None:
     """The checkpoint that `-resume` names.
 
     A file: that file. The folder of a run: its most recent valid checkpoint. 'auto': the most recent valid checkpoint
-    of all runs in `output`, or None if there is no run yet. `lock` is called with a run's folder before it is read.
+    of the runs in `output` for which `is_candidate` is true, or None if there is none yet. `lock` is called with a
+    run's folder before it is read.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
     """
     named = None if resume == "auto" else Path(resume)
     if named is None:
-        folders = _runs_newest_first(output)
+        folders = [folder for folder in _runs_newest_first(output) if is_candidate(folder)]
         if not folders:
             return None
     else:
@@ -66,9 +70,7 @@ def find_checkpoint(
 
 def _runs_newest_first(output: Path) -> list[Path]:
     """The folders of runs that have a checkpoint."""
-    checkpoints = {
-        folder: _checkpoints_by_progress(folder) for folder in output.glob("train-*") if is_run_folder(folder)
-    }
+    checkpoints = {folder: _checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
     newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
     return sorted(newest, key=newest.__getitem__, reverse=True)
 
@@ -119,6 +121,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another") from None
     if isinstance(state, dict) and state.get("format") == 4:
         _upgrade_from_4(state)
+    if isinstance(state, dict) and state.get("format") == 5:
+        _upgrade_from_5(state)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     if not is_backed:
@@ -137,7 +141,14 @@ def _upgrade_from_4(state: dict[str, Any]) -> None:
     if values and isinstance(values.get("MODEL"), dict):
         values["MODEL"]["ATTENTION"] = choices.get("attention", values["MODEL"].get("ATTENTION"))
         state["options"] = write_yaml(values)
-    state["format"] = FORMAT
+    state["format"] = 5
+
+
+def _upgrade_from_5(state: dict[str, Any]) -> None:
+    """Format 5 had neither restarted schedules nor the loss of the best evaluation."""
+    state |= {"format": 6, "schedule_start": 0.0}
+    if isinstance(state.get("best"), dict):
+        state["best"] |= {"loss": None}
 
 
 def _check_content(path: Path, state: dict[str, Any]) -> None:
@@ -164,6 +175,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         _parsed_options(state["options"]) is not None
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
+        and 0 <= state["schedule_start"] <= state["epoch"] + 1
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss may be NaN in files of format 4
     )

@@ -1,26 +1,38 @@
-"""The folder of a run: created, recognized, and locked by one run at a time."""
+"""The folder of a run: created, recognized, and locked by one run at a time; its options files."""
 
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from configs.layers import RUN_OPTIONS
 from utils.errors import UserError
 
 _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
 
 
-def make_run_folder(root: Path, kind: str) -> Path:
-    """Creates `root/{kind}-%Y%m%d-%H-%M`; appends a number if that name is taken.
+def check_writable(folder: Path) -> None:
+    """Raises a UserError if the folder, or the nearest one above it that exists, is not writable."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "a read-only or protected folder" if existing.is_dir() else "Not a directory"
+        raise UserError(f"SAVE: {folder} is not writable: {reason}; choose another folder with -output")
+
+
+def make_run_folder(root: Path, name: str) -> Path:
+    """Creates `root/{name}-%Y%m%d-%H-%M`; appends a number if that name is taken.
 
     Raises:
         UserError: the folder cannot be created.
     """
-    name = f"{kind}-{time.strftime('%Y%m%d-%H-%M')}"
+    name = f"{name}-{time.strftime('%Y%m%d-%H-%M')}"
     for number in range(1, 1000):
         folder = root / (name if number == 1 else f"{name}-{number}")
         try:
@@ -38,7 +50,21 @@ def make_run_folder(root: Path, kind: str) -> Path:
 
 
 def is_run_folder(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("config.yaml", "log.txt", "metrics.csv"))
+    return all((folder / name).is_file() for name in (RUN_OPTIONS, "log.txt", "metrics.csv"))
+
+
+def write_run_options(folder: Path, text: str, steps_done: int) -> None:
+    """Writes the options file of a run. Earlier options are kept with the number of steps that were trained with them.
+
+    A file that was kept at the same step stays: no step was trained with the options after it.
+    """
+    current = folder / RUN_OPTIONS
+    kept = folder / f"config-step-{steps_done:06d}.yaml"
+    if current.is_file() and current.read_text(encoding="utf-8") != text and not kept.exists():
+        shutil.copyfile(current, kept)
+    temporary = folder / f".{RUN_OPTIONS}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, current)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 from utils.distributed import DelayedMax, ProcessContext
 from utils.signals import Interrupted, PendingSignal
 
-_SAVE = 1  # a request of the main process; signals have larger numbers
+_SAVE = 1  # a request of the main process; that of a signal is _SAVE + its number
 
 
 class SaveTrigger:
@@ -44,8 +44,9 @@ class SaveTrigger:
         is_time = self.is_main and time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
-        request = self._max_over_ranks.exchange(self.signals.number or (_SAVE if is_time else 0))
+        number = self.signals.number
+        request = self._max_over_ranks.exchange(_SAVE + number if number else _SAVE if is_time else 0)
         if request > _SAVE:
-            raise Interrupted(request)
+            raise Interrupted(request - _SAVE)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
         return is_step or request == _SAVE

@@ -1,33 +1,33 @@
 """The dry run: checks everything that a run needs and prints its sizes, without training."""
 
-import os
 from pathlib import Path
 
 from torch import nn
 
+from configs.command_line import Command
 from configs.schema import Config
 from datasets.registry import read_samples
 from engine.checkpoint.reader import FoundCheckpoint
+from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluate import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks
 from engine.telemetry.flops import forward_flops
 from engine.training.build import build_eval_model, build_run
 from engine.training.snapshot import restore
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.logger import RunLogger
 
 
-def dry_run(config: Config, context: ProcessContext) -> int:
+def dry_run(command: Command, context: ProcessContext) -> int:
     """Builds data, model, optimizer and the state to resume from, and checks that the output folder is writable.
 
     Raises:
         UserError: the first problem that would stop the run.
     """
-    logger = RunLogger(None, context)
-    found = find_on_all_ranks(config, context)
+    logger, config = RunLogger(None, context), command.config
+    found = find_on_all_ranks(config, context, logger)
     folder = found.path.parent if found else Path(config.save)
-    _check_writable(folder)
+    check_writable(folder)
     if config.eval:
         model = _build_evaluation(config, context, logger, found)
     else:
@@ -62,11 +62,3 @@ def _build_evaluation(
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     logger.info(f"validation: {len(samples)} images")
     return model
-
-
-def _check_writable(folder: Path) -> None:
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"SAVE: {folder} is not writable; choose another folder with -output")

@@ -2,12 +2,13 @@
 
 import time
 
+from configs.command_line import Command
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from datasets.registry import read_samples
 from datasets.transforms.device import build_eval_transform
-from engine.commands.open_run import find_on_all_ranks, log_found, open_new_run
+from engine.commands.open_run import find_on_all_ranks, open_new_folder, start_log
 from engine.parallel.strategy import build_strategy
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
 from engine.training.build import build_eval_model
@@ -16,14 +17,13 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def evaluate_weights(config: Config, context: ProcessContext) -> int:
+def evaluate_weights(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
-    folder, logger = open_new_run(config, context, "eval")
+    logger, config = start_log(command, context), command.config
     if config.model.resume:
-        found = find_on_all_ranks(config, context)
+        found = find_on_all_ranks(config, context, logger)
         if found is None:
             raise nothing_to_evaluate(config)
-        log_found(found, logger)
         config = config.with_model(pretrained=str(found.path))
         del found  # the content of the checkpoint
     built = build_eval_model(config, context)
@@ -35,6 +35,7 @@ def evaluate_weights(config: Config, context: ProcessContext) -> int:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
     for note in samples.notes:
         logger.info(f"----- Data: {note}")
+    folder = open_new_folder(command, context, logger, "eval-")
     bad_images = BadImageList(folder, context.rank)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     transform = build_eval_transform(config.data).to(context.device)

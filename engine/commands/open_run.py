@@ -1,58 +1,80 @@
-"""Opening a run: its folder and log, and the checkpoint from which it resumes."""
+"""Opening a run: its log, the checkpoint from which it resumes, and, when all was checked, its folder."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import to_yaml
+from configs.command_line import Command, to_yaml
+from configs.compare import experiment_mismatch
+from configs.layers import RUN_OPTIONS
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
-from engine.checkpoint.run_folder import is_run_folder, lock_run_folder, make_run_folder
+from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from utils.distributed import ProcessContext, broadcast_object
 from utils.logger import RunLogger
 from utils.status import RunStatus
 
 
+def start_log(command: Command, context: ProcessContext) -> RunLogger:
+    """Logs the options. The lines reach the files when the run's folder is opened.
+
+    Raises:
+        UserError: the output folder is not writable; the start may take minutes until the run's folder is made.
+    """
+    logger = RunLogger(None, context)
+    if context.is_main:
+        check_writable(Path(command.config.save))
+    logger.info(_options(command))
+    return logger
+
+
 def find_on_all_ranks(
-    config: Config, context: ProcessContext, lock: Callable[[Path], Any] = lambda folder: None
+    config: Config,
+    context: ProcessContext,
+    logger: RunLogger,
+    lock: Callable[[Path], Any] = lambda folder: None,
 ) -> FoundCheckpoint | None:
-    """The checkpoint that `-resume` names: the main process searches, the other ranks read the same file."""
+    """The checkpoint that `-resume` names: the main process searches, the other ranks read the same file.
+
+    'auto' passes over the runs of other experiments, with a line in the log.
+    """
     if not config.model.resume:
         return None
-    found = find_checkpoint(config.model.resume, Path(config.save), lock) if context.is_main else None
+
+    def is_candidate(folder: Path) -> bool:
+        mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
+        if mismatch:
+            logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
+        return not mismatch
+
+    found = None
+    if context.is_main:
+        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate)
     path = broadcast_object(found.path if found else None, context)
-    if path is None or context.is_main:
-        return found
-    return FoundCheckpoint(path, load_checkpoint(path), [])
-
-
-def open_new_run(config: Config, context: ProcessContext, kind: str) -> tuple[Path, RunLogger]:
-    """Creates the folder and the log of a new run; `kind` is 'train', 'eval' or 'profile'."""
-    folder = make_run_folder(Path(config.save), kind) if context.is_main else None
-    return _open_folder(config, context, broadcast_object(folder, context), "config.yaml")
-
-
-def open_training(
-    config: Config, context: ProcessContext, locks: ExitStack
-) -> tuple[Path, RunLogger, dict[str, Any] | None]:
-    """The folder and the log of a training run, and the checkpoint to resume from. The main process locks the folder.
-
-    A resumed run writes to the folder of its checkpoint, if that is the folder of a run.
-    """
-    # Lock before reading: the previous run may still be writing.
-    found = find_on_all_ranks(config, context, lock=lambda folder: locks.enter_context(lock_run_folder(folder)))
-    if found and is_run_folder(found.path.parent):
-        folder, logger = _open_folder(config, context, found.path.parent, "config-resumed.yaml")
-    else:
-        folder, logger = open_new_run(config, context, "train")
-        if context.is_main:
-            locks.enter_context(lock_run_folder(folder))
+    if path is not None and not context.is_main:
+        found = FoundCheckpoint(path, load_checkpoint(path), [])
+    for note in found.notes if found else []:
+        logger.info(f"----- Resume: skipped: {note}")
     if found:
-        log_found(found, logger)
-    elif config.model.resume:
-        logger.info(f"----- Resume: no run in {config.save} has a checkpoint yet; starting a new run")
-    return folder, logger, found.state if found else None
+        logger.info(f"----- Resume: from {found.path}")
+    return found
+
+
+def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "") -> Path:
+    """Creates the folder of a new run, and writes its log and options to it."""
+    name = prefix + command.run_name
+    folder = make_run_folder(Path(command.config.save), name) if context.is_main else None
+    folder = broadcast_object(folder, context)
+    enter_folder(folder, command, context, logger, steps_done=0)
+    return folder
+
+
+def enter_folder(folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int) -> None:
+    """Writes the log and the options of a run, which starts after `steps_done` steps, to its folder."""
+    if context.is_main:
+        write_run_options(folder, _options(command), steps_done)
+    logger.open(folder)
+    logger.info(f"----- Output: {folder}")
 
 
 def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
@@ -62,18 +84,8 @@ def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
     return status
 
 
-def log_found(found: FoundCheckpoint, logger: RunLogger) -> None:
-    for note in found.notes:
-        logger.info(f"----- Resume: skipped: {note}")
-    logger.info(f"----- Resume: from {found.path}")
-
-
-def _open_folder(config: Config, context: ProcessContext, folder: Path, options_file: str) -> tuple[Path, RunLogger]:
-    """Writes the options in a form that starts the same run again."""
-    logger = RunLogger(folder, context)
-    options = to_yaml(config if config.eval else config.with_model(resume=None))
-    if context.is_main:
-        (folder / options_file).write_text(options)
-    logger.info(options)
-    logger.info(f"----- Output: {folder}")
-    return folder, logger
+def _options(command: Command) -> str:
+    """The options in a form that starts or resumes the same run: the checkpoint knows where its schedule restarted."""
+    train = command.config.train.model_copy(update={"restart_schedule": False})
+    config = command.config.model_copy(update={"name": command.run_name, "train": train})
+    return to_yaml(config if config.eval else config.with_model(resume=None))

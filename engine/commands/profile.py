@@ -1,17 +1,19 @@
 """The profiling command."""
 
-from configs.schema import Config
-from engine.commands.open_run import begin_status, open_new_run
+from configs.command_line import Command
+from engine.commands.open_run import begin_status, open_new_folder, start_log
 from engine.profiling.profiler import profile_run
 from engine.training.build import build_run
 from utils.distributed import ProcessContext
 
 
-def profile(config: Config, context: ProcessContext) -> int:
+def profile(command: Command, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
-    folder, logger = open_new_run(config, context, "profile")
+    logger = start_log(command, context)
+    run = build_run(command.config, context, None, logger)
+    folder = open_new_folder(command, context, logger, "profile-")
     status = begin_status(folder, context)
-    profile_run(build_run(config, context, folder, logger), config.model.name)
+    profile_run(run.in_folder(folder), command.config.model.name)
     if context.is_main:
         status.update(state="finished")
     return 0

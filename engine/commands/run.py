@@ -31,7 +31,7 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        return _COMMANDS[command.name](config, context)
+        return _COMMANDS[command.name](command, context)
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:

@@ -1,48 +1,69 @@
 """The training command."""
 
-import shlex
-import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from configs.schema import Config
-from engine.commands.open_run import begin_status, open_training
+from configs.command_line import Command
+from engine.checkpoint.run_folder import is_run_folder, lock_run_folder
+from engine.commands.next_command import next_command
+from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.training.build import build_run
+from engine.training.snapshot import restore
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 
 
-def train(config: Config, context: ProcessContext) -> int:
+def train(command: Command, context: ProcessContext) -> int:
     """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
     with ExitStack() as locks:
-        folder, logger, checkpoint = open_training(config, context, locks)
-        status = begin_status(folder, context)
-        if checkpoint:  # it holds all weights, and the pretrained file may be gone
-            config = config.with_model(pretrained=None)
-        trainer = Trainer(build_run(config, context, folder, logger), status, checkpoint)
-        del checkpoint  # as large as the model and its moments
+        trainer = _open_trainer(command, context, locks)
         result = trainer.train()
-        return _conclude(trainer, result)
+        return _conclude(command, trainer, result)
 
 
-def _conclude(trainer: Trainer, result: dict[str, Any]) -> int:
+def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -> Trainer:
+    """Checks options, data and checkpoint; only then creates the run's folder, or changes that of a resumed run.
+
+    A resumed run writes to the folder of its checkpoint, if that is the folder of a run. The main process locks it.
+    """
+    logger, config = start_log(command, context), command.config
+    # Lock before reading: the previous run may still be writing.
+    found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
+    if found:  # it holds all weights, and the pretrained file may be gone
+        config = config.with_model(pretrained=None)
+    elif config.model.resume:
+        logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
+    folder = found.path.parent if found and is_run_folder(found.path.parent) else None
+    run = build_run(config, context, folder, logger)
+    position = restore(run, found.state if found else None)
+    if folder:
+        enter_folder(folder, command, context, logger, position.progress.step)
+    else:
+        folder = open_new_folder(command, context, logger)
+        if context.is_main:
+            locks.enter_context(lock_run_folder(folder))
+        run = run.in_folder(folder)
+    return Trainer(run, begin_status(folder, context), position)
+
+
+def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
-    resume = f"-resume={shlex.quote(str(folder))}"
     if signal:
-        logger.info(f"----- Interrupted by {signal}; saved; resume with {resume}")
+        resume = next_command(command, f"-resume={folder}")
+        logger.info(f"----- Interrupted by {signal}; saved; resume with: {resume}")
         outcome = {"state": "interrupted", "signal": str(signal), "resume": resume}
     elif not result["finished"]:
-        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with {resume}")
+        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null")
+        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with: {resume}")
         outcome = {"state": "stopped", "resume": resume}
     else:
         outcome = {"state": "finished"}
     if result["top1"] is not None:
-        command = f"-cfg={folder}/config.yaml", "-eval", f"-pretrained={result['checkpoint']}"
+        evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
         logger.info(
             f"----- Best top-1: {result['top1']:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
-            f"      Evaluate it: python {Path(sys.argv[0]).name} {shlex.join(command)}"
+            f"      Evaluate it: {evaluate}"
         )
     if trainer.run.context.is_main:
         trainer.status.update(**outcome)

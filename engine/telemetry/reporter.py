@@ -33,14 +33,15 @@ class Reporter:
     """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
 
     Args:
-        folder: folder of the run. images_per_epoch: over all ranks, unreadable images included.
+        folder: folder of the run; it may be set until `start`.
+        images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
     """
 
     def __init__(
         self,
         context: ProcessContext,
-        folder: Path,
+        folder: Path | None,
         logger: RunLogger,
         scaler: LossScaler,
         meter: MFUMeter,

@@ -35,8 +35,10 @@ from utils.logger import RunLogger
 from utils.seeding import derive_seed
 
 
-def build_run(config: Config, context: ProcessContext, folder: Path, logger: RunLogger) -> Run:
-    """Builds all parts of a training run, identical on every rank; `folder` receives its files.
+def build_run(config: Config, context: ProcessContext, folder: Path | None, logger: RunLogger) -> Run:
+    """Builds all parts of a training run, identical on every rank.
+
+    `folder` receives its files. Without one, call `Run.in_folder` before the run starts.
 
     Raises:
         UserError: an option, the data or the weights are wrong.
@@ -59,6 +61,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
         folder=folder,
         logger=logger,
         batches=batches,
+        bad_images=bad_images,
         val_batches=build_eval_loader(data, val_samples, context, timeout, bad_images),
         num_val_samples=len(val_samples),
         layout=layout,
@@ -77,6 +80,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
         plan=_build_plan(config),
         timeout_seconds=timeout,
         optimizer_name=train.optimizer.name,
+        restarts_schedule=train.restart_schedule,
         last_epoch=train.last_epoch,
         options=to_yaml(config),
     )

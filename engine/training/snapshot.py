@@ -1,25 +1,42 @@
 """Converts the state of a run to the content of a checkpoint and back."""
 
+import math
 from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
-from configs.command_line import differences
+from configs.compare import changed_options
 from engine.checkpoint.reader import read_best
 from engine.progress import EpochProgress, TrainClock
 from engine.training.optimizer import set_lr
+from engine.training.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
 from engine.training.state import Run
 from utils.distributed import broadcast_object
 from utils.errors import UserError
+from utils.metrics import Metrics
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far; epochs count from 1, top-1 and top-5 in percent."""
+    """The best evaluation so far; epochs count from 1, top-1 and top-5 in percent.
+
+    `loss` is None if it is not finite, or if an earlier version wrote the checkpoint.
+    """
 
     top1: float
     top5: float
     epoch: int
+    loss: float | None
+
+    @classmethod
+    def of(cls, metrics: Metrics, epoch: int) -> "Best":
+        return cls(metrics.top1, metrics.top5, epoch, metrics.loss if math.isfinite(metrics.loss) else None)
+
+    def is_beaten_by(self, metrics: Metrics) -> bool:
+        """By a higher top-1, or by a lower loss if top-1 is equal."""
+        if metrics.top1 == self.top1:
+            return self.loss is not None and metrics.loss < self.loss
+        return metrics.top1 > self.top1
 
 
 @dataclass
@@ -54,6 +71,7 @@ def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
         "train_seconds": position.clock.seconds,
         "images": position.clock.images,
         "options": run.options,
+        "schedule_start": state.schedule.start_step / run.layout.steps_per_epoch,
     }
 
 
@@ -65,29 +83,55 @@ def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
     """
     if checkpoint is None:
         return RunPosition(run.new_progress(run.last_epoch), TrainClock())
-    _check_options(run, checkpoint)
+    changed = changed_options(checkpoint["options"], run.options)
+    _check_options(run, checkpoint, changed)
     done_steps = run.layout.steps_done(checkpoint)
     _load_state(run, checkpoint)
     progress = run.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
+    run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
+    _resume_schedule(run, checkpoint["schedule_start"], progress, bool(changed.keys() & SCHEDULE_OPTIONS))
     progress.lr = run.state.schedule.lr_at(max(progress.step - 1, 0))
     set_lr(run.state.optimizer, progress.lr)
     if run.context.is_main:
         progress.sums.restore(checkpoint["sums"])
     clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
-    run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
-    if changed := differences(checkpoint["options"], run.options):
-        run.logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(changed)}")
+    if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key != RESTART_SCHEDULE]:
+        run.logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
     return RunPosition(progress, clock, *_restore_best(run, checkpoint))
 
 
-def _check_options(run: Run, checkpoint: dict[str, Any]) -> None:
+def _resume_schedule(run: Run, start: float, progress: EpochProgress, has_changed: bool) -> None:
+    """Continues the schedule, which starts after `start` epochs, or restarts it; logs how changed options continue.
+
+    A repeated command, such as that of a requeued job, has the options of its checkpoint, and does not restart again.
+    """
+    schedule, num_epochs = run.state.schedule, run.plan.num_epochs
+    schedule.start_step = round(start * run.layout.steps_per_epoch)
+    if progress.epoch == num_epochs:
+        run.logger.info(f"----- Resume: all {num_epochs} epochs are done; a larger -epochs continues the training")
+    if not has_changed:
+        return
+    title = f"----- Schedule: from epoch {progress.epoch + 1}, step {progress.done_steps}:"
+    if run.restarts_schedule:
+        schedule.restart(progress.step)
+        warmup = schedule.warmup_steps / run.layout.steps_per_epoch
+        line = f"warm-up in {warmup:g} epochs to {schedule.peak_lr:g}, then a cosine to epoch {num_epochs}"
+    else:
+        line = (
+            f"the cosine of {num_epochs} epochs with the peak {schedule.peak_lr:g}, now at "
+            f"{schedule.lr_at(progress.step):.3g}; {RESTART_SCHEDULE}=true warms up to the peak from here"
+        )
+    run.logger.info(f"{title} {line}")
+
+
+def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch = checkpoint["epoch"]
     if (checkpoint["ema"] is None) != (run.state.average is None):
         raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
     if checkpoint["optimizer_name"] != run.optimizer_name:
         raise UserError(f"TRAIN.OPTIMIZER.NAME: the checkpoint used {checkpoint['optimizer_name']}; use it to resume")
-    if run.last_epoch not in (0, epoch):
+    if "TRAIN.LAST_EPOCH" in changed and run.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {run.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > run.plan.num_epochs:
         raise UserError(f"TRAIN.NUM_EPOCHS {run.plan.num_epochs}: the checkpoint is at epoch {epoch} already")
@@ -112,7 +156,8 @@ def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bo
     best = checkpoint["best"]
     if best is None:
         return None, False
-    is_saved = broadcast_object(run.context.is_main and best == read_best(run.folder), run.context)
+    is_saved = run.context.is_main and run.folder is not None and best == read_best(run.folder)
+    is_saved = broadcast_object(is_saved, run.context)
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False

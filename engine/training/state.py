@@ -1,11 +1,12 @@
 """The parts of a training run, as `engine.training.build` makes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource
 from datasets.loading.loader import Loader
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -81,14 +82,17 @@ class Run:
     """A training run: its data, its state, its output, and its plan.
 
     Attributes:
+        folder: of its files; None until all of its options, data and weights were checked.
+        restarts_schedule: whether the schedule starts again where the run is resumed (TRAIN.RESTART_SCHEDULE).
         last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
         options: the resolved options as YAML, for the checkpoint.
     """
 
     context: ProcessContext
-    folder: Path
+    folder: Path | None
     logger: RunLogger
     batches: BatchSource
+    bad_images: BadImageList
     val_batches: Loader
     num_val_samples: int
     layout: EpochLayout
@@ -98,8 +102,15 @@ class Run:
     plan: Plan
     timeout_seconds: float
     optimizer_name: str
+    restarts_schedule: bool
     last_epoch: int
     options: str
+
+    def in_folder(self, folder: Path) -> "Run":
+        """This run with a folder for its files."""
+        self.bad_images.open(folder)
+        self.reporter.folder = folder
+        return replace(self, folder=folder)
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""

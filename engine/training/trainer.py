@@ -12,7 +12,7 @@ from engine.checkpoint.writer import CheckpointWriter
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes, validation_line
 from engine.training.evaluation import evaluate
-from engine.training.snapshot import Best, restore, take_snapshot
+from engine.training.snapshot import Best, RunPosition, restore, take_snapshot
 from engine.training.state import Run
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.distributed import broadcast_object
@@ -24,11 +24,11 @@ from utils.status import RunStatus
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end."""
 
-    def __init__(self, run: Run, status: RunStatus, checkpoint: dict[str, Any] | None = None) -> None:
-        """Raises a UserError if the run cannot resume from the checkpoint."""
+    def __init__(self, run: Run, status: RunStatus, position: RunPosition | None = None) -> None:
+        """`position`: that of the restored checkpoint; default: the start of the run."""
         plan = run.plan
         self.run, self.status = run, status
-        self.position = restore(run, checkpoint)
+        self.position = position or restore(run, None)
         self.trigger = SaveTrigger(run.context, run.timeout_seconds, plan.save_freq_steps, plan.save_freq_minutes)
         self.interrupted: Interrupted | None = None
         self._will_compile = run.compiles
@@ -89,9 +89,9 @@ class Trainer:
         epochs_done = progress.epoch + 1
         validation = self._evaluate(epochs_done) if plan.is_due(epochs_done, plan.validate_freq) else None
         best = self.position.best
-        is_best = validation is not None and (best is None or validation.top1 > best.top1)
+        is_best = validation is not None and (best is None or best.is_beaten_by(validation))
         if is_best:
-            self.position.best = Best(validation.top1, validation.top5, epochs_done)
+            self.position.best = Best.of(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds)
         self.position.progress = self.run.new_progress(epochs_done)
         ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps

@@ -111,12 +111,13 @@ class NextPass:
     """The forward and backward pass on the next batch of a run; a call runs it, and can be repeated."""
 
     def __init__(self, config: Config, context: ProcessContext) -> None:
-        found = find_on_all_ranks(config, context)
+        logger = RunLogger(None, context)
+        found = find_on_all_ranks(config, context, logger)
         if found:
             config = config.with_model(pretrained=None)
         # `inspect` compiles the model with the recorder's own backend.
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
-        run = build_run(config, context, found.path.parent if found else Path(config.save), RunLogger(None, context))
+        run = build_run(config, context, found.path.parent if found else None, logger)
         progress = restore(run, found.state if found else None).progress
         self.state, self.step, self.window = run.state, progress.step, progress.window(run.state.accum_iter)
         self.precision, self.compute_model = run.state.precision, run.state.precision.weights.compute

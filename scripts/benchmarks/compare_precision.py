@@ -69,7 +69,7 @@ def train(argv: list[str], mode: str, seed: int, output: Path) -> dict[str, Any]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
         return {"failed": last_error(process)}
-    results = sorted(output.glob("train-*/result.json"), key=lambda path: path.stat().st_mtime)
+    results = sorted(output.glob("*/result.json"), key=lambda path: path.stat().st_mtime)
     result = json.loads(results[-1].read_text()) if results else {}
     if result.get("top1") is None:
         return {"failed": "the run has no evaluation"}

@@ -62,7 +62,7 @@ def test_each_mode_is_trained_with_each_seed(tmp_path, capsys):
     assert result["seeds"] == 2
     for mode, enabled in (("fp32", "false"), ("O1-bf16", "true")):
         for seed, top1 in enumerate(result["modes"][mode]["top1"]):
-            (folder,) = (tmp_path / "runs" / f"{mode}-seed{seed}").glob("train-*")
+            (folder,) = (tmp_path / "runs" / f"{mode}-seed{seed}").iterdir()
             assert json.loads((folder / "result.json").read_text())["top1"] == top1
             options = (folder / "config.yaml").read_text()
             assert f"SEED: {seed}\n" in options

@@ -119,7 +119,7 @@ def train_once(folder: Path) -> Path:
     process, _ = start(SINGLE, scene.digits(), folder / "printed", {})
     if process.wait():
         raise UserError(f"a run without a fault failed: {(folder / 'printed').read_text().strip()[-300:]}")
-    (run,) = scene.output.glob("train-*")
+    (run,) = scene.output.iterdir()
     return run
 
 

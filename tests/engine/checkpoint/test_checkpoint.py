@@ -31,7 +31,7 @@ def make_state(epoch: int = 0, **changes) -> dict:
         "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
         "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(7),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
-        "images": 0, "options": "SEED: 0",
+        "images": 0, "options": "SEED: 0", "schedule_start": 0.0,
     }  # fmt: skip
     return state | changes
 
@@ -102,6 +102,7 @@ INVALID = {
     "sums": (make_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its entries contradict"),
     "options": (make_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
     "steps": (make_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
+    "schedule": (make_state(schedule_start=2.0) | {"format": FORMAT}, r"its entries contradict"),
     "string": (make_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
     "stride": (make_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
     "nan": (make_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
@@ -135,6 +136,14 @@ def test_archive_with_a_damaged_directory_is_rejected(tmp_path):
     rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
     with pytest.raises(UserError, match=r"x\.pth: is a damaged archive \(BadZipFile\)"):
         load_checkpoint(tmp_path / "x.pth")
+
+
+def test_checkpoint_of_format_5_is_upgraded(tmp_path):
+    state = make_state(best={"top1": 1.0, "top5": 2.0, "epoch": 1}) | {"format": 5}
+    del state["schedule_start"]
+    atomic_save(tmp_path / "x.pth", state)
+    read = load_checkpoint(tmp_path / "x.pth")
+    assert (read["format"], read["schedule_start"], read["best"]["loss"]) == (FORMAT, 0.0, None)
 
 
 def save_twice(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,10 +37,11 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
         ("after_step", 16, signal.SIGUSR1, (1, 8)),
+        ("after_step", 3, signal.SIGHUP, (0, 3)),
         ("_after_eval_batch", 1, signal.SIGINT, (0, 8)),
         ("_after_eval_batch", 8, signal.SIGTERM, (1, 8)),
     ],
-    ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
+    ids=["in the first epoch", "at the last step", "hang-up", "in the first evaluation", "in the last evaluation"],
 )
 def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeypatch, method, count, number, position):
     argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1"]
@@ -121,7 +123,8 @@ def test_signal_to_one_rank_interrupts_both(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert time.monotonic() - start < 30
     folder = only_run(tmp_path)
-    assert f"----- Interrupted by SIGTERM; saved; resume with -resume={folder}" in printed
+    command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
+    assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed
     assert "Traceback" not in printed and "error" not in printed
     assert read_status(folder)["state"] == "interrupted"
     assert states(folder)["done_steps"] > 0

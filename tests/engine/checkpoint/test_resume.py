@@ -153,7 +153,7 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(digits_argv, cpu, 
         (path / "last.pth").write_bytes(late)
         yield
 
-    monkeypatch.setattr("engine.commands.open_run.lock_run_folder", write_then_lock)
+    monkeypatch.setattr("engine.commands.train.lock_run_folder", write_then_lock)
     train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (folder / "log.txt").read_text()
 

@@ -7,6 +7,7 @@ import pytest
 from configs.command_line import parse_command_line
 from configs.schema import Train
 from engine.training.schedule import build_schedule, lr_warning
+from utils.errors import UserError
 
 
 def paddlevit_lr(epoch: int, train: Train) -> float:
@@ -27,6 +28,17 @@ def test_schedule_equals_paddlevit_at_every_epoch(warmup):
     rates = [schedule.lr_at(step) for step in range(70)]
     peak = rates.index(max(rates))
     assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+def test_restarted_schedule_warms_up_and_ends_with_the_run():
+    values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": 1, "BASE_LR": 2e-4, "WARMUP_START_LR": 0.0, "END_LR": 1e-6}
+    schedule = build_schedule(Train.model_validate(values), steps_per_epoch=8, global_batch_size=64)
+    schedule.restart(40)
+    assert [schedule.lr_at(step) for step in (40, 44, 48, 80)] == pytest.approx([0.0, 1e-4, 2e-4, 1e-6])
+    rates = [schedule.lr_at(step) for step in range(48, 81)]
+    assert rates == sorted(rates, reverse=True)
+    with pytest.raises(UserError, match=r"8 steps are left, but the warm-up takes 8; raise -epochs or lower"):
+        schedule.restart(72)
 
 
 def test_linear_scaled_lr_scales_all_three_learning_rates():

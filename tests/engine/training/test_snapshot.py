@@ -5,12 +5,24 @@ from conftest import GREY, TINY_VIT
 
 from configs.command_line import parse_command_line
 from engine.training.build import build_run
+from engine.training.snapshot import Best
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
+from utils.metrics import Metrics
 
 # A process that is not the main one, without a process group.
 OTHER_RANK = ProcessContext(rank=1, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+
+
+def test_a_tie_in_top1_is_broken_by_the_lower_loss():
+    best = Best.of(Metrics(loss=1.0, top1=50.0, top5=90.0, samples=8), epoch=1)
+    assert best.is_beaten_by(Metrics(loss=0.9, top1=50.0, top5=90.0, samples=8))
+    assert not best.is_beaten_by(Metrics(loss=1.0, top1=50.0, top5=99.0, samples=8))
+    assert best.is_beaten_by(Metrics(loss=9.0, top1=51.0, top5=90.0, samples=8))
+    assert not best.is_beaten_by(Metrics(loss=0.1, top1=49.0, top5=90.0, samples=8))
+    unknown = Best.of(Metrics(loss=float("nan"), top1=50.0, top5=90.0, samples=8), epoch=1)
+    assert unknown.loss is None and not unknown.is_beaten_by(Metrics(loss=0.1, top1=50.0, top5=90.0, samples=8))
 
 
 def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def checkpoint_faults() -> list[Fault]:
 def resume_faults() -> list[Fault]:
     longer = "TRAIN.NUM_EPOCHS=3"
     return [
-        Fault("resume: another run has locked the folder", _locked_folder, r"train-.*: is in use by"),
+        Fault("resume: another run has locked the folder", _locked_folder, r"output/.*: is in use by"),
         Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
         Fault(
             "resume a folder: the last is damaged",

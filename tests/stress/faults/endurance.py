@@ -60,7 +60,7 @@ def train(scene: Scene, ranks: int, *options: str, flags: Sequence[str] = ()) ->
     process, _ = start(script, scene.digits(*options, flags=(*more, *flags)), printed, {})
     if process.wait():
         raise UserError(f"a run that should succeed failed: {printed.read_text().strip()[-300:]}")
-    (folder,) = scene.output.glob("train-*")
+    (folder,) = scene.output.iterdir()
     return folder
 
 

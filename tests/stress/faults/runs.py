@@ -28,7 +28,7 @@ def output_faults() -> list[Fault]:
 
     def remove_the_folder(running: Running) -> None:
         running.wait_for("Step[")
-        (folder,) = running.scene.output.glob("train-*")
+        (folder,) = running.scene.output.iterdir()
         running.fault_time = time.monotonic()
         folder.rename(running.scene.folder / "elsewhere")
 

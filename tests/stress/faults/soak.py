@@ -29,11 +29,11 @@ def soak(root: Path, minutes: float, rng: random.Random) -> dict[str, Any]:
     print_progress(f"soak: {epochs} epochs undisturbed")
     undisturbed = new_scene(root / "undisturbed")
     growth = _train_undisturbed(undisturbed, options)
-    (folder,) = undisturbed.output.glob("train-*")
+    (folder,) = undisturbed.output.iterdir()
     expected = state_hash(folder / "last.pth")
     disturbed = new_scene(root / "disturbed")
     kills, failures, starts = _train_with_kills(disturbed, options, minutes * 60, rng)
-    (folder,) = disturbed.output.glob("train-*")
+    (folder,) = disturbed.output.iterdir()
     actual = state_hash(folder / "last.pth")
     failures += [] if actual == expected else [f"ends with state {actual}, not {expected}"]
     failures += growth.pop("failures")

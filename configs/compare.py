@@ -1,0 +1,65 @@
+"""Compares the options of two runs: what differs, and whether they are of the same experiment."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.command_line import to_yaml
+from configs.schema import Config
+from configs.yaml_io import parse_value, read_yaml, shorten
+from utils.errors import UserError
+
+_INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
+
+
+def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
+    """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
+
+    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks, since an earlier version wrote it,
+    had its default value.
+    """
+    before, after = _with_defaults(parse_value(then)), dict(_flatten(parse_value(now), ""))
+    return {
+        key: (before[key], value)
+        for key, value in after.items()
+        if key not in (*_INITIAL_WEIGHTS, "NAME") and before[key] != value
+    }
+
+
+def experiment_mismatch(options_file: Path, config: Config) -> str | None:
+    """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
+
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH), the model (MODEL without the paths of weights) and SEED.
+    """
+    try:
+        before = _with_defaults(read_yaml(options_file)[0])
+    except UserError as error:
+        return str(error)
+    for key, value in _flatten(parse_value(to_yaml(config)), ""):
+        if _identifies_experiment(key) and _comparable(key, before[key]) != _comparable(key, value):
+            return f"{key} {shorten(before[key])}, this run has {shorten(value)}"
+    return None
+
+
+def _identifies_experiment(key: str) -> bool:
+    is_model = key.startswith("MODEL.") and key not in _INITIAL_WEIGHTS
+    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "SEED")
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """One folder may be named in several ways."""
+    return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Options by dotted key, with the defaults of the keys that are not given."""
+    return dict(_flatten(parse_value(to_yaml(Config())), "")) | dict(_flatten(values, ""))
+
+
+def _flatten(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,32 @@
+"""The commands that a run prints: they resume or evaluate it when they are pasted into a shell."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from configs.command_line import Command
+from utils.launch import torchrun_processes
+
+_PROJECT = Path(__file__).parents[2]
+
+
+def next_command(command: Command, *flags: str) -> str:
+    """The command line with these flags for the script, the launcher and the number of processes of `command`."""
+    torchrun = torchrun_processes()
+    start = ["-m", "torch.distributed.run", f"--nproc_per_node={torchrun}"] if torchrun else []
+    processes = [f"-ngpus={command.num_processes}"] if command.num_processes else []
+    return shlex.join([_python(), *start, _from_here(_PROJECT / command.script), *processes, *flags])
+
+
+def _python() -> str:
+    """'python' if the shell finds this interpreter under that name, else its path."""
+    found = shutil.which("python")
+    is_this = found and Path(found).parent == Path(sys.executable).parent and os.path.samefile(found, sys.executable)
+    return "python" if is_this else _from_here(Path(sys.executable))
+
+
+def _from_here(path: Path) -> str:
+    """The path relative to the current folder if it is below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

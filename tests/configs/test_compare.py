@@ -1,0 +1,37 @@
+"""Whether two runs are of the same experiment."""
+
+import pytest
+
+from configs.command_line import parse_command_line, to_yaml
+from configs.compare import experiment_mismatch
+
+MISMATCHES = {
+    "SEED=1": "SEED 0, this run has 1",
+    "DATA.DATASET=folder": "DATA.DATASET 'digits', this run has 'folder'",
+    "DATA.DATA_PATH=other": "DATA.DATA_PATH 'data', this run has 'other'",
+    "MODEL.DEPTH=3": "MODEL.DEPTH 12, this run has 3",
+    "MODEL.PRETRAINED=x.pth": None,
+    "MODEL.RESUME=auto": None,
+    "DATA.DATA_PATH=./data/": None,
+    "TRAIN.BASE_LR=5": None,
+    "NAME=mine": None,
+}
+
+
+@pytest.mark.parametrize("option", MISMATCHES)
+def test_first_difference(tmp_path, option):
+    argv = ["-dataset=digits", "-data_path=data"]
+    (tmp_path / "config.yaml").write_text(to_yaml(parse_command_line(argv).config))
+    config = parse_command_line([*argv, "-opts", option]).config
+    assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
+
+
+def test_keys_that_an_earlier_version_lacked_had_their_defaults(tmp_path):
+    (tmp_path / "config.yaml").write_text("DATA: {DATASET: digits, DECODE: host}\nMODEL: {DEPTH: 3}")
+    config = parse_command_line(["-dataset=digits", "-opts", "MODEL.DEPTH=3"]).config
+    assert experiment_mismatch(tmp_path / "config.yaml", config) is None
+
+
+def test_unreadable_options_do_not_match(tmp_path):
+    (tmp_path / "config.yaml").write_text("- 1")
+    assert "expected `KEY: value` lines" in experiment_mismatch(tmp_path / "config.yaml", parse_command_line([]).config)

@@ -1,0 +1,115 @@
+"""A run's folder: its name, its options, when it is created and changed; the commands that a run prints."""
+
+import shlex
+
+import pytest
+from conftest import assert_same_state, read_result, run_folders, states, train
+
+from configs.command_line import parse_command_line
+from engine.commands.next_command import next_command
+from engine.commands.run import run
+from utils.errors import UserError
+from utils.launch import torchrun_processes
+from utils.status import read_status
+
+
+def test_a_folder_implies_the_options_of_its_run(digits_argv, cpu, tmp_path):
+    uninterrupted = train([*digits_argv, "MODEL.DROPOUT=0.1"], cpu)
+    digits_argv[2] = f"-output={tmp_path / 'stopped'}"
+    stopped = train([*digits_argv, "MODEL.DROPOUT=0.1", "TRAIN.MAX_STEPS=3"], cpu)
+    status = read_status(stopped)
+    assert status["state"] == "stopped"
+    _, script, *argv = shlex.split(status["resume"])
+    assert script == "main_single_gpu.py" and argv[0] == f"-resume={stopped}"
+    assert run(parse_command_line(argv), cpu) == 0
+    assert_same_state(states(stopped), states(uninterrupted))
+    assert run_folders(tmp_path / "stopped") == {stopped}
+    top1 = read_result(stopped)["top1"]
+    for weights in (f"-resume={stopped / 'best.pth'}", f"-pretrained={stopped / 'best.pth'}"):
+        before = run_folders(tmp_path / "stopped", "eval")
+        run(parse_command_line(["-eval", weights]), cpu)
+        (evaluated,) = run_folders(tmp_path / "stopped", "eval") - before
+        assert read_result(evaluated)["top1"] == top1
+
+
+def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_argv, cpu, tmp_path):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    config = parse_command_line([f"-resume={folder}", "-batch_size=32", "-opts", "REPORT_FREQ=7"]).config
+    assert (config.data.batch_size, config.report_freq, config.model.embed_dim) == (32, 7, 16)
+    (tmp_path / "other.yaml").write_text("SEED: 5")
+    config = parse_command_line([f"-cfg={tmp_path / 'other.yaml'}", f"-resume={folder}"]).config
+    assert (config.seed, config.model.embed_dim) == (5, 768)
+
+
+def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
+    first = (folder / "config.yaml").read_text()
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
+    second = (folder / "config.yaml").read_text()
+    train([f"-resume={folder}"], cpu)  # the same options again
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=6"], cpu)
+    assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
+    kept = {path.name: path.read_text() for path in folder.glob("config-*")}
+    assert kept == {"config-step-000002.yaml": first, "config-step-000005.yaml": second}
+
+
+@pytest.mark.parametrize("option", ["MODEL.EMBED_DIM=32", "DATA.DATASET=unknown", "TRAIN.OPTIMIZER.NAME=SGD"])
+def test_a_failed_resume_does_not_change_the_run(digits_argv, cpu, option):
+    folder = train(digits_argv, cpu)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    with pytest.raises(UserError):
+        run(parse_command_line([f"-resume={folder}", "-opts", option]), cpu)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
+
+
+@pytest.mark.parametrize(
+    "flags", [["-data_path=/nowhere", "-dataset=folder"], ["-pretrained=none.pth"], ["-profile", "-pretrained=n.pth"]]
+)
+def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
+    with pytest.raises(UserError):
+        run(parse_command_line([*digits_argv[:1], *flags, *digits_argv[1:]]), cpu)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_log_file_has_the_lines_from_before_the_folder(digits_argv, cpu):
+    log = (train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "log.txt").read_text()
+    assert log.index("BATCH_SIZE: 64") < log.index("----- Data: ") < log.index("----- Output: ") < log.index("Epoch[")
+
+
+def test_name_of_a_folder(tmp_path):
+    (tmp_path / "small.yaml").write_text("MODEL: {NAME: vit_small}")
+    recipe = f"-cfg={tmp_path / 'small.yaml'}"
+    assert parse_command_line([]).run_name == "vit"
+    assert parse_command_line([recipe]).run_name == "small"
+    assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
+    (tmp_path / "config.yaml").write_text("MODEL: {NAME: vit_small}")
+    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).run_name == "vit_small"
+    (tmp_path / "a\tb.yaml").touch()
+    assert parse_command_line([f"-cfg={tmp_path}/a\tb.yaml"]).run_name == "a_b"
+    for name in ("a/b", "''", "x" * 101):
+        with pytest.raises(UserError, match=r"NAME is .*: must be a printable name without /"):
+            parse_command_line(["-opts", f"NAME={name}"])
+
+
+def test_a_resumed_run_keeps_its_name(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1", "NAME=mine"], cpu)
+    assert folder.name.startswith("mine-2")
+    assert parse_command_line([f"-resume={folder}"]).run_name == "mine"
+
+
+def test_printed_command_is_quoted_and_repeats_the_processes():
+    command = parse_command_line(["-ngpus=3"], "main_multi_gpu.py")
+    python, *words = shlex.split(next_command(command, "-resume=a folder"))
+    assert python.rpartition("/")[2].startswith("python")
+    assert words == ["main_multi_gpu.py", "-ngpus=3", "-resume=a folder"]
+
+
+def test_printed_command_starts_torchrun_again(monkeypatch):
+    env = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    assert torchrun_processes({}) is None
+    assert torchrun_processes(env | {"WORLD_SIZE": "8"}) is None  # on two hosts
+    assert torchrun_processes(env | {"AMPVIT_PARENT_PID": "1"}) is None  # main_multi_gpu.py launched itself
+    assert torchrun_processes(env) == 4
+    monkeypatch.setattr("engine.commands.next_command.torchrun_processes", lambda: 4)
+    _, *words = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
+    assert words == ["-m", "torch.distributed.run", "--nproc_per_node=4", "main_multi_gpu.py", "-resume=x"]

@@ -1,0 +1,58 @@
+"""A terminal that goes away, and standard streams that are closed at the start."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import GREY, ROOT, TINY_VIT, only_run, states
+
+from utils.signals import TERMINATION_SIGNALS
+from utils.status import read_status
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def digits(output, *options: str) -> list[str]:
+    argv = ["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *TINY_VIT, *GREY, *options]
+    return [sys.executable, "main_single_gpu.py", *argv]
+
+
+@pytest.mark.skipif(signal.SIGHUP not in TERMINATION_SIGNALS, reason="the tests run under nohup")
+def test_run_whose_terminal_is_closed_is_saved(tmp_path):
+    """The kernel sends SIGHUP, and every later write to the terminal fails, that of the progress bar included."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        command = digits(tmp_path, "TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1")
+        os.execve(sys.executable, command, ENVIRONMENT)
+    printed = b""
+    while b"Epoch[002" not in printed:
+        printed += os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    folder = only_run(tmp_path)
+    assert (read_status(folder)["state"], read_status(folder)["signal"]) == ("interrupted", "SIGHUP")
+    assert states(folder)["epoch"] >= 1
+    assert "Interrupted by SIGHUP; saved" in (folder / "log.txt").read_text()
+
+
+def test_sighup_is_ignored_under_nohup():
+    code = "import signal; from utils.signals import TERMINATION_SIGNALS; print(signal.SIGHUP in TERMINATION_SIGNALS)"
+    for action, handled in ((signal.SIG_IGN, "False"), (signal.SIG_DFL, "True")):
+        printed = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+            preexec_fn=lambda action=action: signal.signal(signal.SIGHUP, action),
+        )  # fmt: skip
+        assert printed.stdout.strip() == handled
+
+
+def test_run_with_closed_standard_streams(tmp_path):
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1")]
+    assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=300).returncode == 0
+    folder = only_run(tmp_path)
+    assert read_status(folder)["state"] == "finished"
+    assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint

@@ -1,0 +1,43 @@
+"""Standard output and standard error that are closed, or whose terminal has gone."""
+
+import errno
+import io
+import os
+import sys
+
+
+def repair_standard_streams() -> None:
+    """Call it at the start of a program.
+
+    A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
+    checkpoint, would receive its descriptor and all printed text. A terminal that goes away later stops no run.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # receives the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            setattr(sys, name, _terminal_output(stream))
+
+
+class _TerminalFile(io.FileIO):
+    """Ignores the error of writing to a terminal that has gone."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(memoryview(data))
+
+
+def _terminal_output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    stream.flush()
+    binary = io.BufferedWriter(_TerminalFile(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=True)
