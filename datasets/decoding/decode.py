@@ -15,10 +15,10 @@ from functools import cached_property
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from torchvision.io import decode_jpeg
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.partial_jpeg import Box, decode_part
+from datasets.decoding.torchvision_jpeg import decode_jpeg
 from utils.errors import to_single_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
