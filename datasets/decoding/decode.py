@@ -90,10 +90,12 @@ def open_image(data: bytes, channels: int, name: str) -> LazyImage:
         name: the image's name in an error.
 
     Raises:
-        BadImage: no image of these formats, or one that is truncated, damaged, too large, or in floating point.
+        BadImage: empty, no image of these formats, or one that is truncated, damaged, too large, or in floating point.
         MemoryError: out of host memory.
     """
     mode = "L" if channels == 1 else "RGB"
+    if not data:
+        raise BadImage(name, "is empty (0 bytes)", _FIX)
     with errors_as_bad_image(name):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_cost(image, data)

@@ -65,7 +65,7 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     """
     scan = _Scan(root)
     names = class_names_in(root, excluded)
-    paths, targets, notes = StringPacker(), array("q"), []
+    paths, targets = StringPacker(), array("q")
     for label, name in enumerate(names):
         num_findings, num_images = len(scan.findings), len(paths)
         for path in _images_in(scan, name, (root.resolve(),), set()):
@@ -75,18 +75,17 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
             scan.findings.append(
                 f"{root / name}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images or remove the folder"
             )
-    if scan.ignored_links:
-        notes.append(
-            f"{root}: {len(scan.ignored_links)} link(s) to parent folders or to folders already read are ignored; "
-            f"the first is {scan.ignored_links[0]!r}"
-        )
+    for entry in _entries(root):
+        scan.ignores(entry, entry.name)
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64), np.empty(0, np.int32))
-    return Listing(root, names, arrays, None, scan.findings, notes)
+    return Listing(root, names, arrays, None, scan.findings, scan.notes())
 
 
 def class_names_in(root: Path, excluded: str | None = None) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are fewer than two."""
-    names = [entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded]
+    names = [
+        entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded and not entry.is_hidden
+    ]
     if not names:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     if len(names) == 1:
@@ -101,6 +100,34 @@ class _Scan:
     root: Path
     findings: list[str] = field(default_factory=list)
     ignored_links: list[str] = field(default_factory=list)
+    num_other_files: int = 0
+    num_hidden: int = 0
+    first_ignored: str | None = None
+
+    def ignores(self, entry: "_Entry", path: str) -> bool:
+        """Counts a hidden entry, or a file without the extension of an image, and returns True; else False."""
+        if entry.is_hidden:
+            self.num_hidden += 1
+        elif not entry.is_folder and not entry.name.lower().endswith(IMAGE_EXTENSIONS):
+            self.num_other_files += 1
+        else:
+            return False
+        self.first_ignored = self.first_ignored or path
+        return True
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.ignored_links:
+            notes.append(
+                f"{self.root}: {len(self.ignored_links)} link(s) to parent folders or to folders already read are "
+                f"ignored; the first is {self.ignored_links[0]!r}"
+            )
+        if self.first_ignored:
+            notes.append(
+                f"{self.root}: {self.num_other_files} file(s) that are no images and {self.num_hidden} hidden file(s) "
+                f"or folder(s) are ignored, such as {self.first_ignored!r}"
+            )
+        return notes
 
 
 def _images_in(scan: _Scan, folder: str, parents: tuple[Path, ...], visited: set[Path]) -> Iterator[str]:
@@ -119,10 +146,10 @@ def _images_in(scan: _Scan, folder: str, parents: tuple[Path, ...], visited: set
         return
     for entry in entries:
         path = f"{folder}/{entry.name}"
+        if scan.ignores(entry, path):
+            continue
         if entry.is_folder:
             yield from _images_in(scan, path, (*parents, resolved), visited)
-        elif not entry.name.lower().endswith(IMAGE_EXTENSIONS):
-            continue
         elif entry.is_file:
             yield path
         else:
@@ -134,12 +161,16 @@ class _Entry(NamedTuple):
     is_folder: bool
     is_file: bool
 
+    @property
+    def is_hidden(self) -> bool:
+        return self.name.startswith(".")
+
 
 def _entries(folder: Path) -> list[_Entry]:
-    """All entries that are not hidden, sorted by name: the order of a directory differs between file systems."""
+    """All entries, sorted by name: the order of a directory differs between file systems."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(_to_entry(entry) for entry in entries if not entry.name.startswith("."))
+            return sorted(map(_to_entry, entries))
     except OSError as error:
         raise UserError(f"{folder}: cannot be listed ({error.strerror}); check the path and its permissions") from error
 
