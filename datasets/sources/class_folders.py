@@ -18,6 +18,7 @@ from utils.errors import UserError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_DEPTH = 100  # nested folders
+_MAX_TRIED = 10  # folders in which images are looked for
 
 
 def folder(data: Data, split: str) -> ImageFiles:
@@ -33,6 +34,17 @@ def folder(data: Data, split: str) -> ImageFiles:
             f"{root}: class folder {name!r} is only in one of train and val; add or remove it" for name in differing
         ]
     return ImageFiles(listing)
+
+
+def has_class_folders(root: Path) -> bool:
+    """Whether `root`, its folder train or its folder val contains two folders with images directly in them."""
+    for parent in (root / "train", root / "val", root):
+        try:
+            if sum(any(map(_is_image, _entries(parent / name))) for name in class_names_in(parent)[:_MAX_TRIED]) > 1:
+                return True
+        except UserError:  # it cannot be listed, or contains fewer than two folders
+            continue
+    return False
 
 
 def caltech101(data: Data, split: str) -> ImageFiles:
@@ -164,6 +176,10 @@ class _Entry(NamedTuple):
     @property
     def is_hidden(self) -> bool:
         return self.name.startswith(".")
+
+
+def _is_image(entry: _Entry) -> bool:
+    return entry.is_file and not entry.is_hidden and entry.name.lower().endswith(IMAGE_EXTENSIONS)
 
 
 def _entries(folder: Path) -> list[_Entry]:
