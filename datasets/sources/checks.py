@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
 
@@ -31,7 +32,7 @@ def find_too_few_samples(num_samples: int, dataset: str, batch_size: int, world_
 
 
 def notes_on(train: Samples, val: Samples) -> list[str]:
-    """Facts that may be intended: the notes of both splits, classes with few or no images, images in both splits."""
+    """Facts that may be intended: the notes of both splits, few images, few gray levels, images in both splits."""
     notes = list(dict.fromkeys(train.notes + val.notes))  # two splits of one list have the same notes
     counts = np.bincount(train.targets, minlength=len(train.class_names))
     empty = np.flatnonzero(counts == 0)
@@ -39,6 +40,7 @@ def notes_on(train: Samples, val: Samples) -> list[str]:
         example = train.class_names[empty[0]]
         notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {example!r}")
     notes += _notes_on_few_images(counts, train.class_names)
+    notes += notes_on_grey_levels(train)
     if isinstance(train, ImageFiles) and isinstance(val, ImageFiles) and train.listing.root == val.listing.root:
         shared = _paths_in_both(train, val)
         if shared:

@@ -4,6 +4,7 @@ import os
 
 from configs.command_line import Command
 from configs.schema import Config
+from datasets.registry import resolve_grey_range
 from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
 from engine.commands.profile import profile
@@ -31,7 +32,8 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        return _COMMANDS[command.name](config, context)
+        data = resolve_grey_range(config.data, config.model.num_classes, context)
+        return _COMMANDS[command.name](config.model_copy(update={"data": data}), context)
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:
