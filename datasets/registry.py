@@ -6,10 +6,11 @@ from configs.schema import Data
 from datasets.sources.checks import find_invalid_labels, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder
+from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.in_memory import digits, fake
 from datasets.sources.lists import csv_tables, imagenet2012
 from datasets.sources.packed import packed
-from datasets.sources.samples import Samples
+from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings, did_you_mean
 
@@ -53,6 +54,21 @@ def read_samples(data: Data, num_classes: int, context: ProcessContext, *splits:
     return samples
 
 
+def resolve_grey_range(data: Data, num_classes: int, context: ProcessContext) -> Data:
+    """The options with the two numbers of DATA.GREY_RANGE: auto, measured in the training images.
+
+    Every rank must call it. For `read_samples`, auto means the whole range.
+
+    Raises:
+        UserError: the training images cannot be listed.
+    """
+    if data.grey_range != "auto":
+        return data
+    (train,) = read_samples(data, num_classes, context, "train")
+    found = measure_grey_range(train) if context.is_main else None
+    return data.model_copy(update={"grey_range": broadcast_object(found, context)})
+
+
 def _read(
     data: Data, num_classes: int, context: ProcessContext, splits: tuple[str, ...]
 ) -> tuple[list[Samples], UserError | None]:
@@ -63,6 +79,8 @@ def _read(
         except UserError as error:
             findings.append(str(error))
         else:
+            if isinstance(samples[-1], EncodedImages):
+                samples[-1].grey_range = None if data.grey_range == "auto" else data.grey_range
             findings += _find_problems(samples[-1], split, data, num_classes, context)
     if not findings:
         return samples, None

@@ -19,6 +19,11 @@ class Data(Section):
     )
     image_size: int = Field(224, ge=1, description="height and width of the model's input, pixels")
     image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
+    grey_range: Literal["auto"] | Pair | None = Field(
+        None,
+        description="values of 16-bit grayscale that become 0 and 255; auto: from a sample of the training images; "
+        "null: 0 and 65535",
+    )
     crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop / shorter side")
     num_workers: int | None = Field(
         None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
@@ -48,6 +53,8 @@ class Data(Section):
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")
+        if isinstance(self.grey_range, tuple) and not 0 <= self.grey_range[0] < self.grey_range[1] <= 65535:
+            raise ValueError(f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535")
         if min(self.imagenet_std) <= 0:
             raise ValueError("IMAGENET_STD must be greater than 0")
         for key in ("RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO", "AFFINE_SCALE"):

@@ -15,10 +15,11 @@ from functools import cached_property
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from torchvision.io import decode_jpeg
 
 from datasets.decoding.bad_images import BadImage
+from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.decoding.partial_jpeg import Box, decode_part
+from datasets.decoding.torchvision_jpeg import decode_jpeg
 from utils.errors import to_single_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
@@ -80,31 +81,49 @@ class PlainJpeg(LazyImage):
         return super().crop(box) if part is None else part
 
 
-def open_image(data: bytes, channels: int, name: str) -> LazyImage:
+def open_image(data: bytes, channels: int, name: str, grey_range: GreyRange | None = None) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     Args:
         data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file, recognized by its first bytes. Of several
-            frames the first is used; 16-bit gray is scaled to 8 bits.
+            frames the first is used.
         channels: 1 for gray, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
         name: the image's name in an error.
+        grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535.
 
     Raises:
-        BadImage: no image of these formats, or one that is truncated, damaged, too large, or in floating point.
+        BadImage: empty, no image of these formats, or one that is truncated, damaged, too large, or in floating point.
         MemoryError: out of host memory.
     """
     mode = "L" if channels == 1 else "RGB"
+    if not data:
+        raise BadImage(name, "is empty (0 bytes)", _FIX)
     with errors_as_bad_image(name):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_cost(image, data)
         if image.format in ("JPEG", "MPO") and image.mode == mode and not _has_exif_rotation(image):
             return PlainJpeg(image, data, name)
-        return LazyImage(_decode_with_pillow(image, mode))
+        return LazyImage(_decode_with_pillow(image, mode, grey_range))
 
 
 def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
     """The pixels of `open_image`, torch.uint8 (channels, H, W); raises the same errors."""
     return open_image(data, channels, name).pixels
+
+
+def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
+    """The pixels of 16-bit gray before they are scaled, integers (H, W); None for another image.
+
+    Raises:
+        BadImage: as `open_image`.
+    """
+    with errors_as_bad_image(name):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if not image.mode.startswith("I"):
+            return None
+        _check_cost(image, data)
+        image.load()
+        return _grey_values(image)
 
 
 @contextlib.contextmanager
@@ -138,28 +157,26 @@ def _has_exif_rotation(image: Image.Image) -> bool:
         return False
 
 
-def _decode_with_pillow(image: Image.Image, mode: str) -> torch.Tensor:
+def _decode_with_pillow(image: Image.Image, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:
     image.load()
     if _has_exif_rotation(image):
         ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no defined range: save the image with 8 or 16 bits")
     if image.mode.startswith("I"):
-        image = _scale_to_8_bits(image)
+        # Pillow's own conversion makes all values above 255 white.
+        image = Image.fromarray(scale_to_8_bits(_grey_values(image), grey_range))
     image.info.pop("transparency", None)  # it changes no pixel, but Pillow would warn
     pixels = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def _scale_to_8_bits(image: Image.Image) -> Image.Image:
-    """16-bit gray, mode I;16 or I -> 8 bits. Pillow's own conversion makes all values above 255 white."""
+def _grey_values(image: Image.Image) -> np.ndarray:
+    """16-bit gray, mode I;16 or I."""
     values = np.array(image)
-    if values.min() < 0 or values.max() > 65535:
-        raise ValueError("pixels are outside of 0..65535: save the image with 8 or 16 bits")
-    values = values.astype(np.int32, copy=False)
-    values += 128
-    values //= 257
-    return Image.fromarray(values.astype(np.uint8))
+    if values.min() < 0 or values.max() > MAX_VALUE:
+        raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
+    return values
 
 
 def convert_channels(image: torch.Tensor, channels: int) -> torch.Tensor:

@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
+
+_FEW_IMAGES = 10  # per class
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
@@ -29,17 +32,35 @@ def find_too_few_samples(num_samples: int, dataset: str, batch_size: int, world_
 
 
 def notes_on(train: Samples, val: Samples) -> list[str]:
-    """Facts that may be intended: the notes of both splits, classes without images, images in both splits."""
+    """Facts that may be intended: the notes of both splits, few images, few gray levels, images in both splits."""
     notes = list(dict.fromkeys(train.notes + val.notes))  # two splits of one list have the same notes
     counts = np.bincount(train.targets, minlength=len(train.class_names))
     empty = np.flatnonzero(counts == 0)
     if len(empty):
         example = train.class_names[empty[0]]
         notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {example!r}")
+    notes += _notes_on_few_images(counts, train.class_names)
+    notes += notes_on_grey_levels(train)
     if isinstance(train, ImageFiles) and isinstance(val, ImageFiles) and train.listing.root == val.listing.root:
         shared = _paths_in_both(train, val)
         if shared:
             notes.append(f"{len(shared)} image(s) are in both train and val, such as {min(shared)!r}")
+    return notes
+
+
+def _notes_on_few_images(counts: np.ndarray, class_names: list[str]) -> list[str]:
+    """`counts` int64 (classes,) are training images."""
+    notes = []
+    single = np.flatnonzero(counts == 1)
+    if len(single):
+        example = class_names[single[0]]
+        notes.append(f"Warning: {len(single)} of {len(counts)} classes have one training image, such as {example!r}")
+    typical = np.median(counts[counts > 0]) if counts.any() else 0
+    if 0 < typical < _FEW_IMAGES:
+        notes.append(
+            f"Warning: {typical:g} training images per class (median); add images, or use pretrained weights and check "
+            "the accuracy on more validation images"
+        )
     return notes
 
 

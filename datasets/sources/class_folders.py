@@ -18,6 +18,7 @@ from utils.errors import UserError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_DEPTH = 100  # nested folders
+_MAX_TRIED = 10  # folders in which images are looked for
 
 
 def folder(data: Data, split: str) -> ImageFiles:
@@ -33,6 +34,17 @@ def folder(data: Data, split: str) -> ImageFiles:
             f"{root}: class folder {name!r} is only in one of train and val; add or remove it" for name in differing
         ]
     return ImageFiles(listing)
+
+
+def has_class_folders(root: Path) -> bool:
+    """Whether `root`, its folder train or its folder val contains two folders with images directly in them."""
+    for parent in (root / "train", root / "val", root):
+        try:
+            if sum(any(map(_is_image, _entries(parent / name))) for name in class_names_in(parent)[:_MAX_TRIED]) > 1:
+                return True
+        except UserError:  # it cannot be listed, or contains fewer than two folders
+            continue
+    return False
 
 
 def caltech101(data: Data, split: str) -> ImageFiles:
@@ -65,7 +77,7 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     """
     scan = _Scan(root)
     names = class_names_in(root, excluded)
-    paths, targets, notes = StringPacker(), array("q"), []
+    paths, targets = StringPacker(), array("q")
     for label, name in enumerate(names):
         num_findings, num_images = len(scan.findings), len(paths)
         for path in _images_in(scan, name, (root.resolve(),), set()):
@@ -75,18 +87,17 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
             scan.findings.append(
                 f"{root / name}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images or remove the folder"
             )
-    if scan.ignored_links:
-        notes.append(
-            f"{root}: {len(scan.ignored_links)} link(s) to parent folders or to folders already read are ignored; "
-            f"the first is {scan.ignored_links[0]!r}"
-        )
+    for entry in _entries(root):
+        scan.ignores(entry, entry.name)
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64), np.empty(0, np.int32))
-    return Listing(root, names, arrays, None, scan.findings, notes)
+    return Listing(root, names, arrays, None, scan.findings, scan.notes())
 
 
 def class_names_in(root: Path, excluded: str | None = None) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are fewer than two."""
-    names = [entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded]
+    names = [
+        entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded and not entry.is_hidden
+    ]
     if not names:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     if len(names) == 1:
@@ -101,6 +112,34 @@ class _Scan:
     root: Path
     findings: list[str] = field(default_factory=list)
     ignored_links: list[str] = field(default_factory=list)
+    num_other_files: int = 0
+    num_hidden: int = 0
+    first_ignored: str | None = None
+
+    def ignores(self, entry: "_Entry", path: str) -> bool:
+        """Counts a hidden entry, or a file without the extension of an image, and returns True; else False."""
+        if entry.is_hidden:
+            self.num_hidden += 1
+        elif not entry.is_folder and not entry.name.lower().endswith(IMAGE_EXTENSIONS):
+            self.num_other_files += 1
+        else:
+            return False
+        self.first_ignored = self.first_ignored or path
+        return True
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.ignored_links:
+            notes.append(
+                f"{self.root}: {len(self.ignored_links)} link(s) to parent folders or to folders already read are "
+                f"ignored; the first is {self.ignored_links[0]!r}"
+            )
+        if self.first_ignored:
+            notes.append(
+                f"{self.root}: {self.num_other_files} file(s) that are no images and {self.num_hidden} hidden file(s) "
+                f"or folder(s) are ignored, such as {self.first_ignored!r}"
+            )
+        return notes
 
 
 def _images_in(scan: _Scan, folder: str, parents: tuple[Path, ...], visited: set[Path]) -> Iterator[str]:
@@ -119,10 +158,10 @@ def _images_in(scan: _Scan, folder: str, parents: tuple[Path, ...], visited: set
         return
     for entry in entries:
         path = f"{folder}/{entry.name}"
+        if scan.ignores(entry, path):
+            continue
         if entry.is_folder:
             yield from _images_in(scan, path, (*parents, resolved), visited)
-        elif not entry.name.lower().endswith(IMAGE_EXTENSIONS):
-            continue
         elif entry.is_file:
             yield path
         else:
@@ -134,12 +173,20 @@ class _Entry(NamedTuple):
     is_folder: bool
     is_file: bool
 
+    @property
+    def is_hidden(self) -> bool:
+        return self.name.startswith(".")
+
+
+def _is_image(entry: _Entry) -> bool:
+    return entry.is_file and not entry.is_hidden and entry.name.lower().endswith(IMAGE_EXTENSIONS)
+
 
 def _entries(folder: Path) -> list[_Entry]:
-    """All entries that are not hidden, sorted by name: the order of a directory differs between file systems."""
+    """All entries, sorted by name: the order of a directory differs between file systems."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(_to_entry(entry) for entry in entries if not entry.name.startswith("."))
+            return sorted(map(_to_entry, entries))
     except OSError as error:
         raise UserError(f"{folder}: cannot be listed ({error.strerror}); check the path and its permissions") from error
 

@@ -6,14 +6,16 @@ Mistakes are collected as findings, so that one report names all of them; an err
 import csv
 import io
 import os
+import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.class_folders import folder, has_class_folders
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.split import split_listing
@@ -22,10 +24,19 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
+_SEVERAL_LABELS = "has several labels; write one label per image: training with several is not available"
 
 
 def imagenet2012(data: Data, split: str) -> ImageFiles:
-    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH; see `read_list`."""
+    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH; see `read_list`.
+
+    Without these lists, class folders in DATA_PATH are read as by DATA.DATASET: folder, and a note says so.
+    """
+    root = Path(data.data_path)
+    if not any((root / f"{name}_list.txt").exists() for name in ("train", "val")) and has_class_folders(root):
+        samples = folder(data, split)
+        samples.notes.append(f"{root}: has no train_list.txt, but class folders; read as DATA.DATASET folder")
+        return samples
     return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt"))
 
 
@@ -66,7 +77,7 @@ def read_table(file: Path, train_file: Path) -> Listing:
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
 
-    Findings: those of `read_list`, and a name that `train_file` does not contain.
+    Findings: those of `read_list`, a target of several labels, and a name that `train_file` does not contain.
 
     Raises:
         UserError: a file cannot be read or lacks a column.
@@ -157,15 +168,27 @@ def _to_listing(rows: _Rows, label_of: dict[str, int], class_names: list[str], n
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     texts = list(rows.target_ids)
-    labels = np.array([label_of.get(text, -1) for text in texts], dtype=np.int64)
+    several = {text for text in texts if _has_several_labels(text, rows.target_ids)}
+    labels = np.array([-1 if text in several else label_of.get(text, -1) for text in texts], dtype=np.int64)
     target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
     targets = labels[target_ids]
     for index in np.flatnonzero(targets < 0):
-        rows.add_finding(lines[index], f"{noun} {shorten(texts[target_ids[index]])} {problem}")
+        text = texts[target_ids[index]]
+        reason = _SEVERAL_LABELS if text in several else problem
+        rows.add_finding(lines[index], f"{noun} {shorten(text)} {reason}")
     arrays = listing_arrays(rows.paths, targets, lines)
     listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings)
     _report_repeated_images(listing)
     return listing
+
+
+def _has_several_labels(target: str, targets: Collection[str]) -> bool:
+    """True for numbers, as in '0 3' and '[0, 3]', and for names of which each is itself a target, as in 'cat|dog'."""
+    numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
+    if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
+        return True
+    names = [name.strip() for name in re.split(r"[,;|]", target)]
+    return len(names) > 1 and all(name in targets for name in names)
 
 
 def _report_repeated_images(listing: Listing) -> None:

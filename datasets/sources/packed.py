@@ -159,6 +159,9 @@ def _read_at(descriptor: int, start: int, length: int) -> bytes:
 class PackedImages(_Packed, EncodedImages):
     """Encoded images."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), {"grey_range": self.grey_range}
+
 
 class PackedPixels(_Packed):
     """Images that were decoded and resized when they were packed."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
+from datasets.decoding.grey import GreyRange
 from utils.errors import UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
@@ -46,7 +47,9 @@ class Samples:
 
 
 class EncodedImages(Samples):
-    """Images that are stored encoded, such as JPEG files."""
+    """Images that are stored encoded, such as JPEG files. `grey_range` is that of `open_image`."""
+
+    grey_range: GreyRange | None = None
 
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""
@@ -57,7 +60,7 @@ class EncodedImages(Samples):
         raise NotImplementedError
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return open_image(self.read_bytes(index), channels, self.name(index))
+        return open_image(self.read_bytes(index), channels, self.name(index), self.grey_range)
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.transforms import v2
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
@@ -184,6 +183,8 @@ def build_mixup(train: Train, num_classes: int) -> nn.Module:
 
     Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019) with the probabilities of PaddleViT and timm.
     """
+    from torchvision.transforms import v2  # takes as long as importing torch; loading workers do not need it
+
     mixup = v2.MixUp(num_classes=num_classes, alpha=train.mixup_alpha) if train.mixup_alpha else None
     cutmix = v2.CutMix(num_classes=num_classes, alpha=train.cutmix_alpha) if train.cutmix_alpha else None
     if mixup and cutmix:

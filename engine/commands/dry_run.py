@@ -7,6 +7,7 @@ from torch import nn
 from configs.command_line import Command
 from configs.schema import Config
 from datasets.registry import read_samples
+from datasets.sources.image_checks import check_images
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluate import nothing_to_evaluate
@@ -60,5 +61,8 @@ def _build_evaluation(
     weights = str(found.path if found else config.model.pretrained)
     model = build_eval_model(config.with_model(pretrained=weights), context).fp32
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
+    check_images([samples], config.data, context, config.timeout_seconds)
+    for note in samples.notes:
+        logger.info(f"----- Data: {note}")
     logger.info(f"validation: {len(samples)} images")
     return model

@@ -7,6 +7,7 @@ from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from datasets.registry import read_samples
+from datasets.sources.image_checks import check_images
 from datasets.transforms.device import build_eval_transform
 from engine.commands.open_run import find_on_all_ranks, open_new_folder, start_log
 from engine.parallel.strategy import build_strategy
@@ -33,6 +34,7 @@ def evaluate_weights(command: Command, context: ProcessContext) -> int:
     del built  # at O2 and O3 the fp32 weights are not needed
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
     (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
+    check_images([samples], config.data, context, config.timeout_seconds)
     for note in samples.notes:
         logger.info(f"----- Data: {note}")
     folder = open_new_folder(command, context, logger, "eval-")

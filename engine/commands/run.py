@@ -1,9 +1,11 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
 import os
+from dataclasses import replace
 
 from configs.command_line import Command
 from configs.schema import Config
+from datasets.registry import resolve_grey_range
 from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
 from engine.commands.profile import profile
@@ -31,7 +33,9 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        return _COMMANDS[command.name](command, context)
+        data = resolve_grey_range(config.data, config.model.num_classes, context)
+        config = config.model_copy(update={"data": data})
+        return _COMMANDS[command.name](replace(command, config=config), context)
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:

@@ -15,6 +15,7 @@ from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
+from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform, build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -45,6 +46,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path | None, logg
     """
     data, train = config.data, config.train
     train_samples, val_samples = read_samples(data, config.model.num_classes, context, "train", "val")
+    check_images([train_samples, val_samples], data, context, config.timeout_seconds)
     bad_images = BadImageList(folder, context.rank)
     seed, timeout = config.seed, config.timeout_seconds
     batches = build_train_batches(data, train, train_samples, seed, context, timeout, bad_images)

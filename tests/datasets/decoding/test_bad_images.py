@@ -1,6 +1,7 @@
 """`ON_BAD_IMAGE: skip`: unreadable images are listed, and count neither in the loss nor in accuracy."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.training.build import build_run
 from engine.training.step import forward_backward
-from utils.errors import UserError
+from utils.errors import Findings, UserError
 from utils.logger import RunLogger
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
@@ -64,7 +65,7 @@ def rows(path: Path) -> list[dict]:
 def assert_lists_each_once(folder: Path) -> None:
     listed = rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
-    assert all("is not an image of" in row["reason"] or "cannot be decoded" in row["reason"] for row in listed)
+    assert all(re.search("is empty|is not an image of|cannot be decoded", row["reason"]) for row in listed)
 
 
 def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):
@@ -150,9 +151,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(image_folder, tmp_path, cpu, 
     assert_lists_each_once(resumed)
 
 
-def test_without_skip_the_first_bad_image_ends_the_run(image_folder, tmp_path, cpu):
-    with pytest.raises(BadImage, match=r"\.png: .*; replace or remove it$"):
+def test_without_skip_all_bad_images_end_the_run_before_its_first_step(image_folder, tmp_path, cpu):
+    with pytest.raises(Findings, match=r"^4 images cannot be read; .*set DATA\.ON_BAD_IMAGE=skip") as caught:
         train(argv_for(image_folder, tmp_path / "out", "DATA.ON_BAD_IMAGE=error"), cpu)
+    _, *findings = str(caught.value).split("\n  ")
+    assert [Path(finding.partition(": ")[0]).name for finding in findings] == ["30.png", "4.png", "11.png", "3.png"]
+    assert all(finding.endswith("; replace or remove it") for finding in findings)
+    assert not (only_run(tmp_path / "out") / "bad_images_0.csv").exists()
+
+
+def test_an_image_that_breaks_during_the_run_ends_it(image_folder, tmp_path, cpu):
+    config = parse_command_line(argv_for(image_folder, tmp_path, "DATA.ON_BAD_IMAGE=error")).config
+    (samples,) = samples_for(config, cpu, "train")
+    with pytest.raises(BadImage, match=r"\.png: .*; replace or remove it$"):
+        list(train_batches_for(config, samples, cpu))
 
 
 @pytest.mark.parametrize(

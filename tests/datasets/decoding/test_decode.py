@@ -152,6 +152,16 @@ def test_torchvision_decodes_jpegs(monkeypatch):
     assert len(calls) == 2
 
 
+def test_the_loaded_decoder_is_torchvisions():
+    from torchvision.io import decode_jpeg
+
+    for kind in ("jpeg 4:2:0", "jpeg progressive", "jpeg grey"):
+        data = torch.frombuffer(bytearray(KINDS[kind]()), dtype=torch.uint8)
+        assert torch.equal(decode.decode_jpeg(data), decode_jpeg(data))
+    with pytest.raises(RuntimeError):
+        decode.decode_jpeg(data[:100])
+
+
 def test_pillow_decodes_jpegs_that_torchvision_refuses(monkeypatch):
     def refuse(_):
         raise RuntimeError("not this one")

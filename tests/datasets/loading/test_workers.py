@@ -223,3 +223,11 @@ def test_no_worker_outlives_its_run_even_stopped():
         workers = [int(pid) for pid in run.communicate(timeout=60)[0].split()]
         assert len(workers) == 2
         assert_gone(*workers)
+
+
+def test_workers_import_no_package_that_they_do_not_need():
+    """Each of these takes as long to import as torch itself, or longer."""
+    script = "import sys, datasets.loading.loader; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    unneeded = {"torchvision", "timm", "sklearn", "torch._dynamo", "tensorboard", "matplotlib"}
+    assert not unneeded & set(imported.stdout.split())

@@ -66,6 +66,18 @@ def test_hidden_folders_and_files_are_no_classes_and_images(tmp_path):
     assert list(read_class_folders(tmp_path).paths) == ["a/000.jpg", "a/001.jpg", "b/000.jpg"]
 
 
+def test_files_that_are_no_images_and_hidden_folders_are_counted_in_one_line(tmp_path):
+    write_classes(tmp_path, a=2, b=1)
+    assert read_class_folders(tmp_path).notes == []
+    write_image(tmp_path / ".hidden" / "x.jpg")
+    for name in ("a/labels.json", "a/.cache", "b/notes.txt", "readme.md"):
+        (tmp_path / name).touch()
+    (note,) = read_class_folders(tmp_path).notes
+    assert note == (
+        f"{tmp_path}: 3 file(s) that are no images and 2 hidden file(s) or folder(s) are ignored, such as 'a/.cache'"
+    )
+
+
 def test_links_are_followed_but_never_up(tmp_path):
     root = tmp_path / "data"
     write_classes(root, a=2, b=1)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from source_helpers import assert_refused, names_of, options, write_image
+from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from datasets.sources.lists import csv_tables, imagenet2012
 
@@ -88,6 +88,19 @@ def test_a_file_too_large_for_an_image_is_not_read(lists, tmp_path):
     assert_refused(lambda: samples.open(0, 3).pixels, "large.jpg: cannot be read (1000000 MB is too large")
 
 
+@pytest.mark.parametrize("split", ["", "train"])
+def test_without_lists_class_folders_are_recognized(tmp_path, split):
+    write_image(tmp_path / "notes" / "figure.png")
+    assert_refused(lambda: imagenet2012(options(tmp_path), "train"), "train_list.txt: cannot be read")
+    write_classes(tmp_path / split, dog=3, cat=3)
+    write_classes(tmp_path / "val", dog=1, cat=1)
+    samples = imagenet2012(options(tmp_path), "train" if split else "val")
+    assert samples.class_names == ["cat", "dog"]
+    assert samples.notes[-1] == f"{tmp_path}: has no train_list.txt, but class folders; read as DATA.DATASET folder"
+    (tmp_path / "val_list.txt").touch()
+    assert_refused(lambda: imagenet2012(options(tmp_path), "train"), "train_list.txt: cannot be read")
+
+
 # CSV
 
 
@@ -126,6 +139,14 @@ def test_csv_with_names(tables):
     assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
 
 
+def test_names_that_look_like_several_labels_are_classes(tables):
+    names = ["hot dog", "hot", "dog", "a|b", "7 seas", "3-4", "black, white"]
+    rows = "".join(f'{number}.jpg,"{name}"\n' for number, name in enumerate(names))
+    samples = csv_tables(tables(train=f"image_path,target\n{rows}", val=f"image_path,target\n{rows}"), "train")
+    assert samples.class_names == sorted(names)
+    assert samples.findings == []
+
+
 @pytest.mark.parametrize("single_file", [True, False])
 def test_a_single_csv_is_split(tables, tmp_path, single_file):
     rows = "".join(f"{number}.jpg,{'xy'[number % 2]}\n" for number in range(40))
@@ -154,6 +175,10 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
         (f"image_path,target\n{FIRST},cat\n../b.jpg,cat\n", ":3", "is not inside"),
         ("image_path,target\nb.jpg,cat\n", ":2", "'b.jpg' is not a file in"),
         (f'image_path,target\n{FIRST},0\n"b.jpg"x,0\n', ":3", "is not valid CSV"),
+        (f"image_path,target\n{FIRST},0 3\n", ":2", "'0 3' has several labels; write one label per image"),
+        (f"image_path,target\n{FIRST},3\nb.jpg,0;3\n", ":3", "'0;3' has several labels"),
+        (f'image_path,target\n{FIRST},cat\nb.jpg,"[0, 3]"\n', ":3", "'[0, 3]' has several labels"),
+        (f"image_path,target\n{FIRST},cat\nb.jpg,dog\nc.jpg,dog|cat\n", ":4", "'dog|cat' has several labels"),
     ],
 )
 def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):

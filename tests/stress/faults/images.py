@@ -22,7 +22,7 @@ def image_faults() -> list[Fault]:
         "cut short, read by a worker": (replaced(image_bytes()[:400], "train/cat/3.jpg", "DATA.NUM_WORKERS=1"), cut),
         "cut short, in validation": (replaced(image_bytes()[:400], "val/cat/3.jpg"), cut),
         "text": (replaced(b"hello"), r"3\.jpg: is not an image of a supported format"),
-        "empty": (replaced(b""), r"3\.jpg: is not an image of a supported format"),
+        "empty": (replaced(b""), r"3\.jpg: is empty \(0 bytes\)"),
         "PostScript": (
             replaced(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
             r"3\.jpg: is not an image of",

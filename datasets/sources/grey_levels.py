@@ -1,0 +1,69 @@
+"""Which values 16-bit gray images use, in a fixed sample of a split: images of 12 bits use a sixteenth of the range."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from datasets.decoding.bad_images import BadImage
+from datasets.decoding.decode import read_grey_values
+from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
+from datasets.sources.samples import EncodedImages, Samples
+
+_NUM_IMAGES, _NUM_THREADS = 256, 8
+_OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
+_FEW_LEVELS = 32
+
+
+def measure_grey_range(samples: Samples) -> GreyRange | None:
+    """The values between which all pixels lie, except for outliers; None if no image is 16-bit gray."""
+    histogram = _histogram(samples)
+    if not histogram.any():
+        return None
+    low, high = _range_without_outliers(histogram)
+    return (float(low), float(high)) if low < high else (0.0, float(MAX_VALUE))
+
+
+def notes_on_grey_levels(samples: Samples) -> list[str]:
+    """A warning if 16-bit gray images use few of the 256 levels that the model receives."""
+    histogram = _histogram(samples)
+    if not histogram.any():
+        return []
+    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.grey_range)
+    num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
+    if num_used >= _FEW_LEVELS:
+        return []
+    low, high = _range_without_outliers(histogram)
+    return [
+        f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
+        "set DATA.GREY_RANGE to auto, or to the range of the values"
+    ]
+
+
+def _range_without_outliers(histogram: np.ndarray) -> list[int]:
+    share = np.cumsum(histogram)
+    return np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
+
+
+def _histogram(samples: Samples) -> np.ndarray:
+    """The pixels of each value in the 16-bit gray images of the sample, int64 (65536,). Unusable images are ignored."""
+    histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
+    if not isinstance(samples, EncodedImages):
+        return histogram
+    rng = np.random.Generator(np.random.PCG64(0))
+    indices = np.sort(rng.permutation(len(samples))[:_NUM_IMAGES])
+
+    def count(index: int) -> np.ndarray | None:
+        try:
+            values = read_grey_values(samples.read_bytes(index), samples.name(index))
+        except BadImage:
+            return None
+        return None if values is None else np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
+
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        for counts in pool.map(count, indices.tolist()):
+            if counts is not None:
+                histogram += counts
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return histogram

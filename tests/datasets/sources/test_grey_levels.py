@@ -1,0 +1,107 @@
+"""DATA.GREY_RANGE: 16-bit gray images whose values use a part of the range."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from conftest import GREY, TINY_VIT, only_run, samples_for, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from configs.schema import Data
+from configs.yaml_io import read_yaml
+from datasets.registry import resolve_grey_range
+from datasets.sources.checks import notes_on
+from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
+from scripts import pack_dataset
+from utils.errors import UserError
+
+FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
+
+
+@pytest.fixture
+def twelve_bits(tmp_path):
+    """Class folders of 16-bit images with values in 0..4095, and one defective pixel of 65535."""
+    for number in range(40):
+        values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
+        values[0, :2] = 0, 4095
+        if number == 0:
+            values[1, 1] = 65535
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(path)
+    return tmp_path / "data"
+
+
+def config_for(root, *options):
+    return parse_command_line([*FLAGS, f"-data_path={root}", "-opts", "SEED=0", *options]).config
+
+
+def warnings_about(root, cpu, *options):
+    notes = notes_on(*samples_for(config_for(root, *options), cpu, "train", "val"))
+    return [note for note in notes if "levels" in note]
+
+
+@pytest.mark.parametrize("grey_range", ["[0, 4095]", "[1000, 2000]"])
+def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
+    config = config_for(twelve_bits, f"DATA.GREY_RANGE={grey_range}")
+    (samples,) = samples_for(config, cpu, "train")
+    low, high = config.data.grey_range
+    for received in (samples, pickle.loads(pickle.dumps(samples))):  # as a loading worker receives them
+        pixels = received.open(3, 1).pixels[0].numpy()
+        values = np.array(Image.open(samples.name(3))).astype(float)
+        assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
+        assert (pixels.min(), pixels.max()) == (0, 255)
+    assert (samples.open(3, 3).pixels.numpy() == pixels).all()
+
+
+def test_auto_finds_the_range_without_outliers(twelve_bits, cpu):
+    data = config_for(twelve_bits, "DATA.GREY_RANGE=auto").data
+    low, high = resolve_grey_range(data, 2, cpu).grey_range
+    assert 0 <= low <= 3 and 4092 <= high <= 4095
+    assert resolve_grey_range(data, 2, cpu) == resolve_grey_range(data, 2, cpu)
+
+
+def test_auto_without_16_bit_images_changes_nothing(tmp_path, cpu):
+    for number in range(20):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (9, 9), number).save(path)
+    (tmp_path / "a" / "bad.png").write_bytes(b"")
+    given = config_for(tmp_path, "DATA.GREY_RANGE=auto").data
+    assert resolve_grey_range(given, 2, cpu).grey_range is None
+    assert warnings_about(tmp_path, cpu) == []
+
+
+def test_few_levels_are_a_warning(twelve_bits, cpu):
+    (warning,) = warnings_about(twelve_bits, cpu)
+    assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE to auto", warning)
+    assert warnings_about(twelve_bits, cpu, "DATA.GREY_RANGE=[0, 4095]") == []
+
+
+def test_the_options_and_the_checkpoint_of_a_run_keep_the_numbers(twelve_bits, tmp_path, cpu):
+    argv = [*FLAGS, f"-data_path={twelve_bits}", f"-output={tmp_path / 'out'}"]
+    options = ["-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "DATA.GREY_RANGE=auto"]
+    folder = train([*argv, *options], cpu)
+    written = read_yaml(folder / "config.yaml")[0]["DATA"]["GREY_RANGE"]
+    assert written[1] == pytest.approx(4095, abs=3)
+    assert f"GREY_RANGE: [{written[0]}, {written[1]}]" in load_checkpoint(folder / "last.pth")["options"]
+    run(parse_command_line([f"-cfg={folder / 'config.yaml'}", "-eval", f"-pretrained={folder / 'best.pth'}"]), cpu)
+    evaluated = read_yaml(only_run(tmp_path / "out", "eval") / "config.yaml")[0]
+    assert evaluated["DATA"]["GREY_RANGE"] == written
+
+
+def test_packed_images_are_mapped_too(twelve_bits, tmp_path, cpu):
+    pack_dataset.main(["-dataset=folder", f"-data_path={twelve_bits}", "-output", str(tmp_path / "packed")])
+    config = config_for(tmp_path / "packed", "DATA.GREY_RANGE=[0, 4095]", "DATA.DATASET=packed")
+    (samples,) = samples_for(config, cpu, "train")
+    assert pickle.loads(pickle.dumps(samples)).open(3, 1).pixels.max() == 255
+
+
+@pytest.mark.parametrize("grey_range", [[4095, 0], [0, 0], [-1, 5], [0, 70000], "automatic", [1]])
+def test_a_wrong_range_is_refused(grey_range, tmp_path):
+    with pytest.raises(UserError, match=r"GREY_RANGE"):
+        config_for(tmp_path, f"DATA.GREY_RANGE={grey_range}")
+    assert Data(GREY_RANGE=None).grey_range is None

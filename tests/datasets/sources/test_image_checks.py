@@ -1,0 +1,105 @@
+"""Unusable images are found before the first step, and usable ones are never refused."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from source_helpers import options, write_classes
+
+from datasets.sources import image_checks
+from datasets.sources.class_folders import folder
+from datasets.sources.image_checks import check_images, find_bad_images
+from utils.errors import Findings, UserError
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))
+
+
+def encode(kind, image=NOISE, **parameters):
+    image.save(buffer := io.BytesIO(), kind, **parameters)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def samples_of(tmp_path):
+    """Writes the contents as images of one class, beside another class; all are training images."""
+
+    def write(**contents):
+        write_classes(tmp_path / "train", other=2)
+        write_classes(tmp_path / "val", **{"other": 1, "class": 1})
+        for name, content in contents.items():
+            (tmp_path / "train" / "class").mkdir(exist_ok=True)
+            (tmp_path / "train" / "class" / f"{name}.jpg").write_bytes(content)
+        return folder(options(tmp_path), "train")
+
+    return write
+
+
+def reasons(samples):
+    return {image.path.rpartition("/")[2]: image.reason for image in find_bad_images(samples, 3, 60).bad}
+
+
+def test_each_kind_of_damage_is_found(samples_of):
+    damaged = {
+        "cut_jpeg": encode("JPEG")[:1500], "cut_png": encode("PNG")[:3000], "cut_webp": encode("WEBP")[:300],
+        "cut_bmp": encode("BMP")[:3000], "only_the_signature": b"\xff\xd8\xff", "no_end": encode("JPEG")[:-2],
+        "page": b"<html>404</html>" * 9, "empty": b"",
+    }  # fmt: skip
+    found = reasons(samples_of(**damaged, intact=encode("JPEG"), intact_too=encode("PNG")))
+    assert found.keys() == {f"{name}.jpg" for name in damaged}
+    assert found["empty.jpg"] == "is empty (0 bytes)"
+    assert found["page.jpg"].startswith("is not an image of a supported format")
+
+
+def test_unusual_but_usable_images_are_not_refused(samples_of):
+    usable = {
+        "trailing": encode("JPEG") + b"a video" * 9999, "progressive": encode("JPEG", progressive=True),
+        "png_with_more": encode("PNG") + bytes(9999), "gif": encode("GIF"), "webp": encode("WEBP", lossless=True),
+        "tiny_ppm": encode("PPM", NOISE.crop((0, 0, 1, 1))), "tiff": encode("TIFF", compression="tiff_lzw"),
+        "deep": encode("PNG", Image.fromarray(np.full((9, 9), 900, dtype=np.uint16))), "bmp": encode("BMP"),
+        "mpo": encode("MPO", save_all=True, append_images=[NOISE]),
+    }  # fmt: skip
+    assert reasons(samples_of(**usable)) == {}
+
+
+def test_intact_images_are_not_decoded(samples_of, monkeypatch):
+    monkeypatch.setattr("datasets.sources.samples.open_image", lambda *_: pytest.fail("opens an image"))
+    assert reasons(samples_of(a=encode("JPEG"), b=encode("PNG"), c=encode("GIF"), d=encode("WEBP"))) == {}
+
+
+def test_the_checked_images_are_spread_evenly_and_the_log_counts_them(tmp_path, cpu, monkeypatch):
+    monkeypatch.setattr(image_checks, "_CHUNK", 10)
+    write_classes(tmp_path, a=60, b=60)
+    samples = folder(options(tmp_path, val_fraction=0.01), "train")
+    assert sorted(np.concatenate(list(image_checks._evenly_spread_chunks(len(samples))))) == list(range(118))
+    first_half = np.sort(np.concatenate(list(image_checks._evenly_spread_chunks(10_000))[:500]))
+    assert np.diff(first_half).max() <= 3
+    remaining = iter([0, *[0] * 5])  # then the time is over
+    monkeypatch.setattr(image_checks.time, "monotonic", lambda: next(remaining, 99))
+    check_images([samples], options(tmp_path), cpu, 600)
+    (note,) = samples.notes
+    assert note.startswith(f"{tmp_path}: checked the headers of 50 of 118 images; the others are checked when")
+
+
+def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
+    for split in ("train", "val"):
+        write_classes(tmp_path / split, a=15, b=2)
+        for path in (tmp_path / split / "a").iterdir():
+            path.write_bytes(b"")
+    splits = [folder(options(tmp_path), split) for split in ("train", "val")]
+    with pytest.raises(Findings) as caught:
+        check_images(splits, options(tmp_path), cpu, 600)
+    headline, *lines = str(caught.value).split("\n  ")
+    assert headline.startswith("30 images cannot be read") and len(lines) == 21 and lines[-1] == "... and 10 more"
+    check_images(splits, options(tmp_path, on_bad_image="skip"), cpu, 600)
+    assert all("15 image(s) cannot be read and are skipped" in samples.notes[-1] for samples in splits)
+
+
+def test_only_the_main_process_reads_and_all_ranks_raise_its_error(samples_of, tmp_path, cpu, monkeypatch):
+    samples = samples_of(a=encode("JPEG"), b=encode("PNG"))
+    monkeypatch.setattr(image_checks, "find_bad_images", lambda *_: pytest.fail("reads"))
+    check_images([samples], options(tmp_path), replace(cpu, rank=1), 600)
+    monkeypatch.setattr(image_checks, "broadcast_object", lambda value, context: UserError("of the main process"))
+    with pytest.raises(UserError, match="of the main process"):
+        check_images([samples], options(tmp_path), replace(cpu, rank=1, world_size=2), 600)
