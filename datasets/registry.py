@@ -1,11 +1,12 @@
 """The table DATA.DATASET -> data source, and reading a data set with all checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from configs.schema import Data
-from datasets.sources.checks import find_invalid_labels, find_too_few_samples
+from datasets.sources.checks import find_invalid_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder
+from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.in_memory import digits, fake
 from datasets.sources.lists import csv_tables, imagenet2012
 from datasets.sources.packed import packed
@@ -13,7 +14,8 @@ from datasets.sources.samples import Samples
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings, did_you_mean
 
-# Each source takes the DATA options and a split, 'train' or 'val'. It raises a UserError if nothing can be read.
+# Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all'. It raises a
+# UserError if nothing can be read.
 DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "imagenet2012": imagenet2012,
     "folder": folder,
@@ -26,46 +28,69 @@ DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "digits": digits,
     "fake": fake,
 }
+UNSPLIT = ("folder", "csv")  # may come without splits
 
 
-def read_samples(data: Data, num_classes: int, context: ProcessContext, *splits: str) -> list[Samples]:
-    """The samples of each split ('train', 'val'), with every check that does not open an image.
+def read_samples(
+    data: Data,
+    num_classes: int | None,
+    context: ProcessContext,
+    *splits: str,
+    class_names: Sequence[str] | None = None,
+) -> list[Samples]:
+    """The samples of each split, with every check that does not open an image.
+
+    A split is 'train', 'val', or 'all': all images of data without splits, else 'val'. `num_classes` None stands for
+    `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if given;
+    'train' must have exactly these classes.
 
     Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
     other ranks only read the lists or list the folders.
 
     Raises:
         UserError: an unknown data set; or, in one report, all problems of all splits: missing or malformed lists and
-            folders, missing or unreadable files, labels that are not below `num_classes`, fewer training samples than
-            one batch on every rank.
+            folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
+            does not contain, fewer training samples than one batch on every rank.
     """
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(
             f"DATA.DATASET: unknown data set {data.dataset}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
         )
-    samples, error = _read(data, num_classes, context, splits) if context.is_main else ([], None)
+    samples, error = _read(data, num_classes, context, splits, class_names) if context.is_main else ([], None)
     error = broadcast_object(error, context)
     if not (context.is_main or error):
-        samples, error = _read(data, num_classes, context, splits)
+        samples, error = _read(data, num_classes, context, splits, class_names)
     if error:
         raise error
     return samples
 
 
 def _read(
-    data: Data, num_classes: int, context: ProcessContext, splits: tuple[str, ...]
+    data: Data,
+    num_classes: int | None,
+    context: ProcessContext,
+    splits: tuple[str, ...],
+    class_names: Sequence[str] | None,
 ) -> tuple[list[Samples], UserError | None]:
-    samples, findings = [], []
+    samples, findings = {}, []
     for split in splits:
+        source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
-            samples.append(DATASETS[data.dataset](data, split))
+            samples[split] = DATASETS[data.dataset](data, source_split)
         except UserError as error:
             findings.append(str(error))
-        else:
-            findings += _find_problems(samples[-1], split, data, num_classes, context)
+    for split, of_split in samples.items():
+        if not class_names:
+            findings += find_single_class(of_split)
+        elif not of_split.findings:
+            findings += number_by(class_names, of_split, needs_all=split == "train")
+    if samples and num_classes is None:
+        num_classes = number_of_classes(data.dataset, list(samples.values()))
+    for split, of_split in samples.items():
+        findings += _find_problems(of_split, split, data, num_classes, context)
     if not findings:
-        return samples, None
+        return list(samples.values()), None
     findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
     return samples, combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
 

@@ -33,7 +33,7 @@ class Config(Section):
     model: Model = Model()
     train: Train = Train()
 
-    def with_model(self, **changes: str | None) -> "Config":
+    def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 

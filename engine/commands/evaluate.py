@@ -5,9 +5,9 @@ import time
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
-from datasets.registry import read_samples
 from datasets.transforms.device import build_eval_transform
-from engine.commands.open_run import find_on_all_ranks, log_found, open_new_run
+from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.open_run import describe_found, find_on_all_ranks, open_new_run
 from engine.parallel.strategy import build_strategy
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
 from engine.training.build import build_eval_model
@@ -18,23 +18,15 @@ from utils.errors import UserError
 
 def evaluate_weights(config: Config, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
+    config, found_notes = _find_weights(config, context)
+    config, samples, data_notes = read_evaluation_data(config, context)
     folder, logger = open_new_run(config, context, "eval")
-    if config.model.resume:
-        found = find_on_all_ranks(config, context)
-        if found is None:
-            raise nothing_to_evaluate(config)
-        log_found(found, logger)
-        config = config.with_model(pretrained=str(found.path))
-        del found  # the content of the checkpoint
     built = build_eval_model(config, context)
     model, precision = built.compute, built.precision
-    for note in built.notes:
+    for note in (*found_notes, *built.notes, *data_notes):
         logger.info(f"----- {note}")
     del built  # at O2 and O3 the fp32 weights are not needed
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
-    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
-    for note in samples.notes:
-        logger.info(f"----- Data: {note}")
     bad_images = BadImageList(folder, context.rank)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     transform = build_eval_transform(config.data).to(context.device)
@@ -53,6 +45,16 @@ def evaluate_weights(config: Config, context: ProcessContext) -> int:
         }
         write_result(folder, result)
     return 0
+
+
+def _find_weights(config: Config, context: ProcessContext) -> tuple[Config, list[str]]:
+    """The options with the checkpoint that -resume names as MODEL.PRETRAINED, and lines for the log."""
+    if not config.model.resume:
+        return config, []
+    found = find_on_all_ranks(config, context)
+    if found is None:
+        raise nothing_to_evaluate(config)
+    return config.with_model(pretrained=str(found.path)), describe_found(found)
 
 
 def nothing_to_evaluate(config: Config) -> UserError:

@@ -33,15 +33,18 @@ def open_new_run(config: Config, context: ProcessContext, kind: str) -> tuple[Pa
     return _open_folder(config, context, broadcast_object(folder, context), "config.yaml")
 
 
-def open_training(
-    config: Config, context: ProcessContext, locks: ExitStack
-) -> tuple[Path, RunLogger, dict[str, Any] | None]:
-    """The folder and the log of a training run, and the checkpoint to resume from. The main process locks the folder.
+def lock_and_find(config: Config, context: ProcessContext, locks: ExitStack) -> FoundCheckpoint | None:
+    """The checkpoint to resume from. The main process locks its folder before reading: a run may still be writing."""
+    return find_on_all_ranks(config, context, lock=lambda folder: locks.enter_context(lock_run_folder(folder)))
 
-    A resumed run writes to the folder of its checkpoint, if that is the folder of a run.
+
+def open_training(
+    config: Config, context: ProcessContext, locks: ExitStack, found: FoundCheckpoint | None
+) -> tuple[Path, RunLogger]:
+    """The folder and the log of a training run. The main process locks the folder.
+
+    A run that resumes from `found` writes to the folder of its checkpoint, if that is the folder of a run.
     """
-    # Lock before reading: the previous run may still be writing.
-    found = find_on_all_ranks(config, context, lock=lambda folder: locks.enter_context(lock_run_folder(folder)))
     if found and is_run_folder(found.path.parent):
         folder, logger = _open_folder(config, context, found.path.parent, "config-resumed.yaml")
     else:
@@ -49,10 +52,11 @@ def open_training(
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
     if found:
-        log_found(found, logger)
+        for note in describe_found(found):
+            logger.info(f"----- {note}")
     elif config.model.resume:
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint yet; starting a new run")
-    return folder, logger, found.state if found else None
+    return folder, logger
 
 
 def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
@@ -62,10 +66,9 @@ def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
     return status
 
 
-def log_found(found: FoundCheckpoint, logger: RunLogger) -> None:
-    for note in found.notes:
-        logger.info(f"----- Resume: skipped: {note}")
-    logger.info(f"----- Resume: from {found.path}")
+def describe_found(found: FoundCheckpoint) -> list[str]:
+    """Lines for the log."""
+    return [*(f"Resume: skipped: {note}" for note in found.notes), f"Resume: from {found.path}"]
 
 
 def _open_folder(config: Config, context: ProcessContext, folder: Path, options_file: str) -> tuple[Path, RunLogger]:

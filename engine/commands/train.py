@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from engine.commands.open_run import begin_status, open_training
+from engine.checkpoint.trained_on import write_classes
+from engine.commands.open_run import begin_status, lock_and_find, open_training
 from engine.training.build import build_run
+from engine.training.run_data import read_run_data
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 
@@ -16,12 +18,18 @@ from utils.distributed import ProcessContext
 def train(config: Config, context: ProcessContext) -> int:
     """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
     with ExitStack() as locks:
-        folder, logger, checkpoint = open_training(config, context, locks)
+        found = lock_and_find(config, context, locks)
+        checkpoint = found.state if found else None
+        config, samples = read_run_data(config, context, checkpoint["class_names"] if checkpoint else None)
+        folder, logger = open_training(config, context, locks, found)
         status = begin_status(folder, context)
         if checkpoint:  # it holds all weights, and the pretrained file may be gone
             config = config.with_model(pretrained=None)
-        trainer = Trainer(build_run(config, context, folder, logger), status, checkpoint)
-        del checkpoint  # as large as the model and its moments
+        run = build_run(config, samples, context, folder, logger)
+        if context.is_main:
+            write_classes(folder, run.description)
+        trainer = Trainer(run, status, checkpoint)
+        del found, checkpoint  # as large as the model and its moments
         result = trainer.train()
         return _conclude(trainer, result)
 

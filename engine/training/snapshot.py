@@ -54,6 +54,7 @@ def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
         "train_seconds": position.clock.seconds,
         "images": position.clock.images,
         "options": run.options,
+        **run.description,
     }
 
 

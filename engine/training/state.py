@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,6 +84,7 @@ class Run:
     Attributes:
         last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
         options: the resolved options as YAML, for the checkpoint.
+        description: the class names and the preprocessing, for the checkpoint and `classes.json`.
     """
 
     context: ProcessContext
@@ -100,6 +102,7 @@ class Run:
     optimizer_name: str
     last_epoch: int
     options: str
+    description: dict[str, Any]
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""
