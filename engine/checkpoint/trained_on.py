@@ -70,6 +70,7 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
         and values["interpolation"] == _INTERPOLATION
         and type(size) is int
         and size > 0
+        and type(channels) is int
         and channels in (1, 3)
         and type(crop) is float
         and 0 < crop <= 1

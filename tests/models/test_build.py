@@ -1,5 +1,6 @@
 """Recipes and options -> models: sizes, initialization, frozen backbones, timm's families."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -194,4 +195,19 @@ def test_image_size_of_a_large_model_is_checked_on_the_meta_device(monkeypatch):
     assert devices == ["meta"] and all(parameter.device.type == "cpu" for parameter in model.parameters())
     config = parse_command_line(["-image_size=200", "-opts", "MODEL={TYPE: timm, NAME: levit_128s}"]).config
     with pytest.raises(UserError, match="levit_128s does not accept it"):
+        build_model(config.model, config.data, CPU)
+
+
+def test_a_failed_download_is_one_line(monkeypatch):
+    """The library that downloads logs a warning for each of its twelve attempts."""
+
+    def fail(*args, **kwargs):
+        assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
+        raise OSError("cannot reach the server\nand more lines")
+
+    monkeypatch.setattr("models.timm_model.timm.create_model", fail)
+    config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, PRETRAINED: timm}"]).config
+    with pytest.raises(
+        UserError, match=r"^MODEL.PRETRAINED: .*\(cannot reach the server\); connect to the network, .*$"
+    ):
         build_model(config.model, config.data, CPU)
