@@ -25,11 +25,11 @@ def read_evaluation_data(config: Config, context: ProcessContext) -> tuple[Confi
     """
     downloaded = config.model.type == "timm" and config.model.pretrained == "timm"
     trained_on = None if downloaded else read_trained_on(config.model.pretrained)
-    data, notes = _with_preprocessing(config.data, trained_on)
+    data, notes = _with_values_of(trained_on, config.data) if trained_on else (config.data, [])
     num_classes = config.model.num_classes
     if num_classes is None and trained_on:
         num_classes = trained_on.model.get("NUM_CLASSES")
-    holds_out = _holds_out(data, trained_on)
+    holds_out = _is_trained_on(data, trained_on) or _asks_for_split(data, trained_on)
     (samples,) = read_samples(
         data,
         num_classes,
@@ -43,27 +43,38 @@ def read_evaluation_data(config: Config, context: ProcessContext) -> tuple[Confi
     notes += [f"Data: {note}" for note in samples.notes]
     notes.append(f"Data: {len(samples)} images of {present} of {num_classes} classes")
     if holds_out and data.dataset in UNSPLIT:
-        notes[-1] += ": the validation split of the training data"
+        notes[-1] += ": the validation split"
     train = config.train.with_short_warmup()
     config = config.model_copy(update={"data": data, "train": train}).with_model(num_classes=num_classes)
     return config, samples, notes
 
 
-def _holds_out(data: Data, trained_on: TrainedOn | None) -> bool:
-    """Whether data without splits are those of the training, or the user asks for a split."""
-    if data.val_fraction is not None:
-        return True
+def _is_trained_on(data: Data, trained_on: TrainedOn | None) -> bool:
+    """Whether the data are those of the training, so that only images that were held out may count."""
     if trained_on is None or trained_on.data.get("DATASET") != data.dataset:
         return False
     return resolve_path(trained_on.data.get("DATA_PATH")) == resolve_path(data.data_path)
 
 
-def _with_preprocessing(data: Data, trained_on: TrainedOn | None) -> tuple[Data, list[str]]:
-    """The options with the checkpoint's preprocessing, except for those that the user wrote, and warnings."""
-    if trained_on is None or trained_on.preprocessing is None:
-        return data, []
+def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
+    """Whether the user set VAL_FRACTION for this evaluation: not only for the training, whose config.yaml has it."""
+    trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
+    return data.val_fraction not in (None, trained)
+
+
+def _with_values_of(trained_on: TrainedOn, data: Data) -> tuple[Data, list[str]]:
+    """The options with the checkpoint's preprocessing, except for those that the user wrote, and warnings.
+
+    For the data of the training, the split is that of the training, too.
+    """
     changes, warnings = {}, []
-    for entry, option in OPTION_OF.items():
+    if _is_trained_on(data, trained_on):
+        changes = {
+            option: trained_on.data[option.upper()]
+            for option in ("val_fraction", "split_seed")
+            if option not in data.model_fields_set and option.upper() in trained_on.data
+        }
+    for entry, option in OPTION_OF.items() if trained_on.preprocessing else ():
         trained, now = trained_on.preprocessing[entry], getattr(data, option)
         trained = tuple(trained) if isinstance(trained, list) else trained
         if trained == now:

@@ -14,6 +14,7 @@ from configs.command_line import parse_command_line
 from configs.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
+from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.run import run
 from utils.errors import UserError
 
@@ -104,8 +105,21 @@ def test_a_run_is_evaluated_by_name(trained, tmp_path, cpu):
 
 def test_the_training_folder_keeps_its_validation_split(trained, images, tmp_path, cpu):
     result, log = evaluate(trained / "best.pth", images, tmp_path, cpu)
-    assert "----- Data: 8 images of 4 of 4 classes: the validation split of the training data\n" in log
+    assert "----- Data: 8 images of 4 of 4 classes: the validation split\n" in log
     assert result["top1"] == read_result(trained)["top1"]
+
+
+def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
+    """The fraction of the training does not apply to another folder; one that is set for the evaluation does."""
+    split = ["DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=3"]
+    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"), cpu)
+    other = shutil.copytree(images, tmp_path / "other")
+    weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
+    for data, more, count in ((images, (), 16), (other, split, 80), (other, ["DATA.VAL_FRACTION=0.5"], 40)):
+        config = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)]).config
+        config, samples, _ = read_evaluation_data(config, cpu)
+        assert len(samples) == count
+        assert config.data.split_seed == (3 if data == images or more == split else 0)
 
 
 def test_unknown_classes_are_refused(trained, tmp_path, cpu):
