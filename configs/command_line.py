@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from configs.layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.model_flag import set_model
 from configs.schema import Config
 from configs.schema.config import MAX_NAME_CHARS
 from configs.section import Section
@@ -87,6 +88,7 @@ _FLAGS = {
         Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: .safetensors, .pth, .npz, .pdparams"),
         Flag("resume", ("MODEL.RESUME",), str, "resume a checkpoint: a file, a run folder, or auto (the newest)"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
+        Flag("name", ("NAME",), str, "name of the run's folder"),
     ),
 }
 
@@ -119,6 +121,7 @@ def entry_parser(prog: str) -> Parser:
         group.add_argument(f"-{name}", f"--{name}", **kwargs)
 
     add(parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)")
+    add(parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's")
     for title, flags in _FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
@@ -154,6 +157,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     recipe = Path(arguments.cfg) if arguments.cfg else None
     if file := recipe or find_run_options(arguments.resume, arguments.pretrained if arguments.eval else None):
         layers.add_recipe(file)
+    if arguments.model:
+        set_model(layers, arguments.model)
     for flag in (flag for flags in _FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
         if value is not None:

@@ -1,20 +1,23 @@
 """The table DATA.DATASET -> data source, and reading a data set with all checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.checks import find_invalid_labels, find_too_few_samples
+from datasets.sources.checks import find_invalid_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
-from datasets.sources.class_folders import caltech101, caltech256, folder
+from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
+from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.in_memory import digits, fake
-from datasets.sources.lists import csv_tables, imagenet2012
+from datasets.sources.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings, did_you_mean
 
-# Each source takes the DATA options and a split, 'train' or 'val'. It raises a UserError if nothing can be read.
+# Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all'. It raises a
+# UserError if nothing can be read.
 DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "imagenet2012": imagenet2012,
     "folder": folder,
@@ -27,41 +30,57 @@ DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "digits": digits,
     "fake": fake,
 }
+UNSPLIT = ("folder", "csv")  # may come without splits
 
 
-def read_samples(data: Data, num_classes: int, context: ProcessContext, *splits: str) -> list[Samples]:
-    """The samples of each split ('train', 'val'), with every check that does not open an image.
+def read_samples(
+    data: Data,
+    num_classes: int | None,
+    context: ProcessContext,
+    *splits: str,
+    class_names: Sequence[str] | None = None,
+) -> list[Samples]:
+    """The samples of each split, with every check that does not open an image.
+
+    A split is 'train', 'val', or 'all': all images of data without splits, else 'val'. `num_classes` None stands for
+    `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if given;
+    'train' must have exactly these classes.
 
     Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
     other ranks only read the lists or list the folders.
 
     Raises:
         UserError: an unknown data set; or, in one report, all problems of all splits: missing or malformed lists and
-            folders, missing or unreadable files, labels that are not below `num_classes`, fewer training samples than
-            one batch on every rank.
+            folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
+            does not contain, fewer training samples than one batch on every rank.
     """
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(
             f"DATA.DATASET: unknown data set {data.dataset}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
         )
-    samples, error = _read(data, num_classes, context, splits) if context.is_main else ([], None)
+    samples, error = _read(data, num_classes, context, splits, class_names) if context.is_main else ([], None)
     error = broadcast_object(error, context)
     if not (context.is_main or error):
-        samples, error = _read(data, num_classes, context, splits)
+        samples, error = _read(data, num_classes, context, splits, class_names)
     if error:
         raise error
     return samples
 
 
-def resolve_grey_range(data: Data, num_classes: int, context: ProcessContext) -> Data:
-    """The options with the two numbers of DATA.GREY_RANGE: auto, measured in the training images.
+def resolve_data(data: Data, num_classes: int | None, context: ProcessContext) -> Data:
+    """The options that the files decide: a data set of class folders, and the two numbers of DATA.GREY_RANGE: auto.
 
-    Every rank must call it. For `read_samples`, auto means the whole range.
+    The default data set, `imagenet2012`, stands for `folder` where its lists are missing and class folders are there.
+    The gray range is measured in the training images. Every rank must call it.
 
     Raises:
         UserError: the training images cannot be listed.
     """
+    if data.dataset == "imagenet2012":
+        is_folder = context.is_main and not has_lists(Path(data.data_path)) and has_class_folders(Path(data.data_path))
+        if broadcast_object(is_folder, context):
+            data = data.model_copy(update={"dataset": "folder"})
     if data.grey_range != "auto":
         return data
     (train,) = read_samples(data, num_classes, context, "train")
@@ -70,20 +89,32 @@ def resolve_grey_range(data: Data, num_classes: int, context: ProcessContext) ->
 
 
 def _read(
-    data: Data, num_classes: int, context: ProcessContext, splits: tuple[str, ...]
+    data: Data,
+    num_classes: int | None,
+    context: ProcessContext,
+    splits: tuple[str, ...],
+    class_names: Sequence[str] | None,
 ) -> tuple[list[Samples], UserError | None]:
-    samples, findings = [], []
+    samples, findings = {}, []
     for split in splits:
+        source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
-            samples.append(DATASETS[data.dataset](data, split))
+            samples[split] = DATASETS[data.dataset](data, source_split)
         except UserError as error:
             findings.append(str(error))
-        else:
-            if isinstance(samples[-1], EncodedImages):
-                samples[-1].grey_range = None if data.grey_range == "auto" else data.grey_range
-            findings += _find_problems(samples[-1], split, data, num_classes, context)
+    for split, of_split in samples.items():
+        if isinstance(of_split, EncodedImages):
+            of_split.grey_range = None if data.grey_range == "auto" else data.grey_range
+        if not class_names:
+            findings += find_single_class(of_split)
+        elif not of_split.findings:
+            findings += number_by(class_names, of_split, needs_all=split == "train")
+    if samples and num_classes is None:
+        num_classes = number_of_classes(data.dataset, list(samples.values()))
+    for split, of_split in samples.items():
+        findings += _find_problems(of_split, split, data, num_classes, context)
     if not findings:
-        return samples, None
+        return list(samples.values()), None
     findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
     return samples, combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
 

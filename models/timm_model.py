@@ -1,6 +1,7 @@
 """Other model families: options -> timm's names and arguments."""
 
 import copy
+import logging
 
 import timm
 import torch
@@ -21,20 +22,22 @@ def build_timm(options: Model, data: Data) -> nn.Module:
     name = options.name
     if not timm.is_model(name):
         raise UserError(f"MODEL.NAME: timm has no model {name}{did_you_mean(name, timm.list_models())}")
-    arguments = {"num_classes": options.num_classes, "in_chans": data.image_channels, "img_size": data.image_size}
+    arguments = {"num_classes": options.num_logits, "in_chans": data.image_channels, "img_size": data.image_size}
     rates = {
         "drop_rate": options.dropout,
         "drop_path_rate": options.droppath,
         "attn_drop_rate": options.attention_dropout,
     }
     arguments |= {key: rate for key, rate in rates.items() if rate}  # not all families accept all rates
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt of a download is a warning
     try:
         model = _create(name, arguments, pretrained=options.pretrained == "timm")
     except TypeError as error:
         raise UserError(f"MODEL.NAME: {name} does not accept an option that is set: {error}; remove it") from None
     except OSError as error:
         raise UserError(
-            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded: {_first_line(error)}"
+            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); connect to the "
+            "network, or give a file with -pretrained"
         ) from error
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(

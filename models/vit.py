@@ -20,7 +20,7 @@ def build_vit(options: Model, data: Data) -> VisionTransformer:
         img_size=data.image_size,
         patch_size=options.patch_size,
         in_chans=data.image_channels,
-        num_classes=options.num_classes,
+        num_classes=options.num_logits,
         embed_dim=options.embed_dim,
         depth=options.depth,
         num_heads=options.num_heads,

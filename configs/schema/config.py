@@ -43,7 +43,7 @@ class Config(Section):
             raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
         return name
 
-    def with_model(self, **changes: str | None) -> "Config":
+    def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.section import Path, Probability, Section
 
+IMAGENET_CLASSES = 1000
 _VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", "MLP_RATIO", "QKV_BIAS")
 
 
@@ -30,7 +31,9 @@ class Model(Section):
     pretrained: Path | None = Field(
         None, description="initial weights: .safetensors, .pth, .npz or .pdparams file; for TYPE timm also 'timm'"
     )
-    num_classes: int = Field(1000, ge=1, description="number of classes")
+    num_classes: int | None = Field(
+        None, ge=1, description="number of classes; null: that of the data, for imagenet2012 always 1000"
+    )
     freeze_backbone: bool = Field(False, description="train the head only")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
     attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")
@@ -49,6 +52,11 @@ class Model(Section):
     depth: int = Field(12, ge=1, description="number of blocks")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+
+    @property
+    def num_logits(self) -> int:
+        """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
+        return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
 
     @field_validator("name")
     @classmethod

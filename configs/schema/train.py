@@ -40,7 +40,12 @@ class Train(Section):
     last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")
     num_epochs: int = Field(300, ge=1, description="number of epochs")
     max_steps: int | None = Field(None, ge=1, description="save a checkpoint and stop after this many steps in all")
-    warmup_epochs: float = Field(32, ge=0, description="epochs of linear warm-up, included in NUM_EPOCHS")
+    warmup_epochs: float = Field(
+        32,
+        ge=0,
+        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of NUM_EPOCHS if that is less than the "
+        "default",
+    )
     weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
@@ -80,9 +85,15 @@ class Train(Section):
     )
     random_erase_count: int = Field(1, ge=1, le=100, description="rectangles per erased image")
 
+    def with_short_warmup(self) -> "Train":
+        """The options, with a tenth of the epochs as warm-up if the default is longer than the run."""
+        if self.warmup_epochs <= self.num_epochs:
+            return self
+        return self.model_copy(update={"warmup_epochs": self.num_epochs / 10})
+
     @model_validator(mode="after")
     def _check(self) -> "Train":
-        if self.warmup_epochs > self.num_epochs:
+        if self.warmup_epochs > self.num_epochs and "warmup_epochs" in self.model_fields_set:
             raise ValueError(
                 f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
             )

@@ -21,6 +21,14 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     ]
 
 
+def find_single_class(samples: Samples) -> list[str]:
+    """A finding if there is only one class folder: it may be the folder that contains those of the classes."""
+    if len(samples.class_names) > 1 or not isinstance(samples, ImageFiles) or samples.listing.file:
+        return []
+    root, name = samples.listing.root, samples.class_names[0]
+    return [f"{root}: contains only one folder, {name}; give the folder that contains all classes"]
+
+
 def find_too_few_samples(num_samples: int, dataset: str, batch_size: int, world_size: int) -> list[str]:
     """A finding if the training samples do not fill one batch on every rank."""
     if num_samples >= batch_size * world_size:

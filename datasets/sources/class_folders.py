@@ -22,9 +22,15 @@ _MAX_TRIED = 10  # folders in which images are looked for
 
 
 def folder(data: Data, split: str) -> ImageFiles:
-    """One folder per class in DATA_PATH/train and DATA_PATH/val; without val the images are split."""
+    """One folder per class in DATA_PATH/train and DATA_PATH/val; without val the images are split.
+
+    The split 'all' is all images of DATA_PATH if it has neither train nor val, else val.
+    """
     root = Path(data.data_path)
     train, val = root / "train", root / "val"
+    if split == "all" and not (train.is_dir() or val.is_dir()):
+        return ImageFiles(read_class_folders(root, min_classes=1))
+    split = "train" if split == "train" else "val"
     if not val.is_dir():
         return ImageFiles(split_listing(read_class_folders(train if train.is_dir() else root), data, split))
     listing = read_class_folders(root / split)
@@ -65,7 +71,7 @@ def find_folder(data_path: str, name: str) -> Path:
     return inner if inner.is_dir() else Path(data_path)
 
 
-def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
+def read_class_folders(root: Path, excluded: str | None = None, min_classes: int = 2) -> Listing:
     """Lists the images of each folder in `root`, at any depth; the sorted names of the folders are the classes.
 
     Hidden files and folders are ignored. A link to a folder is followed once per class, and never to a parent folder.
@@ -73,10 +79,10 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     Findings: a folder that cannot be listed or contains no images, an image that is a broken link or not a file.
 
     Raises:
-        UserError: `root` is missing, cannot be listed, or contains fewer than two folders.
+        UserError: `root` is missing, cannot be listed, or contains fewer than `min_classes` folders.
     """
     scan = _Scan(root)
-    names = class_names_in(root, excluded)
+    names = class_names_in(root, excluded, min_classes)
     paths, targets = StringPacker(), array("q")
     for label, name in enumerate(names):
         num_findings, num_images = len(scan.findings), len(paths)
@@ -93,14 +99,14 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     return Listing(root, names, arrays, None, scan.findings, scan.notes())
 
 
-def class_names_in(root: Path, excluded: str | None = None) -> list[str]:
-    """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are fewer than two."""
+def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2) -> list[str]:
+    """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are too few."""
     names = [
         entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded and not entry.is_hidden
     ]
     if not names:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
-    if len(names) == 1:
+    if len(names) < min_classes:
         raise UserError(f"{root}: contains only one folder, {names[0]}; give the folder that contains all classes")
     return names
 

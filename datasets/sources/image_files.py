@@ -23,10 +23,16 @@ class ImageFiles(EncodedImages):
         super().__init__(listing.class_names)
         self.listing = replace(listing, arrays=share_arrays(listing.arrays))
         self.findings, self.notes = listing.findings, listing.notes
+        self.has_class_names = listing.has_class_names
 
     @property
     def targets(self) -> np.ndarray:
         return self.listing.arrays["targets"]
+
+    @targets.setter
+    def targets(self, targets: np.ndarray) -> None:
+        arrays = dict(self.listing.arrays) | {"targets": targets}
+        self.listing = replace(self.listing, arrays=share_arrays(arrays))
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""

@@ -30,6 +30,8 @@ class ImageArray(Samples):
 class FakeImages(Samples):
     """Noise instead of images, to measure everything except reading files."""
 
+    has_class_names = False
+
     def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
         rng = np.random.default_rng(num_samples)
         super().__init__([str(label) for label in range(num_classes)])

@@ -16,7 +16,8 @@ class Listing:
     `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
     and `lines` int32 (N,): the lines of `file` that name the images. Without a `file`, `lines` is empty.
 
-    `findings` are mistakes that must be corrected, `notes` are for the log: one line of text each.
+    `findings` are mistakes that must be corrected, `notes` are for the log: one line of text each. `has_class_names` is
+    False if the names are only the labels.
     """
 
     root: Path
@@ -25,6 +26,7 @@ class Listing:
     file: Path | None = None
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    has_class_names: bool = True
 
     @property
     def paths(self) -> PackedStrings:

@@ -9,13 +9,13 @@ import os
 import re
 from array import array
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import folder, has_class_folders
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.split import split_listing
@@ -28,23 +28,26 @@ _SEVERAL_LABELS = "has several labels; write one label per image: training with 
 
 
 def imagenet2012(data: Data, split: str) -> ImageFiles:
-    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH; see `read_list`.
-
-    Without these lists, class folders in DATA_PATH are read as by DATA.DATASET: folder, and a note says so.
-    """
-    root = Path(data.data_path)
-    if not any((root / f"{name}_list.txt").exists() for name in ("train", "val")) and has_class_folders(root):
-        samples = folder(data, split)
-        samples.notes.append(f"{root}: has no train_list.txt, but class folders; read as DATA.DATASET folder")
-        return samples
+    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH; see `read_list`."""
     return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt"))
 
 
+def has_lists(root: Path) -> bool:
+    return any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
+
+
 def csv_tables(data: Data, split: str) -> ImageFiles:
-    """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; a single file is split."""
+    """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; a single file is split.
+
+    The split 'all' is a single file, or val.csv.
+    """
     path = Path(data.data_path)
     train_file = path if path.is_file() else path / "train.csv"
     val_file = path / "val.csv"
+    if split == "all" and path.is_file():
+        return ImageFiles(read_table(path, path))
+    if split == "all" and val_file.is_file():
+        return ImageFiles(read_table(val_file, train_file if train_file.is_file() else val_file))
     if not val_file.is_file():
         return ImageFiles(split_listing(read_table(train_file, train_file), data, split))
     return ImageFiles(read_table(val_file if split == "val" else train_file, train_file))
@@ -161,7 +164,8 @@ def _with_numeric_labels(rows: _Rows) -> Listing:
     """The listing of rows whose targets are the labels."""
     label_of = {text: int(text) for text in rows.target_ids if text.isdecimal() and len(text) <= LABEL_DIGITS}
     class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
-    return _to_listing(rows, label_of, class_names, "label", "is not a class number; number the classes from 0")
+    listing = _to_listing(rows, label_of, class_names, "label", "is not a class number; number the classes from 0")
+    return replace(listing, has_class_names=False)
 
 
 def _to_listing(rows: _Rows, label_of: dict[str, int], class_names: list[str], noun: str, problem: str) -> Listing:

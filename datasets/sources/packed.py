@@ -17,7 +17,7 @@ import torch
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
-from datasets.sources.mapped_arrays import MappedArrays
+from datasets.sources.mapped_arrays import MappedArrays, share_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
 from datasets.sources.strings import strings_in
 from utils.errors import UserError
@@ -111,19 +111,25 @@ def _check_shapes(shapes: np.ndarray, sizes: np.ndarray) -> None:
 
 
 class _Packed(Samples):
-    """Images in a blob. Pickled, it is the paths of the blob and the index."""
+    """Images in a blob. Pickled, it is the paths of the blob, the index and the labels."""
 
-    def __init__(self, path: Path, arrays: MappedArrays) -> None:
+    def __init__(self, path: Path, arrays: MappedArrays, labels: MappedArrays | None = None) -> None:
+        """`labels`: other `targets` than those of the index."""
         super().__init__(list(strings_in(arrays, "classes")))
+        self.has_class_names = self.class_names != [str(label) for label in range(len(self.class_names))]
         self.path = path
-        self._file, self._arrays = open_regular_file(path), arrays
+        self._file, self._arrays, self._labels = open_regular_file(path), arrays, labels or arrays
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self._arrays)
+        return type(self), (self.path, self._arrays, self._labels)
 
     @property
     def targets(self) -> np.ndarray:
-        return self._arrays["targets"]
+        return self._labels["targets"]
+
+    @targets.setter
+    def targets(self, targets: np.ndarray) -> None:
+        self._labels = share_arrays({"targets": targets})
 
     def name(self, index: int) -> str:
         return f"{self.path}: image {index} ({strings_in(self._arrays, 'names')[index]})"

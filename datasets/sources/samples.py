@@ -17,12 +17,14 @@ _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EST
 class Samples:
     """The images and labels of one split.
 
-    `targets` int64 (N,) are labels, indices of `class_names`. `in_memory` is True if `open` never waits for a disk.
+    `targets` int64 (N,) are labels, indices of `class_names`. `has_class_names` is False if these names are only the
+    labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
     `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
     text each.
     """
 
     in_memory = False
+    has_class_names = True
     targets: np.ndarray
 
     def __init__(self, class_names: list[str]) -> None:
@@ -32,6 +34,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def number_classes(self, labels: np.ndarray, class_names: list[str]) -> None:
+        """Replaces each label by `labels[label]`, int64 (classes,), an index of the new `class_names`."""
+        self.targets, self.class_names = labels[self.targets], class_names
 
     def open(self, index: int, channels: int) -> LazyImage:
         """An image with 1 or 3 channels; raises BadImage, now or when its pixels are decoded, if it is unusable."""

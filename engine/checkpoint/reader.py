@@ -9,6 +9,7 @@ import torch
 from configs.yaml_io import parse_value, write_yaml
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import is_run_folder
+from engine.checkpoint.trained_on import is_description
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from utils.atomic_file import iter_tensors, verify_checksum
 from utils.errors import UserError
@@ -20,7 +21,7 @@ PERIODIC = "epoch-*.pth"
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str, "schedule_start": float,
+    "images": int, "options": str, "schedule_start": float, "class_names": list | None, "preprocessing": dict | None,
 }  # fmt: skip
 
 
@@ -123,6 +124,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         _upgrade_from_4(state)
     if isinstance(state, dict) and state.get("format") == 5:
         _upgrade_from_5(state)
+    if isinstance(state, dict):
+        state = {"class_names": None, "preprocessing": None} | state  # files of earlier versions lack them
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     if not is_backed:
@@ -178,6 +181,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and 0 <= state["schedule_start"] <= state["epoch"] + 1
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss may be NaN in files of format 4
+        and is_description(state)
     )
 
 

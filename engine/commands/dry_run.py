@@ -6,14 +6,14 @@ from torch import nn
 
 from configs.command_line import Command
 from configs.schema import Config
-from datasets.registry import read_samples
-from datasets.sources.image_checks import check_images
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluate import nothing_to_evaluate
+from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_run import find_on_all_ranks
 from engine.telemetry.flops import forward_flops
 from engine.training.build import build_eval_model, build_run
+from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -30,9 +30,9 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     folder = found.path.parent if found else Path(config.save)
     check_writable(folder)
     if config.eval:
-        model = _build_evaluation(config, context, logger, found)
+        config, model = _build_evaluation(config, context, logger, found)
     else:
-        model = _build_training(config, context, logger, folder, found)
+        config, model = _build_training(config, context, logger, folder, found)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
@@ -44,25 +44,23 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 
 def _build_training(
     config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
-) -> nn.Module:
+) -> tuple[Config, nn.Module]:
+    config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
     options = config.with_model(pretrained=None) if found else config
-    run = build_run(options, context, folder, logger)
+    run = build_run(options, samples, context, folder, logger)
     restore(run, found.state if found else None)
     logger.info(f"global batch size: {run.layout.global_batch_size}")
     logger.info(f"steps per epoch: {run.layout.steps_per_epoch}")
-    return run.state.precision.weights.master
+    return config, run.state.precision.weights.master
 
 
 def _build_evaluation(
     config: Config, context: ProcessContext, logger: RunLogger, found: FoundCheckpoint | None
-) -> nn.Module:
+) -> tuple[Config, nn.Module]:
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
     weights = str(found.path if found else config.model.pretrained)
-    model = build_eval_model(config.with_model(pretrained=weights), context).fp32
-    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
-    check_images([samples], config.data, context, config.timeout_seconds)
-    for note in samples.notes:
-        logger.info(f"----- Data: {note}")
-    logger.info(f"validation: {len(samples)} images")
-    return model
+    config, _, notes = read_evaluation_data(config.with_model(pretrained=weights), context)
+    for note in notes:
+        logger.info(f"----- {note}")
+    return config, build_eval_model(config, context).fp32

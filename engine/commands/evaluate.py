@@ -1,14 +1,14 @@
 """The evaluation command."""
 
 import time
+from dataclasses import replace
 
 from configs.command_line import Command
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
-from datasets.registry import read_samples
-from datasets.sources.image_checks import check_images
 from datasets.transforms.device import build_eval_transform
+from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_run import find_on_all_ranks, open_new_folder, start_log
 from engine.parallel.strategy import build_strategy
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
@@ -27,17 +27,14 @@ def evaluate_weights(command: Command, context: ProcessContext) -> int:
             raise nothing_to_evaluate(config)
         config = config.with_model(pretrained=str(found.path))
         del found  # the content of the checkpoint
+    config, samples, data_notes = read_evaluation_data(config, context)
     built = build_eval_model(config, context)
     model, precision = built.compute, built.precision
-    for note in built.notes:
+    for note in (*built.notes, *data_notes):
         logger.info(f"----- {note}")
     del built  # at O2 and O3 the fp32 weights are not needed
     logger.info(f"----- {context.world_size} process(es), {context.device}, {precision.describe()}")
-    (samples,) = read_samples(config.data, config.model.num_classes, context, "val")
-    check_images([samples], config.data, context, config.timeout_seconds)
-    for note in samples.notes:
-        logger.info(f"----- Data: {note}")
-    folder = open_new_folder(command, context, logger, "eval-")
+    folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     bad_images = BadImageList(folder, context.rank)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     transform = build_eval_transform(config.data).to(context.device)

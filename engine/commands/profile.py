@@ -1,19 +1,23 @@
 """The profiling command."""
 
+from dataclasses import replace
+
 from configs.command_line import Command
 from engine.commands.open_run import begin_status, open_new_folder, start_log
 from engine.profiling.profiler import profile_run
 from engine.training.build import build_run
+from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
 
 
 def profile(command: Command, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
     logger = start_log(command, context)
-    run = build_run(command.config, context, None, logger)
-    folder = open_new_folder(command, context, logger, "profile-")
+    config, samples = read_run_data(command.config, context)
+    run = build_run(config, samples, context, None, logger)
+    folder = open_new_folder(replace(command, config=config), context, logger, "profile-")
     status = begin_status(folder, context)
-    profile_run(run.in_folder(folder), command.config.model.name)
+    profile_run(run.in_folder(folder), config.model.name)
     if context.is_main:
         status.update(state="finished")
     return 0

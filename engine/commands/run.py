@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from configs.command_line import Command
 from configs.schema import Config
-from datasets.registry import resolve_grey_range
+from datasets.registry import resolve_data
 from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
 from engine.commands.profile import profile
@@ -33,7 +33,7 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        data = resolve_grey_range(config.data, config.model.num_classes, context)
+        data = resolve_data(config.data, config.model.num_classes, context)
         config = config.model_copy(update={"data": data})
         return _COMMANDS[command.name](replace(command, config=config), context)
     except Exception as error:

@@ -1,13 +1,16 @@
 """The training command."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from configs.command_line import Command
 from engine.checkpoint.run_folder import is_run_folder, lock_run_folder
+from engine.checkpoint.trained_on import write_classes
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.training.build import build_run
+from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
@@ -29,12 +32,14 @@ def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -
     logger, config = start_log(command, context), command.config
     # Lock before reading: the previous run may still be writing.
     found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
+    if config.model.resume and not found:
+        logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
+    config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
+    command = replace(command, config=config)
     if found:  # it holds all weights, and the pretrained file may be gone
         config = config.with_model(pretrained=None)
-    elif config.model.resume:
-        logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
     folder = found.path.parent if found and is_run_folder(found.path.parent) else None
-    run = build_run(config, context, folder, logger)
+    run = build_run(config, samples, context, folder, logger)
     position = restore(run, found.state if found else None)
     if folder:
         enter_folder(folder, command, context, logger, position.progress.step)
@@ -43,6 +48,8 @@ def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
         run = run.in_folder(folder)
+    if context.is_main:
+        write_classes(folder, run.description)
     return Trainer(run, begin_status(folder, context), position)
 
 

@@ -13,12 +13,10 @@ from configs.command_line import to_yaml
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
-from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.image_checks import check_images
-from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform, build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.trained_on import describe_data
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
@@ -26,6 +24,7 @@ from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter
 from engine.training.loss import build_loss
 from engine.training.optimizer import build_optimizer
+from engine.training.run_data import RunData
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage
@@ -36,36 +35,37 @@ from utils.logger import RunLogger
 from utils.seeding import derive_seed
 
 
-def build_run(config: Config, context: ProcessContext, folder: Path | None, logger: RunLogger) -> Run:
+def build_run(config: Config, samples: RunData, context: ProcessContext, folder: Path | None, logger: RunLogger) -> Run:
     """Builds all parts of a training run, identical on every rank.
 
     `folder` receives its files. Without one, call `Run.in_folder` before the run starts.
 
+    `config` and `samples` are those that `read_run_data` returns.
+
     Raises:
-        UserError: an option, the data or the weights are wrong.
+        UserError: an option or the weights are wrong.
     """
     data, train = config.data, config.train
-    train_samples, val_samples = read_samples(data, config.model.num_classes, context, "train", "val")
-    check_images([train_samples, val_samples], data, context, config.timeout_seconds)
     bad_images = BadImageList(folder, context.rank)
     seed, timeout = config.seed, config.timeout_seconds
-    batches = build_train_batches(data, train, train_samples, seed, context, timeout, bad_images)
+    batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
     layout = EpochLayout(batches.num_samples, data.batch_size * context.world_size, train.accum_iter, seed)
     state, notes = build_train_state(config, context, layout)
-    _log_parts(config.model.num_classes, context, logger, state, notes, train_samples, val_samples)
+    _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
     logger.info(f"----- Model: {meter}")
-    if warning := lr_warning(train, layout.global_batch_size):
-        logger.info(f"----- Warning: {warning}")
+    for warning in (*samples.warnings, lr_warning(train, layout.global_batch_size)):
+        if warning:
+            logger.info(f"----- Warning: {warning}")
     return Run(
         context=context,
         folder=folder,
         logger=logger,
         batches=batches,
         bad_images=bad_images,
-        val_batches=build_eval_loader(data, val_samples, context, timeout, bad_images),
-        num_val_samples=len(val_samples),
+        val_batches=build_eval_loader(data, samples.val, context, timeout, bad_images),
+        num_val_samples=len(samples.val),
         layout=layout,
         state=state,
         compiles=train.compile != "none",
@@ -85,6 +85,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path | None, logg
         restarts_schedule=train.restart_schedule,
         last_epoch=train.last_epoch,
         options=to_yaml(config),
+        description=describe_data(data, samples.class_names),
     )
 
 
@@ -116,7 +117,7 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
         loss=build_loss(train),
-        transform=build_train_transform(data, train, config.model.num_classes).to(context.device),
+        transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
         eval_transform=build_eval_transform(data).to(context.device),
         batch_size=data.batch_size,
         accum_iter=train.accum_iter,
@@ -185,16 +186,15 @@ def _log_parts(
     logger: RunLogger,
     state: TrainState,
     notes: list[str],
-    train_samples: Samples,
-    val_samples: Samples,
+    samples: RunData,
 ) -> None:
     for note in notes:
         logger.info(f"----- {note}")
     logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
     logger.info(
-        f"----- Data: {len(train_samples)} training images of {len(train_samples.class_names)} classes, "
-        f"{len(val_samples)} for validation; the model has {num_classes} classes"
+        f"----- Data: {len(samples.train)} training images of {len(samples.train.class_names)} classes, "
+        f"{len(samples.val)} for validation; the model has {num_classes} classes"
     )
     if context.is_main:
-        for note in notes_on(train_samples, val_samples):
+        for note in notes_on(samples.train, samples.val):
             logger.info(f"----- Data: {note}")

@@ -72,6 +72,7 @@ def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
         "images": position.clock.images,
         "options": run.options,
         "schedule_start": state.schedule.start_step / run.layout.steps_per_epoch,
+        **run.description,
     }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,6 +87,7 @@ class Run:
         restarts_schedule: whether the schedule starts again where the run is resumed (TRAIN.RESTART_SCHEDULE).
         last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
         options: the resolved options as YAML, for the checkpoint.
+        description: the class names and the preprocessing, for the checkpoint and `classes.json`.
     """
 
     context: ProcessContext
@@ -105,6 +107,7 @@ class Run:
     restarts_schedule: bool
     last_epoch: int
     options: str
+    description: dict[str, Any]
 
     def in_folder(self, folder: Path) -> "Run":
         """This run with a folder for its files."""

@@ -31,6 +31,7 @@ from engine.commands.open_run import find_on_all_ranks
 from engine.precision.non_finite import block_of, first_non_finite
 from engine.precision.op_lists import OPS
 from engine.training.build import build_run
+from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from engine.training.step import forward_backward
 from models.build import set_training
@@ -117,7 +118,8 @@ class NextPass:
             config = config.with_model(pretrained=None)
         # `inspect` compiles the model with the recorder's own backend.
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
-        run = build_run(config, context, found.path.parent if found else None, logger)
+        config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
+        run = build_run(config, samples, context, found.path.parent if found else None, logger)
         progress = restore(run, found.state if found else None).progress
         self.state, self.step, self.window = run.state, progress.step, progress.window(run.state.accum_iter)
         self.precision, self.compute_model = run.state.precision, run.state.precision.weights.compute

@@ -29,7 +29,7 @@ def timm_flags(config: Config, flags: argparse.Namespace, folder: Path) -> list[
     on_gpu = visible_gpus() > 0
     values = {
         "data-dir": folder / "data", "train-split": "train", "val-split": "", "output": folder / "timm",
-        "model": model.name, "num-classes": model.num_classes, "img-size": data.image_size,
+        "model": model.name, "num-classes": model.num_logits, "img-size": data.image_size,
         "model-kwargs": [f"{name}_drop_rate={rate}" for name, rate in _drop_rates(config).items()],
         "drop-path": model.droppath, "device": "cuda" if on_gpu else "cpu",
         "batch-size": data.batch_size, "workers": data.num_workers,

@@ -14,6 +14,7 @@ from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_run, build_train_state
+from engine.training.run_data import read_run_data
 from engine.training.state import Run, TrainState
 from engine.training.step import train_steps
 from engine.training.trainer import Trainer
@@ -35,7 +36,8 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
 
 def build_new_run(config: Config, context: ProcessContext, folder: Path) -> Run:
     """A run that writes its tables to `folder` and logs to the console."""
-    return build_run(config, context, folder, RunLogger(None, context))
+    config, samples = read_run_data(config, context)
+    return build_run(config, samples, context, folder, RunLogger(None, context))
 
 
 def open_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
@@ -76,7 +78,7 @@ def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
     return [
         Batch(
             torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
-            torch.randint(0, config.model.num_classes, shape[:1], generator=generator).to(context.device),
+            torch.randint(0, config.model.num_logits, shape[:1], generator=generator).to(context.device),
             data.batch_size,
         )
         for _ in range(4)

@@ -134,7 +134,7 @@ YAML_MISTAKES = {
     "broken": ("SEED: [1", r":\d+: "),
     "feature to come": ("TRAIN:\n  RAND_AUGMENT: true", r":2: TRAIN.RAND_AUGMENT: RandAugment is not available yet"),
     "family to come": ("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6]", r":2: MODEL.TYPE: swin is not available yet"),
-    "warm-up": ("TRAIN: {NUM_EPOCHS: 3}", r"TRAIN.WARMUP_EPOCHS 32 exceeds NUM_EPOCHS 3"),
+    "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),
     "heads": ("MODEL: {NUM_HEADS: 5}", r"MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5"),
     "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),

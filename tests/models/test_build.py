@@ -1,5 +1,6 @@
 """Recipes and options -> models: sizes, initialization, frozen backbones, timm's families."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,11 @@ def test_parameter_counts_of_paddlevits_recipes(size):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_builds(recipe):
-    config = parse_command_line([f"-cfg={recipe}"]).config
+    config = parse_command_line([f"-cfg={recipe}"]).config.with_model(pretrained=None)  # no download
     with torch.device("meta"):
         model, _ = build_model(config.model, config.data, torch.device("meta"))
         shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
-        assert model(torch.empty(shape)).shape == (1, config.model.num_classes)
+        assert model(torch.empty(shape)).shape == (1, config.model.num_logits)
 
 
 def vit_of(config) -> VisionTransformer:
@@ -194,4 +195,19 @@ def test_image_size_of_a_large_model_is_checked_on_the_meta_device(monkeypatch):
     assert devices == ["meta"] and all(parameter.device.type == "cpu" for parameter in model.parameters())
     config = parse_command_line(["-image_size=200", "-opts", "MODEL={TYPE: timm, NAME: levit_128s}"]).config
     with pytest.raises(UserError, match="levit_128s does not accept it"):
+        build_model(config.model, config.data, CPU)
+
+
+def test_a_failed_download_is_one_line(monkeypatch):
+    """The library that downloads logs a warning for each of its twelve attempts."""
+
+    def fail(*args, **kwargs):
+        assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
+        raise OSError("cannot reach the server\nand more lines")
+
+    monkeypatch.setattr("models.timm_model.timm.create_model", fail)
+    config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, PRETRAINED: timm}"]).config
+    with pytest.raises(
+        UserError, match=r"^MODEL.PRETRAINED: .*\(cannot reach the server\); connect to the network, .*$"
+    ):
         build_model(config.model, config.data, CPU)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from datasets.registry import resolve_data
 from datasets.sources.lists import csv_tables, imagenet2012
 
 
@@ -89,16 +90,14 @@ def test_a_file_too_large_for_an_image_is_not_read(lists, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["", "train"])
-def test_without_lists_class_folders_are_recognized(tmp_path, split):
+def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     write_image(tmp_path / "notes" / "figure.png")
-    assert_refused(lambda: imagenet2012(options(tmp_path), "train"), "train_list.txt: cannot be read")
+    assert resolve_data(options(tmp_path), None, cpu).dataset == "imagenet2012"
     write_classes(tmp_path / split, dog=3, cat=3)
     write_classes(tmp_path / "val", dog=1, cat=1)
-    samples = imagenet2012(options(tmp_path), "train" if split else "val")
-    assert samples.class_names == ["cat", "dog"]
-    assert samples.notes[-1] == f"{tmp_path}: has no train_list.txt, but class folders; read as DATA.DATASET folder"
+    assert resolve_data(options(tmp_path), None, cpu).dataset == "folder"
     (tmp_path / "val_list.txt").touch()
-    assert_refused(lambda: imagenet2012(options(tmp_path), "train"), "train_list.txt: cannot be read")
+    assert resolve_data(options(tmp_path), None, cpu).dataset == "imagenet2012"
 
 
 # CSV

@@ -36,6 +36,12 @@ def make_state(epoch: int = 0, **changes) -> dict:
     return state | changes
 
 
+PREPROCESSING = {
+    "image_size": 8, "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
+    "interpolation": "bicubic",
+}  # fmt: skip
+
+
 def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
     return CheckpointWriter(folder, keep, lambda path, state: None)
 
@@ -103,6 +109,8 @@ INVALID = {
     "options": (make_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
     "steps": (make_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
     "schedule": (make_state(schedule_start=2.0) | {"format": FORMAT}, r"its entries contradict"),
+    "class names": (make_state(class_names=["cat", 3]) | {"format": FORMAT}, r"its entries contradict"),
+    "preprocessing": (make_state(preprocessing=PREPROCESSING) | {"format": FORMAT}, r"its entries contradict"),
     "string": (make_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
     "stride": (make_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
     "nan": (make_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),

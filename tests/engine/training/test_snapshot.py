@@ -5,6 +5,7 @@ from conftest import GREY, TINY_VIT
 
 from configs.command_line import parse_command_line
 from engine.training.build import build_run
+from engine.training.run_data import read_run_data
 from engine.training.snapshot import Best
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
@@ -28,7 +29,7 @@ def test_a_tie_in_top1_is_broken_by_the_lower_loss():
 def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):
     options = [*TINY_VIT, *GREY, "TRAIN.MODEL_EMA=true", f"SAVE={tmp_path}"]
     config = parse_command_line(["-dataset", "digits", "-opts", *options]).config
-    run = build_run(config, OTHER_RANK, tmp_path, RunLogger(None, OTHER_RANK))
+    run = build_run(*read_run_data(config, OTHER_RANK), OTHER_RANK, tmp_path, RunLogger(None, OTHER_RANK))
     trainer = Trainer(run, status=None)
     assert trainer.writer is None
     gathered = []

@@ -1,0 +1,64 @@
+"""Class names: the number of classes of a data set, and labels that follow the names of another one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.schema.model import IMAGENET_CLASSES
+from configs.yaml_io import shorten
+from datasets.sources.samples import Samples
+
+_MAX_NAMES = 20  # in an error message
+
+
+def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """The position in `known` of each of `names`, int64 (classes,); -1 for a name that is not in it."""
+    if list(names) == list(known):
+        return np.arange(len(known))
+    position = {name: label for label, name in enumerate(known)}
+    return np.array([position.get(name, -1) for name in names], dtype=np.int64)
+
+
+def number_by(known: Sequence[str], samples: Samples, needs_all: bool) -> list[str]:
+    """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
+
+    Returns findings, and then changes nothing: a class with images that is not in `known`; with `needs_all`, also a
+    class of `known` that the samples do not have.
+    """
+    if not samples.has_class_names:
+        samples.notes.append("the data has no class names; its labels are used as they are")
+        return []
+    labels = map_labels(samples.class_names, known)
+    used = range(len(labels)) if needs_all else np.unique(samples.targets)
+    unknown = [samples.class_names[label] for label in used if labels[label] < 0]
+    missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
+    findings = []
+    if unknown:
+        findings.append(
+            f"{list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint has "
+            f"{list_names(known)})"
+        )
+    if missing:
+        findings.append(f"{list_names(missing)}: a class of the checkpoint that the data does not have; add it")
+    if not findings and not np.array_equal(labels, np.arange(len(known))):
+        samples.number_classes(labels, list(known))
+    return findings
+
+
+def list_names(names: Sequence[str]) -> str:
+    """'cat', 'dog' and at most 18 others, and the number of the remaining ones."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(shorten(name) for name in names[:_MAX_NAMES]) + more
+
+
+def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
+    """The value of MODEL.NUM_CLASSES: null for these splits of a data set: the number of its classes.
+
+    Labels of ImageNet's lists are numbers, and a list of a part of ImageNet does not contain all of them: as in
+    PaddleViT, the number is 1000. Packed lists count as ImageNet's, unless they have larger labels.
+    """
+    if dataset == "imagenet2012":
+        return IMAGENET_CLASSES
+    number = max(len(samples.class_names) for samples in splits)
+    is_packed_list = dataset == "packed" and not any(samples.has_class_names for samples in splits)
+    return max(number, IMAGENET_CLASSES) if is_packed_list else number

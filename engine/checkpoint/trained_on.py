@@ -1,0 +1,118 @@
+"""The data that a checkpoint was trained on: class names, preprocessing, number of classes, folder.
+
+A checkpoint has the entries `class_names`, the names in the order of the labels, or None if the data has no names, and
+`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both, too. Checkpoints of earlier
+versions lack them.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.schema import Data
+from configs.yaml_io import parse_value
+from models.weights.read import checked_archive_bytes, find_weights
+
+CLASSES_FILE = "classes.json"
+_INTERPOLATION = "bicubic"  # of all crops
+# Entry of `preprocessing` -> field of the DATA section
+OPTION_OF = {
+    "image_size": "image_size",
+    "crop_pct": "crop_pct",
+    "channels": "image_channels",
+    "mean": "imagenet_mean",
+    "std": "imagenet_std",
+}
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options."""
+
+    class_names: list[str] | None
+    preprocessing: dict[str, Any] | None
+    data: dict[str, Any]
+    model: dict[str, Any]
+
+
+def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, Any]:
+    """The entries `class_names` and `preprocessing` of a checkpoint."""
+    values = {entry: getattr(data, option) for entry, option in OPTION_OF.items()}
+    lists = {entry: list(value) if isinstance(value, tuple) else value for entry, value in values.items()}
+    return {
+        "class_names": None if class_names is None else list(class_names),
+        "preprocessing": lists | {"interpolation": _INTERPOLATION},
+    }
+
+
+def write_classes(folder: Path, description: dict[str, Any]) -> None:
+    """Writes `classes.json`; raises OSError if that fails."""
+    (folder / CLASSES_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def is_description(state: dict[str, Any]) -> bool:
+    """Whether the two entries are None, or have the form that `describe_data` gives them."""
+    names, preprocessing = state["class_names"], state["preprocessing"]
+    return (names is None or (bool(names) and all(isinstance(name, str) for name in names))) and (
+        preprocessing is None or _is_preprocessing(preprocessing)
+    )
+
+
+def _is_preprocessing(values: dict[str, Any]) -> bool:
+    size, channels, crop = (values.get(entry) for entry in ("image_size", "channels", "crop_pct"))
+    return (
+        values.keys() == {*OPTION_OF, "interpolation"}
+        and values["interpolation"] == _INTERPOLATION
+        and type(size) is int
+        and size > 0
+        and type(channels) is int
+        and channels in (1, 3)
+        and type(crop) is float
+        and 0 < crop <= 1
+        and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
+        and min(values["std"]) > 0
+    )
+
+
+def _are_floats(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(value) is float and math.isfinite(value) for value in values)
+    )
+
+
+def read_trained_on(weights: str) -> TrainedOn | None:
+    """The data of the checkpoint `weights`, without reading its tensors; None for weights of another program.
+
+    A damaged file is not reported here but where its tensors are read.
+
+    Raises:
+        UserError: no such file, or a damaged archive.
+    """
+    path = find_weights(weights)
+    if path.suffix.lower() not in (".pth", ".pt"):
+        return None
+    checked_archive_bytes(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        options = parse_value(state["options"])
+        state = {"class_names": state.get("class_names"), "preprocessing": state.get("preprocessing")}
+        if not is_description(state):
+            return None
+        return TrainedOn(**state, data=dict(options["DATA"]), model=dict(options["MODEL"]))
+    except Exception:  # a file of another program has any content
+        return None
+
+
+def resolve_path(path: Any) -> str | None:
+    """The path of a data folder without links, to compare it with another; None if it is not a path."""
+    try:
+        return str(Path(path).resolve())
+    except (TypeError, ValueError, OSError, RuntimeError):
+        return None

@@ -1,0 +1,149 @@
+"""Labels follow the class names of a checkpoint; the number of classes follows the data."""
+
+import pickle
+
+import numpy as np
+import pytest
+from source_helpers import names_of, options, write_classes, write_image
+
+from datasets.registry import read_samples
+from datasets.sources.class_names import map_labels, number_of_classes
+from datasets.sources.in_memory import ImageArray
+from datasets.sources.packed import packed
+from scripts.pack_dataset import Packable, write_packed
+from utils.errors import UserError
+
+KNOWN = ["ant", "bee", "cat", "dog"]
+
+
+def write_packed_split(folder, split, class_names, targets):
+    write_packed(folder, split, class_names, [Packable(b"x", target, str(n)) for n, target in enumerate(targets)])
+
+
+def read(path, cpu, *splits, class_names=KNOWN, dataset="folder", num_classes=None):
+    given = options(path, dataset=dataset, batch_size=1)
+    return read_samples(given, num_classes, cpu, *splits, class_names=class_names)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [(KNOWN, [0, 1, 2, 3]), (["dog", "bee"], [3, 1]), (["bee", "eel"], [1, -1]), (["a", "a"], [-1, -1])],
+)
+def test_map_labels(names, labels):
+    assert map_labels(names, KNOWN).tolist() == labels
+
+
+def test_equal_names_keep_their_labels_even_if_a_name_is_repeated():
+    assert map_labels(["crane", "crane"], ["crane", "crane"]).tolist() == [0, 1]
+
+
+def test_a_folder_of_two_classes_gets_the_labels_of_the_checkpoint(tmp_path, cpu):
+    write_classes(tmp_path, dog=2, bee=1)
+    (samples,) = read(tmp_path, cpu, "all")
+    assert names_of(samples) == ["bee/000.jpg", "dog/000.jpg", "dog/001.jpg"]
+    assert samples.targets.tolist() == [1, 3, 3]
+    assert samples.class_names == KNOWN
+    assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [1, 3, 3]  # in a loading worker
+
+
+def test_one_class_folder_is_accepted_by_name_only(tmp_path, cpu):
+    write_classes(tmp_path, dog=2)
+    (samples,) = read(tmp_path, cpu, "all")
+    assert samples.targets.tolist() == [3, 3]
+    with pytest.raises(UserError, match=r"contains only one folder, dog; give the folder that contains all classes"):
+        read(tmp_path, cpu, "all", class_names=None)
+
+
+def test_unknown_classes_are_refused_with_the_list(tmp_path, cpu):
+    write_classes(tmp_path, dog=1, eel=1, fox=1)
+    refusal = r"'eel', 'fox': not a class of the checkpoint; .* \(the checkpoint has 'ant', 'bee', 'cat', 'dog'\)$"
+    with pytest.raises(UserError, match=refusal):
+        read(tmp_path, cpu, "all")
+
+
+def test_training_data_must_have_all_classes_of_the_checkpoint(tmp_path, cpu):
+    for split in ("train", "val"):
+        write_classes(tmp_path / split, dog=1, bee=1)
+    with pytest.raises(UserError, match=r"'ant', 'cat': a class of the checkpoint that the data does not have; add it"):
+        read(tmp_path, cpu, "train", "val")
+    train, val = read(tmp_path, cpu, "train", "val", class_names=["dog", "bee"])
+    assert train.targets.tolist() == val.targets.tolist() == [1, 0]
+
+
+def test_a_table_needs_no_training_table(tmp_path, cpu):
+    write_image(tmp_path / "a.jpg")
+    write_image(tmp_path / "b.jpg")
+    (tmp_path / "val.csv").write_text("image_path,target\na.jpg,dog\nb.jpg,bee\n")
+    for path in (tmp_path, tmp_path / "val.csv"):
+        (samples,) = read(path, cpu, "all", dataset="csv")
+        assert samples.targets.tolist() == [3, 1]
+
+
+def test_a_class_without_images_need_not_be_known(tmp_path, cpu):
+    write_image(tmp_path / "a.jpg")
+    write_image(tmp_path / "b.jpg")
+    (tmp_path / "train.csv").write_text("image_path,target\na.jpg,dog\na.jpg,dog\nb.jpg,eel\n")
+    (tmp_path / "val.csv").write_text("image_path,target\na.jpg,dog\n")
+    (samples,) = read(tmp_path, cpu, "all", dataset="csv")
+    assert samples.targets.tolist() == [3]
+
+
+def test_numbers_of_a_list_stay_labels(tmp_path, cpu):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "val_list.txt").write_text("a.jpg 2\n")
+    (samples,) = read(tmp_path, cpu, "all", dataset="imagenet2012")
+    assert samples.targets.tolist() == [2]
+    assert samples.notes == ["the data has no class names; its labels are used as they are"]
+
+
+def test_packed_images(tmp_path):
+    write_packed_split(tmp_path, "val", ["bee", "dog"], [1, 0, 1])
+    samples = packed(options(tmp_path), "val")
+    samples.number_classes(map_labels(samples.class_names, KNOWN), KNOWN)
+    assert samples.targets.tolist() == [3, 1, 3]
+    assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [3, 1, 3]
+
+
+def test_images_in_memory():
+    samples = ImageArray(np.zeros((2, 1, 4, 4), np.uint8), [0, 1], ["dog", "ant"])
+    samples.number_classes(map_labels(samples.class_names, KNOWN), KNOWN)
+    assert samples.targets.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("below", ["", "val", "train"])
+def test_all_images_of_a_folder_without_splits(tmp_path, cpu, below):
+    write_classes(tmp_path / below, cat=20, dog=20)
+    (samples,) = read(tmp_path, cpu, "all", class_names=None)
+    assert len(samples) == (4 if below == "train" else 40)
+
+
+def test_number_of_classes(tmp_path, cpu):
+    write_classes(tmp_path / "folder", cat=2, dog=2)
+    assert number_of_classes("folder", read(tmp_path / "folder", cpu, "train", class_names=None)) == 2
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "val_list.txt").write_text("a.jpg 2\n")
+    (tmp_path / "train_list.txt").write_text("a.jpg 999\n")
+    for split in ("train", "val"):
+        listed = read(tmp_path, cpu, split, class_names=None, dataset="imagenet2012")
+        assert number_of_classes("imagenet2012", listed) == 1000
+    with (tmp_path / "val_list.txt").open("a") as file:
+        file.write("a.jpg 1000\n")
+    with pytest.raises(UserError, match=r"label 1000; .*MODEL.NUM_CLASSES is 1000; set it to 1001 or more"):
+        read(tmp_path, cpu, "val", class_names=None, dataset="imagenet2012")
+
+
+@pytest.mark.parametrize(("class_names", "number"), [(["bee", "dog"], 2), (["0", "1"], 1000)])
+def test_packed_lists_count_as_imagenets(tmp_path, class_names, number):
+    write_packed_split(tmp_path, "val", class_names, [1, 0])
+    assert number_of_classes("packed", [packed(options(tmp_path), "val")]) == number
+
+
+@pytest.mark.parametrize(("train", "val", "number"), [([0, 1], [0], 2), ([0, 1], [4], 5)])
+def test_numbers_of_a_table(tmp_path, cpu, train, val, number):
+    for name, targets in (("train", train), ("val", val)):
+        rows = "".join(f"{name}{target}.jpg,{target}\n" for target in targets)
+        (tmp_path / f"{name}.csv").write_text(f"image_path,target\n{rows}")
+        for target in targets:
+            write_image(tmp_path / f"{name}{target}.jpg")
+    splits = read(tmp_path, cpu, "train", "val", class_names=None, dataset="csv")
+    assert number_of_classes("csv", splits) == number

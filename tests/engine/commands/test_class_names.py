@@ -1,0 +1,195 @@
+"""A checkpoint keeps the class names and the preprocessing of its data, and an evaluation uses them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, only_run, read_result, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from configs.yaml_io import read_yaml
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.trained_on import read_trained_on
+from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.run import run
+from utils.errors import UserError
+
+CLASSES = ["ant", "bee", "cat", "dog"]
+MODEL = [option for option in TINY_VIT if not option.startswith(("MODEL.NUM_CLASSES", "DATA."))]
+SIZE = ["DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0"]
+AS_IT_IS = ["DATA.RANDOM_CROP_SCALE=[1, 1]", "DATA.RANDOM_CROP_RATIO=[1, 1]", "TRAIN.BASE_LR=1e-2"]
+SCHEDULE = ["TRAIN.NUM_EPOCHS=8"]
+
+
+def write_class(folder: Path, label: int, count: int) -> None:
+    """Images of one brightness per class, easy to learn."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.fromarray(np.full((8, 8), 60 * label + number, np.uint8)).save(folder / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """A folder of four classes without splits."""
+    root = tmp_path_factory.mktemp("images")
+    for label, name in enumerate(CLASSES):
+        write_class(root / name, label, 20)
+    return root
+
+
+def argv_for(images: Path, output: Path, *options: str) -> list[str]:
+    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0", f"-output={output}"]
+    return [*data, "-opts", *MODEL, *options]
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory) -> Path:
+    from utils.distributed import ProcessContext
+
+    cpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, *SCHEDULE), cpu)
+
+
+def evaluate(trained: Path, images: Path, output: Path, cpu, *more: str) -> tuple[dict, str]:
+    """The result and the log of an evaluation without the options of preprocessing."""
+    run(parse_command_line(["-eval", *argv_for(images, output, *more, f"MODEL.PRETRAINED={trained}")]), cpu)
+    folder = only_run(output, "eval")
+    return read_result(folder), (folder / "log.txt").read_text()
+
+
+def test_a_run_keeps_names_and_preprocessing(trained):
+    expected = {
+        "class_names": CLASSES,
+        "preprocessing": {
+            "image_size": 8, "crop_pct": 1.0, "channels": 1, "mean": [0.5], "std": [0.5], "interpolation": "bicubic",
+        },
+    }  # fmt: skip
+    assert json.loads((trained / "classes.json").read_text()) == expected
+    state = load_checkpoint(trained / "last.pth")
+    assert {key: state[key] for key in expected} == expected
+
+
+def test_the_number_of_classes_is_that_of_the_data(trained):
+    state = load_checkpoint(trained / "last.pth")
+    assert state["model"]["head.weight"].shape[0] == 4
+    assert read_yaml(trained / "config.yaml")[0]["MODEL"]["NUM_CLASSES"] == 4
+    assert parse_command_line([f"-cfg={trained / 'config.yaml'}"]).config.model.num_classes == 4
+    assert read_trained_on(str(trained / "last.pth")).model["NUM_CLASSES"] == 4
+
+
+def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
+    """The checkpoint is away from its run. All images count: without names the top-1 would be 0%."""
+    moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
+    for label in (1, 3):
+        write_class(tmp_path / "test" / CLASSES[label], label, 11)
+    result, log = evaluate(moved, tmp_path / "test", tmp_path / "out", cpu)
+    assert result["top1"] == 100
+    assert "----- Data: 22 images of 2 of 4 classes\n" in log
+    assert "Warning" not in log
+    run(
+        parse_command_line(["-dry_run", "-eval", *argv_for(tmp_path / "test", tmp_path, f"MODEL.PRETRAINED={moved}")]),
+        cpu,
+    )
+
+
+def test_a_run_is_evaluated_by_name(trained, tmp_path, cpu):
+    write_class(tmp_path / "test" / "dog", 3, 5)
+    run(parse_command_line(["-eval", f"-resume={trained}", *argv_for(tmp_path / "test", tmp_path / "out")]), cpu)
+    log = (only_run(tmp_path / "out", "eval") / "log.txt").read_text()
+    assert "----- Data: 5 images of 1 of 4 classes\n" in log
+
+
+def test_the_training_folder_keeps_its_validation_split(trained, images, tmp_path, cpu):
+    result, log = evaluate(trained / "best.pth", images, tmp_path, cpu)
+    assert "----- Data: 8 images of 4 of 4 classes: the validation split\n" in log
+    assert result["top1"] == read_result(trained)["top1"]
+
+
+def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
+    """The fraction of the training does not apply to another folder; one that is set for the evaluation does."""
+    split = ["DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=3"]
+    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"), cpu)
+    other = shutil.copytree(images, tmp_path / "other")
+    weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
+    for data, more, count in ((images, (), 16), (other, split, 80), (other, ["DATA.VAL_FRACTION=0.5"], 40)):
+        config = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)]).config
+        config, samples, _ = read_evaluation_data(config, cpu)
+        assert len(samples) == count
+        assert config.data.split_seed == (3 if data == images or more == split else 0)
+
+
+def test_unknown_classes_are_refused(trained, tmp_path, cpu):
+    write_class(tmp_path / "test" / "eel", 1, 2)
+    with pytest.raises(UserError, match=r"'eel': not a class of the checkpoint; .*'ant', 'bee', 'cat', 'dog'"):
+        evaluate(trained / "best.pth", tmp_path / "test", tmp_path / "out", cpu)
+    assert not (tmp_path / "out").exists()
+
+
+def test_preprocessing_that_the_user_wrote_wins_and_is_warned_about(trained, images, tmp_path, cpu):
+    _, log = evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.CROP_PCT=0.5")
+    assert "----- Warning: DATA.CROP_PCT is 0.5, but the checkpoint was trained with 1.0\n" in log
+    saved = read_yaml(only_run(tmp_path, "eval") / "config.yaml")[0]["DATA"]
+    assert (saved["CROP_PCT"], saved["IMAGE_SIZE"], saved["IMAGE_CHANNELS"]) == (0.5, 8, 1)
+
+
+def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, images, tmp_path, cpu):
+    with pytest.raises(
+        UserError, match=r"^DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1, with the checkpoint's"
+    ):
+        evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]")
+
+
+def test_resume_maps_and_refuses_classes_by_name(images, tmp_path, cpu):
+    options = argv_for(tmp_path / "data", tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *SCHEDULE)
+    shutil.copytree(images, tmp_path / "data")
+    stopped = train([*options, "TRAIN.MAX_STEPS=3"], cpu)
+    (tmp_path / "data" / "dog").rename(tmp_path / "data" / "aardvark")
+    with pytest.raises(UserError, match=r"(?s)'aardvark': not a class of the checkpoint.*'dog': a class of the checkp"):
+        train([f"-resume={stopped}", *options], cpu)
+
+
+def test_weights_without_names_keep_the_labels_of_the_data(trained, tmp_path, cpu):
+    weights = load_checkpoint(trained / "best.pth")["model"]
+    torch.save(weights, tmp_path / "weights.pth")
+    assert read_trained_on(str(tmp_path / "weights.pth")) is None
+    for label in (0, 1):
+        write_class(tmp_path / "test" / CLASSES[label], label, 11)
+    result, log = evaluate(
+        tmp_path / "weights.pth", tmp_path / "test", tmp_path / "out", cpu, *SIZE, *GREY, "MODEL.NUM_CLASSES=4"
+    )
+    assert result["top1"] == 100 and "----- Data: 22 images of 2 of 4 classes\n" in log
+
+
+def test_old_checkpoint_has_no_names(request):
+    fixture = request.config.rootpath / "tests" / "fixtures" / "checkpoint_format_4"
+    state, trained_on = load_checkpoint(fixture / "last.pth"), read_trained_on(str(fixture / "last.pth"))
+    assert state["class_names"] is state["preprocessing"] is None
+    assert trained_on.class_names is trained_on.preprocessing is None
+    assert trained_on.model["NUM_CLASSES"] == 10
+
+
+def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):
+    for label in (0, 1, 2):
+        write_class(tmp_path / "data" / f"new{label}", label, 12)
+    options = [*SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", f"MODEL.PRETRAINED={trained / 'best.pth'}"]
+    folder = train(argv_for(tmp_path / "data", tmp_path / "out", *options), cpu)
+    assert json.loads((folder / "classes.json").read_text())["class_names"] == ["new0", "new1", "new2"]
+    assert "head: 4 classes in the file, 3 in the model: new head" in (folder / "log.txt").read_text()
+
+
+def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu):
+    options = [option for option in MODEL if "WARMUP" not in option and "NUM_EPOCHS" not in option]
+    argv = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path}"]
+    folder = train(
+        [*argv, "-opts", *options, *SIZE, *GREY, "MODEL.NUM_CLASSES=1000", "TRAIN.NUM_EPOCHS=2", "TRAIN.MAX_STEPS=1"],
+        cpu,
+    )
+    log = (folder / "log.txt").read_text()
+    assert "----- Warning: MODEL.NUM_CLASSES is 1000, but the data has 4 classes; remove the key to train 4\n" in log
+    assert "----- Warning: TRAIN.WARMUP_EPOCHS is 0.2: its default, 32, exceeds NUM_EPOCHS 2\n" in log
+    saved = read_yaml(folder / "config.yaml")[0]
+    assert (saved["TRAIN"]["WARMUP_EPOCHS"], saved["MODEL"]["NUM_CLASSES"]) == (0.2, 1000)
