@@ -91,6 +91,7 @@ class Run:
     batches: BatchSource
     val_batches: Loader
     num_val_samples: int
+    num_classes: int
     layout: EpochLayout
     state: TrainState
     compiles: bool

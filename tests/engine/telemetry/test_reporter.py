@@ -63,7 +63,6 @@ def test_gradient_norms_are_means_over_the_applied_steps(tmp_path, cpu):
     assert [row["grad_norm"] for row in run.rows("steps.csv")] == ["", "2.5"]  # the first report was after step 1
     (epoch,) = run.rows("metrics.csv")
     assert epoch["grad_norm"] == "1.75"
-    assert "grad norm: 1," in run.log and "grad norm: -," in run.log and "grad norm: 2.5," in run.log
     assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
 
 
@@ -84,7 +83,7 @@ def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
     assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
     assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
     assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
-    assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and "img/s: 0" not in run.log
+    assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
     run.reporter.draw()  # plots without points
 
 
