@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from configs.layers import OptionLayers
 from configs.schema import Config
 from configs.section import Section
-from configs.yaml_io import parse_value, shorten, write_yaml
+from configs.yaml_io import format_value, parse_value, shorten, write_yaml
+from utils.columns import wrap_parts
 from utils.errors import UserError, did_you_mean
 
 _EXAMPLES = """examples:
@@ -28,12 +29,16 @@ All keys with units and defaults: configs/schema/.
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line: the options of the run, and the requested action."""
+    """A parsed command line: the options of the run, and the requested action.
+
+    selects_run: whether any YAML file, data set, or key of MODEL is given.
+    """
 
     config: Config
     dry_run: bool
     profile: bool
     num_processes: int | None
+    selects_run: bool = True
 
     @property
     def name(self) -> str:
@@ -160,7 +165,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval, "-resume": config.model.resume}
         for flag in (flag for flag, given in others.items() if given):
             raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
-    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus)
+    data_keys = {"DATASET", "DATA_PATH"} & set(layers.values.get("DATA", ()))
+    selects_run = bool(arguments.cfg or data_keys or "MODEL" in layers.values)
+    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, selects_run)
 
 
 def _validate(layers: OptionLayers) -> Config:
@@ -233,7 +240,7 @@ def differences(then: str, now: str) -> list[str]:
     MODEL.RESUME and MODEL.PRETRAINED are ignored. A key that `then` lacks, since an earlier version wrote it, had its
     default value.
     """
-    defaults, before, after = (dict(_flatten(parse_value(text), "")) for text in (to_yaml(Config()), then, now))
+    defaults, before, after = (dict(flatten(parse_value(text))) for text in (to_yaml(Config()), then, now))
     before = defaults | before
     return [
         f"{key}: {before[key]}, now {value}"
@@ -242,9 +249,23 @@ def differences(then: str, now: str) -> list[str]:
     ]
 
 
-def _flatten(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def non_default_options(config: Config) -> dict[str, str]:
+    """The options that differ from their defaults by dotted key, as short texts."""
+    defaults = dict(flatten(_to_dict(Config())))
+    values = dict(flatten(_to_dict(config)))
+    return {key: format_value(value) for key, value in values.items() if value != defaults[key]}
+
+
+def non_default_lines(config: Config) -> str:
+    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns."""
+    parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
+    return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by their dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

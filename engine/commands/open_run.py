@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import to_yaml
+from configs.command_line import non_default_lines, to_yaml
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import is_run_folder, lock_run_folder, make_run_folder
@@ -74,6 +74,6 @@ def _open_folder(config: Config, context: ProcessContext, folder: Path, options_
     options = to_yaml(config if config.eval else config.with_model(resume=None))
     if context.is_main:
         (folder / options_file).write_text(options)
-    logger.info(options)
+    logger.info(f"----- Options that differ from the defaults (all: {options_file}):\n{non_default_lines(config)}")
     logger.info(f"----- Output: {folder}")
     return folder, logger
