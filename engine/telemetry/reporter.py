@@ -3,8 +3,10 @@
 import json
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ class Reporter:
         folder: folder of the run. images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         max_steps: the run ends after this many steps in all, if not before.
+        hyperparameters: for TensorBoard.
     """
 
     def __init__(
@@ -54,9 +57,11 @@ class Reporter:
         report_freq: int,
         images_per_epoch: int,
         max_steps: int | None = None,
+        hyperparameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.context, self.folder, self.logger, self.scaler, self.meter = context, folder, logger, scaler, meter
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
+        self.hyperparameters = hyperparameters
         self.last: StepReport | None = None
         self._files: RunFiles | None = None
         self._bar: StepBar | None = None
@@ -70,6 +75,7 @@ class Reporter:
         """Opens the files of the run, new or resumed after these epochs and steps."""
         if self.context.is_main:
             self._files = open_run_files(self.folder, epochs_done, steps_done)
+            self._files.write_hyperparameters(self.hyperparameters)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""

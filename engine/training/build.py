@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.command_line import to_yaml
+from configs.command_line import non_default_options, to_yaml
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
@@ -75,6 +75,7 @@ def build_run(config: Config, context: ProcessContext, folder: Path, logger: Run
             report_freq=config.report_freq,
             images_per_epoch=layout.batches_per_epoch * layout.batch_size,
             max_steps=train.max_steps,
+            hyperparameters=non_default_options(config),
         ),
         plan=_build_plan(config),
         timeout_seconds=timeout,

@@ -74,6 +74,7 @@ def test_skipped_steps_do_not_count_in_the_loss(tmp_path, cpu):
     assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"
     assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log and "nan" not in run.log
     assert scalars(tmp_path, "train/loss") == {1: 2.0, 3: 3.0}
+    assert scalars(tmp_path, "train/top1") == {1: 100.0, 3: 100.0}
 
 
 def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
@@ -107,6 +108,9 @@ def test_a_run_records_its_gradient_norms(digits_argv, cpu):
     curve = scalars(folder, "train/grad_norm")
     assert norms == {step: pytest.approx(curve[step], rel=1e-5) for step in norms}
     assert all(min(norms.values()) < float(row["grad_norm"]) < 2 * max(norms.values()) for row in epochs)
+    assert all(memory > 1e8 for memory in scalars(folder, "train/peak_memory_bytes").values())
+    events = EventAccumulator(str(folder)).Reload()
+    assert b"TRAIN.NUM_EPOCHS" in events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
 
 
