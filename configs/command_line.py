@@ -243,7 +243,7 @@ def differences(then: str, now: str) -> list[str]:
     defaults, before, after = (dict(flatten(parse_value(text))) for text in (to_yaml(Config()), then, now))
     before = defaults | before
     return [
-        f"{key}: {before[key]}, now {value}"
+        f"{key}: {format_value(before[key])}, now {format_value(value)}"
         for key, value in after.items()
         if key not in _INITIAL_WEIGHTS and before[key] != value
     ]

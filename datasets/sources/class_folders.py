@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Data
+from configs.yaml_io import format_value, shorten
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.split import split_listing
@@ -78,7 +79,7 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     if scan.ignored_links:
         notes.append(
             f"{root}: {len(scan.ignored_links)} link(s) to parent folders or to folders already read are ignored; "
-            f"the first is {scan.ignored_links[0]!r}"
+            f"the first is {shorten(scan.ignored_links[0])}"
         )
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64), np.empty(0, np.int32))
     return Listing(root, names, arrays, None, scan.findings, notes)
@@ -90,7 +91,9 @@ def class_names_in(root: Path, excluded: str | None = None) -> list[str]:
     if not names:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     if len(names) == 1:
-        raise UserError(f"{root}: contains only one folder, {names[0]}; give the folder that contains all classes")
+        raise UserError(
+            f"{root}: contains only one folder, {format_value(names[0])}; give the folder that contains all classes"
+        )
     return names
 
 
