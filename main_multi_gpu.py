@@ -11,6 +11,7 @@ GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
 import sys
 
 from configs.command_line import parse_command_line
+from configs.first_commands import require_selection
 from utils.errors import UserError, run_and_report_errors
 from utils.launch import detect_launcher, exit_with_launcher, launch_processes
 
@@ -19,13 +20,17 @@ SCRIPT = "main_multi_gpu.py"
 
 def main(argv: list[str]) -> int:
     if detect_launcher() is None:
-        return launch_processes(__file__, argv, num_processes(parse_command_line(argv, SCRIPT).num_processes))
+        command = parse_command_line(argv, SCRIPT)
+        require_selection(command, SCRIPT)
+        return launch_processes(__file__, argv, num_processes(command.num_processes))
     exit_with_launcher()
     from engine.commands.run import run
     from utils.distributed import process_group
 
     with process_group() as context:
-        return run(parse_command_line(argv, SCRIPT), context)
+        command = parse_command_line(argv, SCRIPT)
+        require_selection(command, SCRIPT, context.is_main)
+        return run(command, context)
 
 
 def num_processes(requested: int | None) -> int:

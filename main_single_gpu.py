@@ -8,6 +8,7 @@ import os
 import sys
 
 from configs.command_line import parse_command_line
+from configs.first_commands import require_selection
 from utils.errors import UserError, run_and_report_errors
 
 SCRIPT = "main_single_gpu.py"
@@ -15,6 +16,7 @@ SCRIPT = "main_single_gpu.py"
 
 def main(argv: list[str]) -> int:
     command = parse_command_line(argv, SCRIPT)
+    require_selection(command, SCRIPT)
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     if os.environ.get("WORLD_SIZE", "1") != "1":

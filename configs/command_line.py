@@ -30,7 +30,10 @@ All keys with units and defaults: configs/schema/.
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line: the options of the run, the requested action, the entry script, the file of -cfg."""
+    """A parsed command line: the options of the run, the requested action, the entry script, the file of -cfg.
+
+    selects_run: whether any YAML file, data set, or key of MODEL is given.
+    """
 
     config: Config
     dry_run: bool
@@ -38,6 +41,7 @@ class Command:
     num_processes: int | None
     script: str
     recipe: Path | None
+    selects_run: bool = True
 
     @property
     def name(self) -> str:
@@ -178,7 +182,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval, "-resume": config.model.resume}
         for flag in (flag for flag, given in others.items() if given):
             raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
-    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, prog, recipe)
+    data_keys = {"DATASET", "DATA_PATH"} & set(layers.values.get("DATA", ()))
+    selects_run = bool(recipe or data_keys or "MODEL" in layers.values)
+    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, prog, recipe, selects_run)
 
 
 def _validate(layers: OptionLayers) -> Config:

@@ -7,7 +7,8 @@ from typing import Any
 
 from configs.command_line import to_yaml
 from configs.schema import Config
-from configs.yaml_io import parse_value, read_yaml, shorten
+from configs.yaml_io import format_value, parse_value, read_yaml, shorten
+from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
@@ -19,7 +20,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks, since an earlier version wrote it,
     had its default value.
     """
-    before, after = _with_defaults(parse_value(then)), dict(_flatten(parse_value(now), ""))
+    before, after = _with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
     return {
         key: (before[key], value)
         for key, value in after.items()
@@ -36,8 +37,11 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
         before = _with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
-    for key, value in _flatten(parse_value(to_yaml(config)), ""):
-        if _identifies_experiment(key) and _comparable(key, before[key]) != _comparable(key, value):
+    for key, value in flatten(parse_value(to_yaml(config))):
+        follows_data = key == "MODEL.NUM_CLASSES" and value is None
+        if follows_data or not _identifies_experiment(key):
+            continue
+        if _comparable(key, before[key]) != _comparable(key, value):
             return f"{key} {shorten(before[key])}, this run has {shorten(value)}"
     return None
 
@@ -54,12 +58,25 @@ def _comparable(key: str, value: Any) -> Any:
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Options by dotted key, with the defaults of the keys that are not given."""
-    return dict(_flatten(parse_value(to_yaml(Config())), "")) | dict(_flatten(values, ""))
+    return dict(flatten(parse_value(to_yaml(Config())))) | dict(flatten(values))
 
 
-def _flatten(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def non_default_options(config: Config) -> dict[str, str]:
+    """The options that differ from their defaults by dotted key, as short texts."""
+    defaults, values = _with_defaults({}), flatten(parse_value(to_yaml(config)))
+    return {key: format_value(value) for key, value in values if value != defaults[key]}
+
+
+def non_default_lines(config: Config) -> str:
+    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns."""
+    parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
+    return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by their dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -122,6 +122,12 @@ def shorten(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+def format_value(value: Any) -> str:
+    """A value in a message, as `-opts` reads it; at most about 80 characters, and without control characters."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= _SHORT.maxstring and text.isprintable() else shorten(value)
+
+
 def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, path, lines)

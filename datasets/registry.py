@@ -57,7 +57,7 @@ def read_samples(
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(
-            f"DATA.DATASET: unknown data set {data.dataset}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
+            f"DATA.DATASET: unknown data set {data.dataset[:80]}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
         )
     samples, error = _read(data, num_classes, context, splits, class_names) if context.is_main else ([], None)
     error = broadcast_object(error, context)

@@ -21,7 +21,7 @@ def build_timm(options: Model, data: Data) -> nn.Module:
     """
     name = options.name
     if not timm.is_model(name):
-        raise UserError(f"MODEL.NAME: timm has no model {name}{did_you_mean(name, timm.list_models())}")
+        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{did_you_mean(name, timm.list_models())}")
     arguments = {"num_classes": options.num_logits, "in_chans": data.image_channels, "img_size": data.image_size}
     rates = {
         "drop_rate": options.dropout,
@@ -33,11 +33,13 @@ def build_timm(options: Model, data: Data) -> nn.Module:
     try:
         model = _create(name, arguments, pretrained=options.pretrained == "timm")
     except TypeError as error:
-        raise UserError(f"MODEL.NAME: {name} does not accept an option that is set: {error}; remove it") from None
+        raise UserError(
+            f"MODEL.NAME: {name} does not accept an option that is set: {_first_line(error)}; remove it"
+        ) from None
     except OSError as error:
         raise UserError(
-            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); connect to the "
-            "network, or give a file with -pretrained"
+            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
+            "check the network, or give a file with -pretrained"
         ) from error
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(
@@ -48,6 +50,7 @@ def build_timm(options: Model, data: Data) -> nn.Module:
 
 
 def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns twice per retry of a download
     try:
         return timm.create_model(name, pretrained=pretrained, **arguments)
     except TypeError as error:

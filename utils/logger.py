@@ -79,6 +79,12 @@ def _new_logger(name: str) -> logging.Logger:
 def progress_bar(
     title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
 ) -> tqdm:
-    """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only."""
+    """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
+
+    It has no rate, which would repeat images/s. tqdm draws it in ASCII if the terminal cannot encode UTF-8.
+    """
     visible = context.is_main and sys.stderr.isatty()
-    return tqdm(over, title, total, initial=done, unit=unit, leave=False, disable=not visible)
+    return tqdm(
+        over, title, total, initial=done, unit=unit, leave=False, disable=not visible, miniters=1, dynamic_ncols=True,
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]",
+    )  # fmt: skip

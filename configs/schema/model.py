@@ -70,7 +70,7 @@ class Model(Section):
     def _check_type_first(cls, values: Any) -> Any:
         """The error of a Swin file names its TYPE, not the first key that belongs to Swin."""
         if isinstance(values, dict) and isinstance(values.get("TYPE"), str) and values["TYPE"] not in ("vit", "timm"):
-            raise ValueError(f"TYPE: {values['TYPE']} is not available yet; use vit or timm")
+            raise ValueError(f"TYPE: {values['TYPE'][:80]} is not available yet; use vit or timm")
         return values
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from configs.yaml_io import shorten
 from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
@@ -15,9 +16,10 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     if not len(indices):
         return []
     first, highest = indices[0], samples.targets.max()
+    images = f"{len(indices)} {'training' if split == 'train' else 'validation'} image(s)"
     return [
-        f"{samples.location(first)}: label {samples.targets[first]}; {split} has {len(indices)} labels up to "
-        f"{highest}, but MODEL.NUM_CLASSES is {num_classes}; set it to {highest + 1} or more, or correct the labels"
+        f"{samples.location(first)}: label {samples.targets[first]}, but MODEL.NUM_CLASSES is {num_classes}; {images} "
+        f"have labels >= {num_classes}; set it to {highest + 1} or more, or correct the labels"
     ]
 
 
@@ -46,13 +48,13 @@ def notes_on(train: Samples, val: Samples) -> list[str]:
     empty = np.flatnonzero(counts == 0)
     if len(empty):
         example = train.class_names[empty[0]]
-        notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {example!r}")
+        notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {shorten(example)}")
     notes += _notes_on_few_images(counts, train.class_names)
     notes += notes_on_grey_levels(train)
     if isinstance(train, ImageFiles) and isinstance(val, ImageFiles) and train.listing.root == val.listing.root:
         shared = _paths_in_both(train, val)
         if shared:
-            notes.append(f"{len(shared)} image(s) are in both train and val, such as {min(shared)!r}")
+            notes.append(f"{len(shared)} image(s) are in both train and val, such as {shorten(min(shared))}")
     return notes
 
 

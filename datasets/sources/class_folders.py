@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Data
+from configs.yaml_io import format_value
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.split import split_listing
@@ -107,7 +108,9 @@ def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2
     if not names:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     if len(names) < min_classes:
-        raise UserError(f"{root}: contains only one folder, {names[0]}; give the folder that contains all classes")
+        raise UserError(
+            f"{root}: contains only one folder, {format_value(names[0])}; give the folder that contains all classes"
+        )
     return names
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.yaml_io import parse_value, write_yaml
+from configs.yaml_io import format_value, parse_value, write_yaml
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import is_run_folder
 from engine.checkpoint.trained_on import is_description
@@ -129,7 +129,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     if not is_backed:
-        raise UserError(f"{path}: declares tensors that the file does not hold; use another")
+        raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
     return state
 
@@ -163,9 +163,13 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
     for key in ("model", "ema"):
         for name, tensor in (state[key] or {}).items():
             if not isinstance(tensor, torch.Tensor):
-                raise UserError(f"{path}: is not a checkpoint of this program: {key} {name} is not a tensor")
+                raise UserError(
+                    f"{path}: is not a checkpoint of this program: {key} {format_value(name)} is not a tensor"
+                )
             if not tensor.isfinite().all():
-                raise UserError(f"{path}: holds NaN or infinite values in {key} {name}; use an earlier checkpoint")
+                raise UserError(
+                    f"{path}: contains NaN or infinite values in {key} {format_value(name)}; use an earlier checkpoint"
+                )
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:

@@ -38,7 +38,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
     flops = forward_flops(model, config.data)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
-    logger.info("dry run: everything that the run needs is there")
+    logger.info("dry run: all checks passed")
     return 0
 
 

@@ -41,7 +41,7 @@ def evaluate_weights(command: Command, context: ProcessContext) -> int:
     started = time.perf_counter()
     metrics = evaluate(model, batches, transform, precision, build_strategy(context), context)
     seconds = time.perf_counter() - started
-    logger.info(validation_line("", metrics, len(samples), seconds))
+    logger.info(validation_line("", metrics, config.model.num_classes, len(samples), seconds))
     if context.is_main:
         result = {
             "top1": metrics.top1,

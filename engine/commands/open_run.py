@@ -24,7 +24,8 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
     logger = RunLogger(None, context)
     if context.is_main:
         check_writable(Path(command.config.save))
-    logger.info(_options(command))
+    lines = non_default_lines(command.config)
+    logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     return logger
 
 

@@ -66,4 +66,4 @@ def _check_compiler(device: torch.device) -> None:
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         cause = getattr(error, "inner_exception", error)
         reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-        raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or leave -compile out") from error
+        raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile") from error

@@ -121,7 +121,9 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
             ops.add(entry)
         elif not found:
             hint = did_you_mean(entry, (*OPS, *paths))
-            raise UserError(f"{key}: {entry} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})")
+            raise UserError(
+                f"{key}: {entry[:80]} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})"
+            )
     return ops, matched
 
 

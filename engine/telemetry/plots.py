@@ -8,9 +8,13 @@ from utils.tables import read_rows
 
 _CURVES = {
     "loss.png": ("loss", {"train_loss": "training", "val_loss": "validation"}),
-    "accuracy.png": ("accuracy (%)", {"train_top1": "training top-1", "val_top1": "top-1", "val_top5": "top-5"}),
+    "accuracy.png": (
+        "accuracy (%)",
+        {"train_top1": "training top-1", "val_top1": "validation top-1", "val_top5": "validation top-5"},
+    ),
 }
 _MAX_TIME_SHARE = 0.02
+_BEST = "val_top1"  # the best epoch has the highest
 _MAX_MARKED_POINTS = 30  # of a curve; markers of more points overlap
 
 
@@ -40,43 +44,69 @@ class CurvePlots:
 
 def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str, path: Path) -> None:
     """curves: legend by column."""
-    figure, axes = _figure("epoch", label)
+    figure, axes = new_figure("epoch", label, path.parent.name)
     for column, legend in curves.items():
-        points = [(int(row["epoch"]), float(row[column])) for row in rows if row[column]]
-        if points:
-            marker = "." if len(points) < _MAX_MARKED_POINTS else None
-            axes.plot(*zip(*points, strict=True), label=legend, marker=marker)
+        if points := curve(rows, column):
+            plot_curve(axes, points, legend)
+    if _BEST in curves and (points := curve(rows, _BEST)):
+        epoch, top1 = best_point(points)
+        axes.plot(epoch, top1, "*", color="black", markersize=10, label=f"best: {top1:.2f}%, epoch {epoch}")
     if axes.lines:
         axes.legend()
-    _write(figure, path)
+    write_png(figure, path)
+
+
+def curve(rows: list[dict[str, str]], column: str) -> list[tuple[int, float]]:
+    """(epoch, value) of the rows of `metrics.csv` that have a value."""
+    return [(int(row["epoch"]), float(row[column])) for row in rows if row[column]]
+
+
+def best_point(points: list[tuple[int, float]]) -> tuple[int, float]:
+    """The first point with the highest value, as `best.pth`."""
+    return max(points, key=lambda point: point[1])
+
+
+def plot_curve(axes: Any, points: list[tuple[int, float]], legend: str) -> Any:
+    """Returns the line."""
+    marker = "." if len(points) < _MAX_MARKED_POINTS else None
+    (line,) = axes.plot(*zip(*points, strict=True), label=_without_math(legend), marker=marker)
+    return line
 
 
 def _plot_loss_scale(rows: list[dict[str, str]], path: Path) -> None:
     steps, scales, skipped = ([float(row[key]) for row in rows] for key in ("step", "loss_scale", "skipped_steps"))
     if not any(skipped) and set(scales) <= {1.0}:
         return
-    figure, axes = _figure("step", "loss scale")
+    figure, axes = new_figure("step", "loss scale", path.parent.name)
     axes.set_yscale("log", base=2)
     axes.step(steps, scales, where="post", color="tab:blue")
     skipped_axes = axes.twinx()
     skipped_axes.step(steps, skipped, where="post", color="tab:red")
     skipped_axes.set_ylabel("skipped steps, total", color="tab:red")
     skipped_axes.yaxis.get_major_locator().set_params(integer=True)
-    _write(figure, path)
+    write_png(figure, path)
 
 
-def _figure(x_label: str, y_label: str) -> tuple[Any, Any]:
+def new_figure(x_label: str, y_label: str, title: str, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
+    """A figure and its axes, with whole numbers on the x axis. size: width and height in inches."""
     from matplotlib.figure import Figure  # imported late: it takes about a second
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
+    axes.set_title(_without_math(title))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     return figure, axes
 
 
-def _write(figure: Any, path: Path) -> None:
+def _without_math(text: str) -> str:
+    """matplotlib reads text between two dollar signs as a formula."""
+    return text.replace("$", r"\$")
+
+
+def write_png(figure: Any, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure).print_png(path)

@@ -3,21 +3,27 @@
 import json
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
-from engine.telemetry.mfu import MFUMeter
+from engine.telemetry.mfu import MFUMeter, format_rates
 from engine.telemetry.run_files import RunFiles, cell, open_run_files
-from engine.telemetry.step_report import StepReport, log_lines
+from engine.telemetry.step_bar import StepBar
+from engine.telemetry.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.telemetry.time_left import TimeLeft
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.logger import RunLogger, progress_bar
+from utils.logger import RunLogger
 from utils.metrics import Metrics, to_metrics
+
+_MIN_CLASSES_FOR_TOP5 = 10
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Reporter:
         folder: folder of the run; it may be set until `start`.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
+        max_steps: the run ends after this many steps in all, if not before.
+        hyperparameters: for TensorBoard.
     """
 
     def __init__(
@@ -49,12 +57,16 @@ class Reporter:
         num_epochs: int,
         report_freq: int,
         images_per_epoch: int,
+        max_steps: int | None = None,
+        hyperparameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.context, self.folder, self.logger, self.scaler, self.meter = context, folder, logger, scaler, meter
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
+        self.hyperparameters = hyperparameters
         self.last: StepReport | None = None
         self._files: RunFiles | None = None
-        self._bar: tqdm | None = None
+        self._bar: StepBar | None = None
+        self._time_left = TimeLeft(num_epochs, max_steps)
         self._is_first_step = True
         self._epoch_start: _IntervalStart | None = None
         self._report_start: _IntervalStart | None = None
@@ -64,11 +76,13 @@ class Reporter:
         """Opens the files of the run, new or resumed after these epochs and steps."""
         if self.context.is_main:
             self._files = open_run_files(self.folder, epochs_done, steps_done)
+            self._files.write_hyperparameters(self.hyperparameters)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
-        self._bar = progress_bar(title, self.context, progress.steps, progress.done_steps)
+        self._bar = StepBar(title, self.context, progress, self.images_per_epoch / progress.steps)
+        self._time_left.start_epoch(progress)
         sums = progress.sums.reduced(self.context)
         self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
         self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
@@ -79,9 +93,11 @@ class Reporter:
         Raises:
             UserError: at the end of an epoch, on all ranks: no training image was readable.
         """
-        self._bar.update()
+        self._bar.after_step(progress)
         is_last = progress.done_steps == progress.steps
         is_due = progress.done_steps % self.report_freq == 0 or is_last
+        if self._is_first_step:
+            self._time_left.start_clock(progress)
         if is_due or self._is_first_step:
             self._is_first_step = False
             self._report(progress)
@@ -89,6 +105,7 @@ class Reporter:
             self._files.append_step(self.last)
         if is_last:
             self._epoch_seconds = time.perf_counter() - self._epoch_start.time
+            self._time_left.end_steps()
             self._bar.close()
             self._report_unreadable_images()
 
@@ -102,39 +119,56 @@ class Reporter:
         self.close()
 
     def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
-        """Appends the epoch to `metrics.csv`. train_seconds: of the whole run so far, without evaluation."""
+        """Logs the epoch, and appends it to `metrics.csv`.
+
+        train_seconds: of the whole run so far, without evaluation.
+        """
         sums = progress.sums.reduced(self.context)
-        if not self._files:
-            return
-        trained = to_metrics(sums)
+        images_per_second = 0.0
+        if self._epoch_seconds:
+            images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
+        self._log_epoch(progress, images_per_second)
+        if self._files:
+            row = self._epoch_row(progress, to_metrics(sums), validation, images_per_second)
+            self._files.epochs.append(row | {"train_seconds": round(train_seconds, 3)})
+            if validation:
+                self._files.write_validation(validation, progress.step)
+
+    def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
+        speed = []
+        if images_per_second:
+            tflops_per_second = self.meter.tflops_per_second(images_per_second)
+            rates = format_rates(tflops_per_second, self.meter.utilization(images_per_second))
+            speed = [format_speed(images_per_second), *rates]
+        epoch_seconds = time.perf_counter() - self._epoch_start.time
+        epoch = f"{progress.epoch + 1:03d}/{self.num_epochs:03d}"
+        seconds_left = self._time_left.seconds(progress)
+        self.logger.info(epoch_line(epoch, epoch_seconds, speed, self.scaler.skipped, seconds_left))
+
+    def _epoch_row(
+        self, progress: EpochProgress, trained: Metrics, validation: Metrics | None, images_per_second: float
+    ) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped
-        seconds = max(self._epoch_seconds, 1e-9)
-        images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / seconds
-        self._files.epochs.append(
-            {
-                "epoch": progress.epoch + 1,
-                "step": progress.step,
-                "lr": progress.lr,
-                "train_loss": trained.loss if has_samples else "",
-                "train_top1": trained.top1 if has_samples else "",
-                "val_loss": validation.loss if validation else "",
-                "val_top1": validation.top1 if validation else "",
-                "val_top5": validation.top5 if validation else "",
-                "images_per_second": round(images_per_second, 2),
-                "data_wait_share": round(progress.data_wait_seconds / seconds, 4),
-                "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),
-                "model_flops_utilization": cell(self.meter.utilization(images_per_second), ".4g"),
-                "loss_scale": self.scaler.get_scale(),
-                "skipped_steps": self.scaler.skipped,
-                "skipped_images": self._unreadable_images(trained),
-                "peak_memory_bytes": peak_memory_bytes(self.context.device),
-                "train_seconds": round(train_seconds, 3),
-                "grad_norm": cell(trained.grad_norm, ".6g"),
-                "images_in_skipped_steps": trained.skipped_samples,
-            }
-        )
-        if validation:
-            self._files.write_validation(validation, progress.step)
+        return {
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "lr": progress.lr,
+            "train_loss": trained.loss if has_samples else "",
+            "train_top1": trained.top1 if has_samples else "",
+            "val_loss": validation.loss if validation else "",
+            "val_top1": validation.top1 if validation else "",
+            "val_top5": validation.top5 if validation else "",
+            "images_per_second": round(images_per_second, 2),
+            "data_wait_share": round(progress.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
+            "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),
+            "model_flops_utilization": cell(self.meter.utilization(images_per_second), ".4g"),
+            "loss_scale": self.scaler.get_scale(),
+            "skipped_steps": self.scaler.skipped,
+            "skipped_images": self._unreadable_images(trained),
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "grad_norm": cell(trained.grad_norm, ".6g"),
+            "images_in_skipped_steps": trained.skipped_samples,
+        }
 
     def sync(self) -> None:
         """Returns when the tables are on the disk. To be called before the checkpoint that continues them."""
@@ -183,13 +217,16 @@ class Reporter:
             loss_scale=loss_scale,
             skipped_steps=self.scaler.skipped,
             peak_memory_bytes=peak_memory_bytes(self.context.device),
+            seconds_left=self._time_left.seconds(progress),
         )
-        for line in log_lines(report):
+        for line in log_lines(report, self.last):
             self.logger.info(line)
         own = to_metrics(progress.sums.totals())
-        for line in log_lines(replace(report, latest=replace(own, grad_norm=latest.grad_norm), average=own)):
+        own_report = replace(report, latest=replace(own, grad_norm=latest.grad_norm), average=own)
+        for line in log_lines(own_report, self.last):
             self.logger.rank(line)
-        self._bar.set_postfix_str(f"loss {latest.loss:.4f}, {images_per_second:.0f} images/s")
+        if latest.samples:
+            self._bar.show_loss(latest.loss)
         if self._files:
             self._files.write_scalars(report)
         self.last = report
@@ -217,12 +254,13 @@ def write_result(folder: Path, result: dict) -> None:
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def validation_line(title: str, metrics: Metrics, num_samples: int, seconds: float) -> str:
-    """PaddleViT's line, and a second line if there are unreadable images."""
+def validation_line(title: str, metrics: Metrics, num_classes: int, num_samples: int, seconds: float) -> str:
+    """PaddleViT's line, and a second line if there are unreadable images. Below ten classes, top-5 says nothing."""
     unreadable = num_samples - metrics.samples
+    top5 = f"Validation Acc@5: {metrics.top5:.2f}%, " if num_classes >= _MIN_CLASSES_FOR_TOP5 else ""
     return (
-        f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, "
-        f"Validation Acc@5: {metrics.top5:.2f}%, time: {seconds:.2f}"
+        f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, {top5}"
+        f"time: {seconds:.2f} s"
         + (f"\n----- Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else "")
     )
 

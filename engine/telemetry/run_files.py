@@ -1,9 +1,11 @@
 """The files that a run writes besides its logs and checkpoints: CSV tables, TensorBoard events, plots."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from engine.telemetry.plots import CurvePlots
 from engine.telemetry.step_report import StepReport
@@ -19,7 +21,7 @@ EPOCH_COLUMNS = [
 STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm"]
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
-    "skipped_steps", "grad_norm",
+    "skipped_steps", "grad_norm", "peak_memory_bytes",
 )  # fmt: skip
 
 
@@ -43,6 +45,12 @@ class RunFiles:
                 self.board.add_scalar(f"train/{name}", value, report.step)
         if report.latest.samples:
             self.board.add_scalar("train/loss", report.latest.loss, report.step)
+            self.board.add_scalar("train/top1", report.latest.top1, report.step)
+
+    def write_hyperparameters(self, values: Mapping[str, str]) -> None:
+        """TensorBoard's table of hyperparameters, beside the validation top-1 of the run."""
+        for summary in hparams(dict(values), {"val/top1": 0.0}):
+            self.board.file_writer.add_summary(summary)
 
     def write_validation(self, validation: Metrics, step: int) -> None:
         """TensorBoard's curves of validation."""

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from engine.telemetry.mfu import format_rates, three_digits
+from engine.telemetry.mfu import three_digits
+from utils.columns import format_duration, wrap_parts
 from utils.metrics import Metrics
 
-_MIN_DATA_WAIT_SHARE = 0.01  # a smaller share is not worth a place in the line
+_MIN_DATA_WAIT_SHARE = 0.05
+_GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,8 @@ class StepReport:
     """Throughput (all devices) and `latest` cover the time since the previous report.
 
     epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. average: the metrics
-    since the start of the epoch. is_scaled: whether the loss scale can be anything but 1.
+    since the start of the epoch. is_scaled: whether the loss scale can be anything but 1. seconds_left: to the end of
+    the run; None if it is unknown.
     """
 
     epoch: int
@@ -32,41 +35,68 @@ class StepReport:
     loss_scale: float
     skipped_steps: int
     peak_memory_bytes: int
+    seconds_left: float | None = None
 
     @property
     def grad_norm(self) -> float | None:
         return self.latest.grad_norm
 
 
-def log_lines(report: StepReport) -> tuple[str, str]:
-    """PaddleViT's line, and a line for gradients, speed and memory. Each fits a terminal of 120 columns.
+def log_lines(report: StepReport, previous: StepReport | None = None) -> list[str]:
+    """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
-    '-' means no samples: all steps were skipped. The second line leaves out rates that say nothing:
-    a short data wait, a loss scale that is always 1, zero skipped steps.
+    Other values appear if they are unusual: the data wait from 5% of the time, the gradient norm above twice its mean
+    since the start of the epoch, a loss scale that differs from the one in the `previous` report, and the number of
+    skipped steps of the run if a step was skipped since then. Values that do not fit into 120 columns form a second
+    line.
     """
+    parts = [_paddlevit_part(report), format_speed(report.images_per_second)]
+    parts.append(f"{three_digits(report.peak_memory_bytes / 1e9)}G")
+    if report.data_wait_share >= _MIN_DATA_WAIT_SHARE:
+        parts.append(f"wait {report.data_wait_share:.0%}")
+    if report.seconds_left:
+        parts.append(f"left {format_duration(report.seconds_left)}")
+    latest, average = report.grad_norm, report.average.grad_norm
+    if latest is not None and average is not None and latest > _GRAD_NORM_SPIKE * average:
+        parts.append(f"grad norm {three_digits(latest)} (mean {three_digits(average)})")
+    if report.is_scaled and not (previous and previous.loss_scale == report.loss_scale):
+        parts.append(f"loss scale {report.loss_scale:g}")
+    if report.latest.skipped_samples:
+        parts.append(f"skipped steps {report.skipped_steps}")
+    return wrap_parts(parts)
+
+
+def _paddlevit_part(report: StepReport) -> str:
     latest, average = report.latest, report.average
-    progress = (
+    return (
         f"Epoch[{report.epoch:03d}/{report.num_epochs:03d}], "
         f"Step[{report.epoch_step - 1:04d}/{report.steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
         f"Loss: {_loss(latest)} ({_loss(average)}), "
         f"Avg Acc: {f'{average.top1:.2f}%' if average.samples else '-'}"
     )
-    grad_norm = "-" if report.grad_norm is None else three_digits(report.grad_norm)
-    parts = [f"grad norm: {grad_norm}", f"img/s: {_images_per_second(report.images_per_second)}"]
-    if report.data_wait_share >= _MIN_DATA_WAIT_SHARE:
-        parts.append(f"wait: {report.data_wait_share:.0%}")
-    parts += format_rates(report.tflops_per_second, report.model_flops_utilization)
-    if report.is_scaled:
-        parts.append(f"loss scale: {report.loss_scale:g}")
-    if report.skipped_steps:
-        parts.append(f"skipped: {report.skipped_steps}")
-    parts.append(f"mem: {three_digits(report.peak_memory_bytes / 1e9)}G")
-    return progress, f"  {', '.join(parts)}"
+
+
+def epoch_line(
+    epoch: str, epoch_seconds: float, speed: list[str], skipped_steps: int, seconds_left: float | None
+) -> str:
+    """The end of an epoch.
+
+    Args:
+        epoch: '001/300'. epoch_seconds: evaluation included. speed: of training. skipped_steps: of the run so far.
+        seconds_left: to the end of the run.
+    """
+    parts = [f"----- Epoch[{epoch}], epoch time: {format_duration(epoch_seconds)}", *speed]
+    if skipped_steps:
+        parts.append(f"skipped steps: {skipped_steps}")
+    if seconds_left:
+        parts.append(f"time left: {format_duration(seconds_left)}")
+    return ", ".join(parts)
+
+
+def format_speed(images_per_second: float) -> str:
+    """'64.5 img/s' or '2850 img/s'."""
+    return f"{images_per_second:.{0 if images_per_second >= 999.95 else 1}f} img/s"
 
 
 def _loss(metrics: Metrics) -> str:
     return f"{metrics.loss:.4f}" if metrics.samples else "-"
-
-
-def _images_per_second(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from configs.command_line import to_yaml
+from configs.compare import non_default_options
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
@@ -66,6 +67,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
         bad_images=bad_images,
         val_batches=build_eval_loader(data, samples.val, context, timeout, bad_images),
         num_val_samples=len(samples.val),
+        num_classes=config.model.num_classes,
         layout=layout,
         state=state,
         compiles=train.compile != "none",
@@ -78,6 +80,8 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
             num_epochs=train.num_epochs,
             report_freq=config.report_freq,
             images_per_epoch=layout.batches_per_epoch * layout.batch_size,
+            max_steps=train.max_steps,
+            hyperparameters=non_default_options(config),
         ),
         plan=_build_plan(config),
         timeout_seconds=timeout,

@@ -20,7 +20,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     name = chosen.name.lower()
     if name not in timm.optim.list_optimizers():
         hint = did_you_mean(name, timm.optim.list_optimizers())
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name}{hint}")
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
     info = timm.optim.get_optimizer_info(name)
     arguments = {}
     if info.has_betas:

@@ -6,6 +6,7 @@ from textwrap import shorten
 from typing import Any
 
 from configs.compare import changed_options
+from configs.yaml_io import format_value
 from engine.checkpoint.reader import read_best
 from engine.progress import EpochProgress, TrainClock
 from engine.training.optimizer import set_lr
@@ -131,11 +132,16 @@ def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tupl
     if (checkpoint["ema"] is None) != (run.state.average is None):
         raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
     if checkpoint["optimizer_name"] != run.optimizer_name:
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: the checkpoint used {checkpoint['optimizer_name']}; use it to resume")
+        raise UserError(
+            f"TRAIN.OPTIMIZER.NAME: the checkpoint used {format_value(checkpoint['optimizer_name'])}; use it to resume"
+        )
     if "TRAIN.LAST_EPOCH" in changed and run.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {run.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > run.plan.num_epochs:
-        raise UserError(f"TRAIN.NUM_EPOCHS {run.plan.num_epochs}: the checkpoint is at epoch {epoch} already")
+        raise UserError(
+            f"TRAIN.NUM_EPOCHS {run.plan.num_epochs}: the checkpoint has {epoch} finished epochs; "
+            f"set it to {epoch} or more"
+        )
 
 
 def _load_state(run: Run, checkpoint: dict[str, Any]) -> None:

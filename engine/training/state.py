@@ -97,6 +97,7 @@ class Run:
     bad_images: BadImageList
     val_batches: Loader
     num_val_samples: int
+    num_classes: int
     layout: EpochLayout
     state: TrainState
     compiles: bool

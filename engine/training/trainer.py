@@ -132,7 +132,8 @@ class Trainer:
         )
         title = f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
         seconds = time.perf_counter() - started
-        self.run.logger.info(validation_line(title, metrics, self.run.num_val_samples, seconds))
+        line = validation_line(title, metrics, self.run.num_classes, self.run.num_val_samples, seconds)
+        self.run.logger.info(line)
         return metrics
 
     def _after_eval_batch(self) -> None:

@@ -31,27 +31,24 @@ class Log(Protocol):
 
 
 class OurLog:
-    """Reads main_single_gpu.py. A report has two lines: the step, then the images/s since the report before."""
+    """Reads main_single_gpu.py. Its step line has the images/s since the report before, and a data wait from 5% on."""
 
-    STEP = re.compile(r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],")
-    SPEED = re.compile(r" img/s: ([\d.]+)(?:, wait: (\d+)%)?.* mem: ([\d.]+)G")
+    LINE = re.compile(r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],.*, ([\d.]+) img/s, ([\d.]+)G(?:, wait (\d+)%)?(?:,|$)")
 
     def __init__(self, images_per_step: int) -> None:
         self.images_per_step = images_per_step
-        self.done_steps = 0
         self.last = Reading(0, 0.0)
 
     def read(self, line: str) -> Reading | None:
-        if found := self.STEP.search(line):
-            epoch, step, steps = map(int, found.groups())
-            self.done_steps = (epoch - 1) * steps + step + 1
-        found = self.SPEED.search(line)
+        found = self.LINE.search(line)
         if not found:
             return None
-        rate, wait_percent, gigabytes = (float(figure or 0) for figure in found.groups())
-        seconds = (self.done_steps - self.last.steps) * self.images_per_step / rate
+        epoch, step, steps_per_epoch = map(int, found.groups()[:3])
+        rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
+        done_steps = (epoch - 1) * steps_per_epoch + step + 1
+        seconds = (done_steps - self.last.steps) * self.images_per_step / rate
         self.last = Reading(
-            self.done_steps,
+            done_steps,
             self.last.seconds + seconds,
             self.last.waiting_seconds + seconds * wait_percent / 100,
             gigabytes * 1e9,

@@ -12,6 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
+from configs.compare import non_default_lines
+from configs.first_commands import require_selection
 from configs.schema import Amp, Config
 from utils.errors import UserError
 
@@ -237,6 +239,58 @@ def test_error_in_a_base_file_names_that_file(tmp_path):
     write(tmp_path, "base.yaml", "\nSEEDS: 1")
     message = error_of(f"-cfg={write(tmp_path, 'a.yaml', 'BASE: [base.yaml]')}")
     assert "base.yaml:2: unknown key SEEDS; did you mean SEED?" in message
+
+
+def test_options_in_the_log_are_those_that_differ_from_the_defaults():
+    argv = [
+        "-dataset=digits",
+        "-amp",
+        "-opts",
+        "TRAIN.BASE_LR=1e-3",
+        "TRAIN.GRAD_CLIP=null",
+        "DATA.IMAGENET_MEAN=[0.5,0.5,0.4]",
+    ]
+    lines = non_default_lines(parse_command_line(argv).config)
+    assert (
+        lines == "      AMP.ENABLED=true, DATA.DATASET=digits, DATA.IMAGENET_MEAN=[0.5, 0.5, 0.4], TRAIN.BASE_LR=0.001"
+    )
+    assert non_default_lines(Config()) == "      none"
+
+
+def test_long_and_unprintable_values_in_the_log_are_short():
+    lines = non_default_lines(Config.model_validate({"SAVE": "x" * 5000, "DATA": {"DATA_PATH": "a\nb"}})).splitlines()
+    assert len(lines) == 1 and len(lines[0]) <= 120 and r"DATA.DATA_PATH='a\nb'" in lines[0]
+
+
+def test_many_options_in_the_log_are_lines_of_120_columns():
+    argv = [f"-cfg={ROOT / 'configs/vit_digits.yaml'}"]
+    lines = non_default_lines(parse_command_line(argv).config).splitlines()
+    assert 2 < len(lines) <= 7 and max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
+    ("argv", "selects"),
+    [
+        ([], False),
+        (["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"], False),
+        ([f"-cfg={ROOT / 'configs/vit_digits.yaml'}"], True),
+        (["-resume=auto"], True),
+        (["-dataset=digits"], True),
+        (["-data_path=/data"], True),
+        (["-opts", "MODEL.NAME=vit"], True),
+    ],
+)
+def test_without_a_recipe_data_or_a_model_the_usage_is_printed(argv, selects, capsys):
+    command = parse_command_line(argv)
+    assert command.selects_run == selects
+    if selects:
+        require_selection(command, "main_single_gpu.py")
+        return
+    with pytest.raises(SystemExit) as end:
+        require_selection(command, "main_single_gpu.py")
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and printed.startswith("usage: main_single_gpu.py -cfg FILE [flags]")
+    assert printed.count("python main_single_gpu.py -") == 3
 
 
 @pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])

@@ -10,7 +10,9 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
+from configs.schema import Data, Model
 from models.build import build_model, set_training
+from models.timm_model import build_timm
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -126,6 +128,22 @@ def test_any_timm_model_by_name(name):
         model, _ = build_model(config.model, config.data, torch.device("meta"))
         assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
         assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
+
+
+def test_a_failed_download_of_timms_weights_is_one_line(monkeypatch, caplog):
+    def create_model(*_, **__):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("cannot connect\n(a second line)")
+
+    monkeypatch.setattr("timm.create_model", create_model)
+    options = Model(TYPE="timm", NAME="resnet18", PRETRAINED="timm")
+    with pytest.raises(UserError) as error:
+        build_timm(options, Data())
+    assert str(error.value) == (
+        "MODEL.PRETRAINED: timm's weights of resnet18 cannot be downloaded (cannot connect); check the network, or "
+        "give a file with -pretrained"
+    )
+    assert not caplog.records
 
 
 def test_unknown_timm_model_suggests_a_name():

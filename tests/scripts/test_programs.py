@@ -11,8 +11,7 @@ from engine.telemetry.step_report import StepReport, log_lines
 from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, Reading, TimmLog, Window
 from utils.metrics import Metrics
 
-STEP = "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%"
-SPEED = "  grad norm: 1.23, img/s: {rate}, {rest}mem: 2.27G"
+STEP = "Epoch[{epoch:03d}/300], Step[{step:04d}/0040], Lr: 0.000001, Loss: 6.9312 (6.9312), Avg Acc: 0.00%, {rest}"
 TIMM = (
     "Train: 0 [{step:>4d}/1252 (  1%)]  Loss: {loss} (6.96)  Time: 0.480s,   66.67/s  (0.600s,   {rate}/s)  "
     "LR: 1.000e-05  Data: 0.010 ({data})"
@@ -22,17 +21,16 @@ TIMM = (
 def test_our_lines_have_the_speed_since_the_report_before():
     log = OurLog(images_per_step=32)
     assert log.read("----- Data: 1280 training images") is None
-    assert log.read(STEP.format(epoch=1, step=0)) is None
-    assert log.read(SPEED.format(rate="16.0", rest="wait: 50%, ")) == Reading(1, 2.0, 1.0, 2.27e9)
-    assert log.read(STEP.format(epoch=2, step=0)) is None
-    reading = log.read(SPEED.format(rate="32.0", rest="wait: 10%, TFLOP/s: 0.24, MFU: 31.0%, skipped: 2, "))
+    assert log.read(STEP.format(epoch=1, step=0, rest="16.0 img/s, 2.27G, wait 50%")) == Reading(1, 2.0, 1.0, 2.27e9)
+    assert log.read("----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
+    reading = log.read(STEP.format(epoch=2, step=0, rest="32.0 img/s, 2.27G, wait 10%, left 10h03m"))
     assert reading == Reading(41, 42.0, 5.0, 2.27e9)
+    assert log.read("  grad norm 24.6 (mean 1.23), skipped steps 7") is None
 
 
-def test_our_lines_without_a_wait_waited_for_nothing():
-    log = OurLog(images_per_step=32)
-    log.read(STEP.format(epoch=1, step=0))
-    assert log.read(SPEED.format(rate="16.0", rest="")) == Reading(1, 2.0, 0.0, 2.27e9)
+@pytest.mark.parametrize("rest", ["16.0 img/s, 2.27G", "16.0 img/s, 2.27G, left 12d03h"])
+def test_our_lines_without_a_wait_waited_for_nothing(rest):
+    assert OurLog(images_per_step=32).read(STEP.format(epoch=1, step=0, rest=rest)) == Reading(1, 2.0, 0.0, 2.27e9)
 
 
 def test_our_log_is_read_as_the_reporter_writes_it():
@@ -41,9 +39,10 @@ def test_our_log_is_read_as_the_reporter_writes_it():
         epoch=1, num_epochs=300, epoch_step=1, steps_per_epoch=40, step=1, lr=1e-6, latest=metrics, average=metrics,
         images_per_second=16.0, data_wait_share=0.5, tflops_per_second=0.24, model_flops_utilization=None,
         is_scaled=True, loss_scale=65536.0, skipped_steps=1, peak_memory_bytes=2_270_000_000,
+        seconds_left=36_180.0,
     )  # fmt: skip
     log = OurLog(images_per_step=32)
-    assert [log.read(line) for line in log_lines(report)] == [None, Reading(1, 2.0, 1.0, 2.27e9)]
+    assert [log.read(line) for line in log_lines(report)] == [Reading(1, 2.0, 1.0, 2.27e9), None]
 
 
 def test_timms_lines_have_averages_over_the_epoch():

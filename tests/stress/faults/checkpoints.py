@@ -47,7 +47,7 @@ def checkpoint_faults() -> list[Fault]:
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
         "beyond the last epoch": (
             _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
-            r"NUM_EPOCHS 1: the checkpoint is at epoch 2 already",
+            r"NUM_EPOCHS 1: the checkpoint has 2 finished epochs; set it to 2 or more",
         ),
     }
     return [Fault(f"checkpoint: {name}", provoke, line) for name, (provoke, line) in table.items()]
