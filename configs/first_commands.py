@@ -9,10 +9,8 @@ _TEXT = """
 
   a small ViT on the embedded digits, in one minute on a CPU
     python {prog} -cfg=configs/vit_digits.yaml -amp
-  your own images, one folder per class; here 5 classes and a pretrained ResNet-50 of timm
-    python {prog} -dataset=folder -data_path=FOLDER -batch_size=16 \\
-        -opts TRAIN.NUM_EPOCHS=20 TRAIN.WARMUP_EPOCHS=1 TRAIN.BASE_LR=1e-4 \\
-        MODEL='{{TYPE: timm, NAME: resnet50, NUM_CLASSES: 5, PRETRAINED: timm}}'
+  your own images, one folder per class
+    python {prog} -cfg=configs/folder_small.yaml -data_path=FOLDER
   PaddleViT's recipe of ViT-Base on ImageNet
     python {prog} -cfg=configs/vit_base_patch16_224.yaml -dataset=imagenet2012 \\
         -data_path=/dataset/imagenet -batch_size=64 -amp
