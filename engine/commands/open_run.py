@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import Command, to_yaml
-from configs.compare import experiment_mismatch
+from configs.compare import experiment_mismatch, non_default_lines
 from configs.layers import RUN_OPTIONS
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
