@@ -76,7 +76,7 @@ _FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
-        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs"),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a longer warm-up becomes a tenth of it"),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
@@ -170,6 +170,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
                 layers.add_key(key, value, f"-{flag.name}")
     if arguments.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
+    warmup = layers.values.get("TRAIN", {}).get("WARMUP_EPOCHS")
+    if arguments.epochs and isinstance(warmup, int | float) and warmup > arguments.epochs:
+        layers.add_key("TRAIN.WARMUP_EPOCHS", arguments.epochs / 10, "-epochs")
     for option in arguments.opts:
         key, equals, text = option.partition("=")
         if not equals:

@@ -1,0 +1,136 @@
+"""The first hour of a user with a folder of images: the commands as they would be typed, and the answers."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import main_single_gpu
+from scripts import compare_runs
+from utils.errors import UserError
+
+TINY = ["-image_size=16", "-num_workers=0", "-batch_size=4"]
+MODEL = ["-opts", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2"]
+
+
+@pytest.fixture
+def pets(tmp_path, monkeypatch) -> Path:
+    """Twelve images of each of three classes; each class has its own gray level. The test runs beside the folder."""
+    for label, name in enumerate(("cat", "dog", "fox")):
+        write_images(tmp_path / "pets" / name, 12, 100 * label)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "pets"
+
+
+def write_images(folder: Path, count: int, level: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.fromarray(np.full((20, 20, 3), level + number, np.uint8)).save(folder / f"{number}.png")
+
+
+def typed(*words: str) -> int:
+    return main_single_gpu.main(list(words))
+
+
+def train_pets(*words: str) -> Path:
+    """Trains with the recipe for small folders; returns the new run's folder."""
+    recipe = Path(__file__).parents[1] / "configs" / "folder_small.yaml"
+    before = set(Path("output").glob("*"))
+    assert typed(f"-cfg={recipe}", "-data_path=pets", *TINY, *words) == 0
+    (folder,) = set(Path("output").glob("*")) - before
+    return folder
+
+
+def log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+def test_a_folder_of_images_is_trained_evaluated_continued_and_compared(pets, capsys):
+    run = train_pets("-epochs=2", "-lr=3e-3", *MODEL)
+    assert run.name.startswith("folder_small-")
+    assert json.loads((run / "classes.json").read_text())["class_names"] == ["cat", "dog", "fox"]
+    assert "NUM_CLASSES: 3" in (run / "config.yaml").read_text()
+    assert all(len(line) <= 120 for line in log(run).splitlines() if line.startswith("Epoch["))
+
+    # A test folder with two of the classes: labels follow the names, and all of its images count.
+    for name in ("dog", "fox"):
+        write_images(Path("test") / name, 5, {"dog": 100, "fox": 200}[name])
+    assert typed("-eval", f"-pretrained={run}/best.pth", "-dataset=folder", "-data_path=test", "-num_workers=0") == 0
+    assert "10 images of 2 of 3 classes" in capsys.readouterr().out
+    (Path("test") / "dog").rename(Path("test") / "wolf")
+    with pytest.raises(UserError, match=r"wolf'?: not a class of the checkpoint"):
+        typed("-eval", f"-pretrained={run}/best.pth", "-dataset=folder", "-data_path=test", "-num_workers=0")
+
+    # More epochs by the folder alone, without a recipe.
+    assert typed(f"-resume={run}", "-epochs=3") == 0
+    assert json.loads((run / "result.json").read_text())["finished"]
+    assert "TRAIN.NUM_EPOCHS: 2, now 3" in log(run).replace("\n", " ")
+    status = (run / "status.json").read_text()
+    with pytest.raises(UserError, match=r"TRAIN\.NUM_EPOCHS"):
+        typed(f"-resume={run}", "-epochs=1")
+    assert json.loads((run / "status.json").read_text())["state"] == json.loads(status)["state"] == "finished"
+
+    # Another seed does not enter this run; the table has both.
+    other = train_pets("-resume=auto", "-epochs=2", *MODEL, "SEED=1")
+    assert "passed over" in log(other) and "SEED 0, this run has 1" in log(other)
+    assert compare_runs.main([str(run), str(other)]) == 0
+    table = capsys.readouterr().out
+    assert run.name in table and other.name in table and Path("output/compare.png").exists()
+
+
+def test_the_printed_command_resumes(pets):
+    run = train_pets("-epochs=2", *MODEL, "TRAIN.MAX_STEPS=3")
+    command = json.loads((run / "status.json").read_text())["resume"]
+    words = shlex.split(command)
+    assert typed(*words[words.index("main_single_gpu.py") + 1 :] if "main_single_gpu.py" in words else words[2:]) == 0
+    assert json.loads((run / "result.json").read_text())["finished"]
+
+
+def test_failed_starts_leave_no_folder_and_name_every_problem(pets):
+    (pets / "cat" / "empty.png").touch()
+    whole = (pets / "dog" / "0.png").read_bytes()
+    (pets / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError) as raised:
+        train_pets("-epochs=2", *MODEL)
+    assert "empty.png: is empty (0 bytes)" in str(raised.value) and "cut.png" in str(raised.value)
+    with pytest.raises(UserError, match=r"MODEL\.EMBED_DIM"):
+        train_pets("-epochs=2", "-opts", "MODEL.EMBED_DIM=17")
+    assert not list(Path().glob("output/*-*"))
+
+
+def test_a_folder_without_options_is_recognized(pets):
+    write_images(pets / "owl", 1, 50)
+    words = [*TINY, "-epochs=1", *MODEL, "MODEL.PATCH_SIZE=8", "TRAIN.WARMUP_EPOCHS=0"]
+    assert typed("-data_path=pets", *words) == 0
+    (run,) = Path("output").glob("*")
+    assert "DATA.DATASET=folder" in log(run)
+    assert "owl" in log(run)
+
+
+def test_twelve_bit_images_use_all_levels(pets):
+    for name, level in (("cat", 0), ("dog", 2000), ("fox", 3500)):
+        for number, path in enumerate(sorted((pets / name).iterdir())):
+            path.unlink()
+            pixels = np.linspace(level, level + 500 + number, 400).astype(np.uint16).reshape(20, 20)
+            Image.fromarray(pixels).save(path)
+    grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+    assert "levels" in log(train_pets("-epochs=1", "-name=plain", *MODEL, *grey))
+    run = train_pets("-epochs=1", "-name=auto", *MODEL, *grey, "DATA.GREY_RANGE=auto")
+    assert run.name.startswith("auto-") and "GREY_RANGE: auto" not in (run / "config.yaml").read_text()
+
+
+def test_several_labels_are_refused(pets):
+    Path("train.csv").write_text("image_path,target\npets/cat/0.png,0 3\npets/dog/0.png,1\n")
+    with pytest.raises(UserError, match="several labels"):
+        typed("-dataset=csv", "-data_path=.", *TINY)
+
+
+def test_without_words_the_usage_and_three_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        typed()
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: ") and printed.count("    python main_single_gpu.py") == 3
