@@ -18,8 +18,8 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     first, highest = indices[0], samples.targets.max()
     images = f"{len(indices)} {'training' if split == 'train' else 'validation'} image(s)"
     return [
-        f"{samples.location(first)}: label {samples.targets[first]}, but MODEL.NUM_CLASSES is {num_classes}; {images} "
-        f"have labels >= {num_classes}; set it to {highest + 1} or more, or correct the labels"
+        f"{samples.location(first)}: label {samples.targets[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
+        f"have labels >= {num_classes}); set it to {highest + 1} or more, or correct the labels"
     ]
 
 

@@ -225,7 +225,5 @@ def test_a_failed_download_is_one_line(monkeypatch):
 
     monkeypatch.setattr("models.timm_model.timm.create_model", fail)
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, PRETRAINED: timm}"]).config
-    with pytest.raises(
-        UserError, match=r"^MODEL.PRETRAINED: .*\(cannot reach the server\); connect to the network, .*$"
-    ):
+    with pytest.raises(UserError, match=r"^MODEL.PRETRAINED: .*\(cannot reach the server\); check the network, .*$"):
         build_model(config.model, config.data, CPU)

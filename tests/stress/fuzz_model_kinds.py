@@ -71,6 +71,7 @@ def checkpoint_examples() -> list[bytes]:
         "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
         "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
+        "schedule_start": 0.0, "class_names": ["cat", "dog"], "preprocessing": None,
     }  # fmt: skip
     return [_bytes_written_by(lambda path: atomic_save(path, state))]
 

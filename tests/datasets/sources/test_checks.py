@@ -54,7 +54,7 @@ def test_a_report_on_a_list_names_all_problems(tmp_path, cpu):
         4: "label 'cat' is not a class number", 5: "'gone.jpg' is not a file in", 6: "'../x.jpg' is not inside",
         7: "'/etc/x.jpg' is not inside", 8: "'c/gone.jpg' is not a file in", 9: "'no/x.jpg' is not a file in",
         10: r"'nul\x00.jpg' is not inside", 11: "'a.jpg' has label 5, but label 0 in line 1; remove the wrong line",
-        12: "label 12, but MODEL.NUM_CLASSES is 10; 1 training image(s) have labels >= 10; set it to 13 or more",
+        12: "label 12, but MODEL.NUM_CLASSES is 10 (1 training image(s) have labels >= 10); set it to 13 or more",
     }  # fmt: skip
     for line, reason in expected.items():
         (found,) = (text for text in findings if text.startswith(f"{tmp_path}/train_list.txt:{line}: "))

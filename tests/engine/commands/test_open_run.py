@@ -73,7 +73,7 @@ def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
 
 def test_the_log_file_has_the_lines_from_before_the_folder(digits_argv, cpu):
     log = (train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "log.txt").read_text()
-    assert log.index("BATCH_SIZE: 64") < log.index("----- Data: ") < log.index("----- Output: ") < log.index("Epoch[")
+    assert log.index("BATCH_SIZE=64") < log.index("----- Data: ") < log.index("----- Output: ") < log.index("Epoch[")
 
 
 def test_name_of_a_folder(tmp_path):
