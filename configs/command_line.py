@@ -170,9 +170,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
                 layers.add_key(key, value, f"-{flag.name}")
     if arguments.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
-    warmup = layers.values.get("TRAIN", {}).get("WARMUP_EPOCHS")
-    if arguments.epochs and isinstance(warmup, int | float) and warmup > arguments.epochs:
-        layers.add_key("TRAIN.WARMUP_EPOCHS", arguments.epochs / 10, "-epochs")
+    if arguments.epochs:
+        _shorten_warmup(layers, arguments.epochs)
     for option in arguments.opts:
         key, equals, text = option.partition("=")
         if not equals:
@@ -188,6 +187,14 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     data_keys = {"DATASET", "DATA_PATH"} & set(layers.values.get("DATA", ()))
     selects_run = bool(recipe or data_keys or "MODEL" in layers.values)
     return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, prog, recipe, selects_run)
+
+
+def _shorten_warmup(layers: OptionLayers, num_epochs: int) -> None:
+    """A warm-up of the recipe that is longer than the `-epochs` becomes a tenth of them."""
+    train = layers.values.get("TRAIN")
+    warmup = train.get("WARMUP_EPOCHS") if isinstance(train, dict) else None
+    if isinstance(warmup, int | float) and warmup > num_epochs:
+        layers.add_key("TRAIN.WARMUP_EPOCHS", num_epochs / 10, "-epochs")
 
 
 def _validate(layers: OptionLayers) -> Config:

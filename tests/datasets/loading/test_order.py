@@ -94,7 +94,7 @@ def test_evaluation_batches_are_padded(cpu):
 def test_too_few_samples_and_too_few_classes(cpu):
     with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
         samples_for(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
-    with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9; .* labels >= 9; set it to 10 or more"):
+    with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9 \(.* labels >= 9\); set it to 10 or more"):
         samples_for(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
 
 
