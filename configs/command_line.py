@@ -76,7 +76,12 @@ _FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
-        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a longer warm-up becomes a tenth of it"),
+        Flag(
+            "epochs",
+            ("TRAIN.NUM_EPOCHS",),
+            int,
+            "number of epochs; a warm-up of as many or more becomes a tenth",
+        ),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
@@ -190,10 +195,10 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
 
 
 def _shorten_warmup(layers: OptionLayers, num_epochs: int) -> None:
-    """A warm-up of the recipe that is longer than the `-epochs` becomes a tenth of them."""
+    """A warm-up of the recipe that is not shorter than the `-epochs` becomes a tenth of them."""
     train = layers.values.get("TRAIN")
     warmup = train.get("WARMUP_EPOCHS") if isinstance(train, dict) else None
-    if isinstance(warmup, int | float) and warmup > num_epochs:
+    if isinstance(warmup, int | float) and warmup >= num_epochs:
         layers.add_key("TRAIN.WARMUP_EPOCHS", num_epochs / 10, "-epochs")
 
 

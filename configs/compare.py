@@ -12,6 +12,11 @@ from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
+# They change how the model is trained or computed, but not its weights.
+_SAME_WEIGHTS = (
+    "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
+    "MODEL.FREEZE_BACKBONE",
+)  # fmt: skip
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
@@ -20,7 +25,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks, since an earlier version wrote it,
     had its default value.
     """
-    before, after = _with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
     return {
         key: (before[key], value)
         for key, value in after.items()
@@ -31,10 +36,11 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set (DATA.DATASET, DATA.DATA_PATH), the model (MODEL without the paths of weights) and SEED.
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH), the model (MODEL without paths of weights,
+    dropout and kernels) and SEED.
     """
     try:
-        before = _with_defaults(read_yaml(options_file)[0])
+        before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
     for key, value in flatten(parse_value(to_yaml(config))):
@@ -47,7 +53,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
 
 def _identifies_experiment(key: str) -> bool:
-    is_model = key.startswith("MODEL.") and key not in _INITIAL_WEIGHTS
+    is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
     return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "SEED")
 
 
@@ -56,14 +62,14 @@ def _comparable(key: str, value: Any) -> Any:
     return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
 
 
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Options by dotted key, with the defaults of the keys that are not given."""
     return dict(flatten(parse_value(to_yaml(Config())))) | dict(flatten(values))
 
 
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
-    defaults, values = _with_defaults({}), flatten(parse_value(to_yaml(config)))
+    defaults, values = with_defaults({}), flatten(parse_value(to_yaml(config)))
     return {key: format_value(value) for key, value in values if value != defaults[key]}
 
 

@@ -79,8 +79,8 @@ def find_run_options(resume: str | None, weights: str | None) -> Path | None:
     named = weights if resume in (None, "auto") else resume
     if named is None:
         return None
-    file = (Path(named) if Path(named).is_dir() else Path(named).parent) / RUN_OPTIONS
-    return file if file.is_file() else None
+    file = (Path(named) if os.path.isdir(named) else Path(named).parent) / RUN_OPTIONS
+    return file if os.path.isfile(file) else None
 
 
 def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:

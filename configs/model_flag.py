@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.layers import OptionLayers
+from configs.schema.config import MAX_NAME_CHARS
 
 _RECIPES = Path(__file__).parent
 # Keys of another model: a recipe may have written them before, and they may not apply to the new one.
@@ -25,13 +26,15 @@ def set_model(layers: OptionLayers, name: str) -> None:
     if isinstance(model, dict):
         for key in _ARCHITECTURE:
             model.pop(key, None)
+        if model.get("PRETRAINED") == "timm" and _section(name).get("TYPE") != "timm":
+            del model["PRETRAINED"]  # timm's weights are those of timm's models
     for key, value in _section(name).items():
         layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 
 
 def _section(name: str) -> dict[str, Any]:
     file = _RECIPES / f"{name}.yaml"
-    if "/" in name or not file.is_file():
+    if "/" in name or len(name) > MAX_NAME_CHARS or not file.is_file():
         return {"TYPE": "timm", "NAME": name}
     recipe = OptionLayers()
     recipe.add_recipe(file)

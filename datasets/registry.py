@@ -68,24 +68,30 @@ def read_samples(
     return samples
 
 
-def resolve_data(data: Data, num_classes: int | None, context: ProcessContext) -> Data:
-    """The options that the files decide: a data set of class folders, and the two numbers of DATA.GREY_RANGE: auto.
+def recognize_dataset(data: Data, context: ProcessContext) -> Data:
+    """Replaces the default data set, `imagenet2012`, by `folder` if its lists are missing and class folders are there.
 
-    The default data set, `imagenet2012`, stands for `folder` where its lists are missing and class folders are there.
-    The gray range is measured in the training images. Every rank must call it.
-
-    Raises:
-        UserError: the training images cannot be listed.
+    Every rank must call it.
     """
-    if data.dataset == "imagenet2012":
-        is_folder = context.is_main and not has_lists(Path(data.data_path)) and has_class_folders(Path(data.data_path))
-        if broadcast_object(is_folder, context):
-            data = data.model_copy(update={"dataset": "folder"})
+    if data.dataset != "imagenet2012":
+        return data
+    root = Path(data.data_path)
+    is_folder = context.is_main and not has_lists(root) and has_class_folders(root)
+    return data.model_copy(update={"dataset": "folder"}) if broadcast_object(is_folder, context) else data
+
+
+def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
+    """Replaces DATA.GREY_RANGE: auto by the two numbers that are measured in the first split; all splits use them.
+
+    Every rank must call it. Until then, `read_samples` uses the whole range for auto.
+    """
     if data.grey_range != "auto":
         return data
-    (train,) = read_samples(data, num_classes, context, "train")
-    found = measure_grey_range(train) if context.is_main else None
-    return data.model_copy(update={"grey_range": broadcast_object(found, context)})
+    found = broadcast_object(measure_grey_range(splits[0]) if context.is_main else None, context)
+    for samples in splits:
+        if isinstance(samples, EncodedImages):
+            samples.grey_range = found
+    return data.model_copy(update={"grey_range": found})
 
 
 def _read(

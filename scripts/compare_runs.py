@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import Parser
-from engine.telemetry.plots import best_point, curve, new_figure, plot_curve, write_png
+from engine.telemetry.plots import curve, new_figure, plot_curve, write_png
 from scripts.run_summaries import RunSummary, differing_options, read_run
 from utils.columns import format_duration
 from utils.errors import UserError, escape_control_characters, run_and_report_errors
@@ -121,7 +121,7 @@ def draw(runs: list[RunSummary], path: Path) -> None:
     evaluated = [run for run in runs if run.best]
     figure, axes = new_figure("epoch", "validation top-1 (%)", f"{len(evaluated)} runs", size=(9, 5))
     for number, run in enumerate(evaluated):
-        _draw_run(axes, curve(run.epochs, "val_top1"), run.name, LINE_STYLES[number // 10 % len(LINE_STYLES)])
+        _draw_run(axes, run, LINE_STYLES[number // 10 % len(LINE_STYLES)])
     if axes.lines:
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     try:
@@ -130,9 +130,9 @@ def draw(runs: list[RunSummary], path: Path) -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror}); give another file with -picture") from None
 
 
-def _draw_run(axes: Any, points: list[tuple[int, float]], name: str, style: str) -> None:
-    epoch, top1 = best_point(points)
-    line = plot_curve(axes, points, f"{name}: {top1:.2f}%")
+def _draw_run(axes: Any, run: RunSummary, style: str) -> None:
+    epoch, top1 = run.best
+    line = plot_curve(axes, curve(run.epochs, "val_top1"), f"{run.name}: {top1:.2f}%")
     line.set_linestyle(style)
     axes.plot(epoch, top1, "*", color=line.get_color(), markersize=12)
 

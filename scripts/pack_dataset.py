@@ -32,7 +32,7 @@ from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.loading.workers import default_num_workers
-from datasets.registry import read_samples, resolve_data
+from datasets.registry import read_samples, recognize_dataset, resolve_grey_range
 from datasets.sources.lists import LABEL_DIGITS
 from datasets.sources.mapped_arrays import save_arrays
 from datasets.sources.packed import CHECKSUMS, index_checksums
@@ -63,8 +63,9 @@ def main(argv: list[str]) -> int:
     if flags.output.exists():
         raise UserError(f"{flags.output}: exists; remove it, or give another folder with -output")
     without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    data = resolve_data(data, ANY_NUM_CLASSES, without_gpu)
+    data = recognize_dataset(data, without_gpu)
     splits = read_samples(data, ANY_NUM_CLASSES, without_gpu, *SPLITS)
+    data = resolve_grey_range(data, splits, without_gpu)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
     torch.set_num_threads(1)  # images are decoded in parallel

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import to_yaml
-from configs.compare import flatten
-from configs.schema import Config
-from configs.yaml_io import format_value, parse_value, read_yaml, shorten
-from engine.telemetry.plots import best_point, curve
+from configs.compare import with_defaults
+from configs.yaml_io import format_value, read_yaml, shorten
+from engine.telemetry.plots import best_epoch
 from utils.errors import UserError
 from utils.status import STATUS, read_status
 from utils.tables import read_rows
@@ -55,10 +53,10 @@ def read_run(folder: Path) -> RunSummary:
     for name in ("config.yaml", STATUS):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: is not the folder of a training run (no {name})")
-    options = dict(flatten(parse_value(to_yaml(Config())))) | dict(flatten(read_yaml(folder / "config.yaml")[0]))
+    options = with_defaults(read_yaml(folder / "config.yaml")[0])
     try:
         epochs = read_rows(folder / "metrics.csv") if (folder / "metrics.csv").exists() else []
-        points = curve(epochs, "val_top1")
+        best = best_epoch(epochs)
         measured = _measured(epochs)
     except (KeyError, ValueError, OSError) as error:
         raise UserError(f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
@@ -71,7 +69,7 @@ def read_run(folder: Path) -> RunSummary:
         name=name if len(name) <= _MAX_NAME_CHARS else f"{name[: _MAX_NAME_CHARS - 3]}...",
         epochs=epochs,
         options=options,
-        best=best_point(points) if points else None,
+        best=best,
         status=_describe(status),
         **measured,
     )

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 import main_single_gpu
+from configs.yaml_io import read_yaml
 from scripts import compare_runs
 from utils.errors import UserError
 
@@ -120,6 +122,18 @@ def test_twelve_bit_images_use_all_levels(pets):
     assert "levels" in log(train_pets("-epochs=1", "-name=plain", *MODEL, *grey))
     run = train_pets("-epochs=1", "-name=auto", *MODEL, *grey, "DATA.GREY_RANGE=auto")
     assert run.name.startswith("auto-") and "GREY_RANGE: auto" not in (run / "config.yaml").read_text()
+
+    # A copy of the weights, evaluated without the run's options, keeps the range of the training; so does a resume.
+    trained = read_yaml(run / "config.yaml")[0]["DATA"]["GREY_RANGE"]
+    shutil.copy(run / "last.pth", "copy.pth")
+    recipe = Path(__file__).parents[1] / "configs" / "folder_small.yaml"
+    words = [f"-cfg={recipe}", "-data_path=pets", *TINY, *MODEL, *grey]
+    assert typed(*words[:2], "-eval", "-pretrained=copy.pth", *words[2:]) == 0
+    (evaluation,) = Path("output").glob("eval-*")
+    assert read_yaml(evaluation / "config.yaml")[0]["DATA"]["GREY_RANGE"] == trained
+    Image.fromarray(np.full((20, 20), 65535, np.uint16)).save(pets / "cat" / "bright.png")
+    assert typed(*words[:2], f"-resume={run}", "-epochs=2", *words[2:], "DATA.GREY_RANGE=auto") == 0
+    assert read_yaml(run / "config.yaml")[0]["DATA"]["GREY_RANGE"] == trained
 
 
 def test_several_labels_are_refused(pets):

@@ -10,7 +10,8 @@ def repair_standard_streams() -> None:
     """Call it at the start of a program.
 
     A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
-    checkpoint, would receive its descriptor and all printed text. A terminal that goes away later stops no run.
+    checkpoint, would receive its descriptor and all printed text. A terminal or a pipe that goes away later stops no
+    run.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -21,23 +22,26 @@ def repair_standard_streams() -> None:
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
-            setattr(sys, name, _terminal_output(stream))
+        if isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _tolerant_output(stream))
 
 
-class _TerminalFile(io.FileIO):
-    """Ignores the error of writing to a terminal that has gone."""
+_LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
+
+
+class _TolerantFile(io.FileIO):
+    """Ignores the error of writing to a stream that is lost: the log files have the same lines."""
 
     def write(self, data: bytes | memoryview) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in _LOST:
                 raise
             return len(memoryview(data))
 
 
-def _terminal_output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _tolerant_output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     stream.flush()
-    binary = io.BufferedWriter(_TerminalFile(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=True)
+    binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)

@@ -55,8 +55,9 @@ def worker_context() -> multiprocessing.context.BaseContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["datasets.loading.loader"])
-    resource_tracker.ensure_running()  # otherwise the server starts it, and unblocks the signals while doing so
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return context

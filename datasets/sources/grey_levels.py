@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import read_grey_values
 from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.sources.samples import EncodedImages, Samples
+from utils.errors import UserError
 
 _NUM_IMAGES, _NUM_THREADS = 256, 8
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
@@ -55,7 +55,7 @@ def _histogram(samples: Samples) -> np.ndarray:
     def count(index: int) -> np.ndarray | None:
         try:
             values = read_grey_values(samples.read_bytes(index), samples.name(index))
-        except BadImage:
+        except UserError:  # it is reported where it is used
             return None
         return None if values is None else np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
 

@@ -66,7 +66,7 @@ def _find_error(splits: Sequence[Samples], data: Data, seconds: float) -> UserEr
     if not bad or skips:
         return None
     return combine_findings(
-        f"{len(bad)} images cannot be read; to train without such images, set DATA.ON_BAD_IMAGE=skip",
+        f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
         [str(image) for image in bad.values()],
     )
 

@@ -32,12 +32,21 @@ OPTION_OF = {
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options."""
+    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` are its options.
+
+    num_classes: of its options; None if they have none.
+    """
 
     class_names: list[str] | None
     preprocessing: dict[str, Any] | None
     data: dict[str, Any]
-    model: dict[str, Any]
+    num_classes: int | None
+
+    def preprocessing_options(self) -> dict[str, Any]:
+        """The fields of the DATA section that decide what an evaluation sees, with the values of the training."""
+        values = self.preprocessing or {}
+        options = {option: values[entry] for entry, option in OPTION_OF.items() if entry in values}
+        return options | {"grey_range": self.data["GREY_RANGE"]} if "GREY_RANGE" in self.data else options
 
 
 def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, Any]:
@@ -68,8 +77,7 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
     return (
         values.keys() == {*OPTION_OF, "interpolation"}
         and values["interpolation"] == _INTERPOLATION
-        and type(size) is int
-        and size > 0
+        and _is_positive(size)
         and type(channels) is int
         and channels in (1, 3)
         and type(crop) is float
@@ -77,6 +85,10 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
         and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
         and min(values["std"]) > 0
     )
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 def _are_floats(values: Any, count: int) -> bool:
@@ -105,7 +117,8 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         state = {"class_names": state.get("class_names"), "preprocessing": state.get("preprocessing")}
         if not is_description(state):
             return None
-        return TrainedOn(**state, data=dict(options["DATA"]), model=dict(options["MODEL"]))
+        number = options["MODEL"].get("NUM_CLASSES")
+        return TrainedOn(**state, data=dict(options["DATA"]), num_classes=number if _is_positive(number) else None)
     except Exception:  # a file of another program has any content
         return None
 

@@ -7,7 +7,7 @@ from torch import nn
 from configs.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint
-from engine.checkpoint.run_folder import check_writable
+from engine.checkpoint.run_folder import check_writable, is_run_folder
 from engine.commands.evaluate import nothing_to_evaluate
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_run import find_on_all_ranks
@@ -27,7 +27,8 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     """
     logger, config = RunLogger(None, context), command.config
     found = find_on_all_ranks(config, context, logger)
-    folder = found.path.parent if found else Path(config.save)
+    resumes = found and not config.eval and is_run_folder(found.path.parent)
+    folder = found.path.parent if resumes else Path(config.save)
     check_writable(folder)
     if config.eval:
         config, model = _build_evaluation(config, context, logger, found)
@@ -45,7 +46,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 def _build_training(
     config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
 ) -> tuple[Config, nn.Module]:
-    config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
+    config, samples = read_run_data(config, context, found.state if found else None)
     options = config.with_model(pretrained=None) if found else config
     run = build_run(options, samples, context, folder, logger)
     restore(run, found.state if found else None)

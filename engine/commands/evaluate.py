@@ -56,4 +56,7 @@ def evaluate_weights(command: Command, context: ProcessContext) -> int:
 
 
 def nothing_to_evaluate(config: Config) -> UserError:
-    return UserError(f"-resume auto: no run in {config.save} has a checkpoint to evaluate; give -pretrained")
+    return UserError(
+        f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate; name a run with "
+        "-resume=RUN, or give -pretrained"
+    )

@@ -4,11 +4,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from configs.schema import Config, Data
-from datasets.registry import UNSPLIT, read_samples
+from datasets.registry import UNSPLIT, read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
-from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on, resolve_path
+from engine.checkpoint.trained_on import TrainedOn, read_trained_on, resolve_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -29,7 +29,7 @@ def read_evaluation_data(config: Config, context: ProcessContext) -> tuple[Confi
     data, notes = _with_values_of(trained_on, config.data) if trained_on else (config.data, [])
     num_classes = config.model.num_classes
     if num_classes is None and trained_on:
-        num_classes = trained_on.model.get("NUM_CLASSES")
+        num_classes = trained_on.num_classes
     holds_out = _is_trained_on(data, trained_on) or _asks_for_split(data, trained_on)
     (samples,) = read_samples(
         data,
@@ -38,6 +38,7 @@ def read_evaluation_data(config: Config, context: ProcessContext) -> tuple[Confi
         "val" if holds_out else "all",
         class_names=trained_on.class_names if trained_on else None,
     )
+    data = resolve_grey_range(data, [samples], context)
     check_images([samples], data, context, config.timeout_seconds)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, [samples])
@@ -76,12 +77,11 @@ def _with_values_of(trained_on: TrainedOn, data: Data) -> tuple[Data, list[str]]
             for option in ("val_fraction", "split_seed")
             if option not in data.model_fields_set and option.upper() in trained_on.data
         }
-    for entry, option in OPTION_OF.items() if trained_on.preprocessing else ():
-        trained, now = trained_on.preprocessing[entry], getattr(data, option)
-        trained = tuple(trained) if isinstance(trained, list) else trained
+    for option, value in trained_on.preprocessing_options().items():
+        trained, now = tuple(value) if isinstance(value, list) else value, getattr(data, option)
         if trained == now:
             continue
-        if option in data.model_fields_set:
+        if option in data.model_fields_set and now != "auto":
             warnings.append(f"Warning: DATA.{option.upper()} is {now}, but the checkpoint was trained with {trained}")
         else:
             changes[option] = trained

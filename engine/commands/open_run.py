@@ -22,7 +22,7 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
         UserError: the output folder is not writable; the start may take minutes until the run's folder is made.
     """
     logger = RunLogger(None, context)
-    if context.is_main:
+    if context.is_main and command.config.model.resume in (None, "auto"):  # else it writes to the checkpoint's folder
         check_writable(Path(command.config.save))
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from configs.command_line import Command
 from configs.schema import Config
-from datasets.registry import resolve_data
+from datasets.registry import recognize_dataset
 from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
 from engine.commands.profile import profile
@@ -33,8 +33,7 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     set_collective_timeout(context, config.timeout_seconds)
     try:
-        data = resolve_data(config.data, config.model.num_classes, context)
-        config = config.model_copy(update={"data": data})
+        config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
         return _COMMANDS[command.name](replace(command, config=config), context)
     except Exception as error:
         shortage = find_shortage(error)

@@ -34,7 +34,7 @@ def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -
     found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
     if config.model.resume and not found:
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
-    config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
+    config, samples = read_run_data(config, context, found.state if found else None)
     command = replace(command, config=config)
     if found:  # it holds all weights, and the pretrained file may be gone
         config = config.with_model(pretrained=None)

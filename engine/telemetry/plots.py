@@ -48,8 +48,8 @@ def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str,
     for column, legend in curves.items():
         if points := curve(rows, column):
             plot_curve(axes, points, legend)
-    if _BEST in curves and (points := curve(rows, _BEST)):
-        epoch, top1 = best_point(points)
+    if _BEST in curves and (best := best_epoch(rows)):
+        epoch, top1 = best
         axes.plot(epoch, top1, "*", color="black", markersize=10, label=f"best: {top1:.2f}%, epoch {epoch}")
     if axes.lines:
         axes.legend()
@@ -61,9 +61,13 @@ def curve(rows: list[dict[str, str]], column: str) -> list[tuple[int, float]]:
     return [(int(row["epoch"]), float(row[column])) for row in rows if row[column]]
 
 
-def best_point(points: list[tuple[int, float]]) -> tuple[int, float]:
-    """The first point with the highest value, as `best.pth`."""
-    return max(points, key=lambda point: point[1])
+def best_epoch(rows: list[dict[str, str]]) -> tuple[int, float] | None:
+    """(epoch, top-1) of `best.pth`: the highest top-1, then the lowest loss; None without evaluation."""
+    evaluated = [(float(row[_BEST]), -float(row["val_loss"]), -int(row["epoch"])) for row in rows if row[_BEST]]
+    if not evaluated:
+        return None
+    top1, _, negative_epoch = max(evaluated)
+    return -negative_epoch, top1
 
 
 def plot_curve(axes: Any, points: list[tuple[int, float]], legend: str) -> Any:

@@ -1,10 +1,11 @@
 """The data of a training run, and the options that depend on it: the only place that completes the options."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from configs.schema import Config
-from datasets.registry import read_samples
+from configs.yaml_io import parse_value
+from datasets.registry import read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
@@ -13,32 +14,47 @@ from utils.distributed import ProcessContext
 
 @dataclass(frozen=True)
 class RunData:
-    """The samples of both splits, and warnings about options that do not fit them."""
+    """The samples of both splits, their class names if there are any, and warnings about options that do not fit."""
 
     train: Samples
     val: Samples
+    class_names: list[str] | None
     warnings: list[str]
-
-    @property
-    def class_names(self) -> list[str] | None:
-        return self.train.class_names if self.train.has_class_names else None
 
 
 def read_run_data(
-    config: Config, context: ProcessContext, class_names: Sequence[str] | None = None
+    config: Config, context: ProcessContext, checkpoint: dict[str, Any] | None = None
 ) -> tuple[Config, RunData]:
-    """Reads the samples; returns them and the options with the data's number of classes and a warm-up that fits.
+    """Reads the samples; returns them and the completed options.
 
-    Every rank must call it. `class_names` are those of the checkpoint from which the run resumes.
+    These have the data's number of classes, a warm-up that fits, and the numbers of DATA.GREY_RANGE: auto. A run that
+    resumes from `checkpoint` keeps its class names and its gray range. Every rank must call it.
 
     Raises:
         UserError: as `read_samples` and `check_images`.
     """
-    model, data = config.model, config.data
-    splits = read_samples(data, model.num_classes, context, "train", "val", class_names=class_names)
+    known = checkpoint["class_names"] if checkpoint else None
+    data = config.data
+    if checkpoint and data.grey_range == "auto":
+        data = data.model_copy(update={"grey_range": trained_grey_range(checkpoint, data.grey_range)})
+    splits = read_samples(data, config.model.num_classes, context, "train", "val", class_names=known)
     check_images(splits, data, context, config.timeout_seconds)
-    number = number_of_classes(data.dataset, splits)
-    warnings = []
+    config = config.model_copy(update={"data": resolve_grey_range(data, splits, context)})
+    config, warnings = _complete(config, splits)
+    class_names = splits[0].class_names if splits[0].has_class_names else known
+    return config, RunData(*splits, class_names, warnings)
+
+
+def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:
+    """DATA.GREY_RANGE in the options of a checkpoint; checkpoints of earlier versions have none."""
+    value = parse_value(checkpoint["options"]).get("DATA", {}).get("GREY_RANGE", default)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _complete(config: Config, splits: list[Samples]) -> tuple[Config, list[str]]:
+    """The options with a number of classes and a warm-up that fit, and warnings."""
+    model, warnings = config.model, []
+    number = number_of_classes(config.data.dataset, splits)
     if model.num_classes is None:
         config = config.with_model(num_classes=number)
     elif model.num_classes > number and splits[0].has_class_names:
@@ -53,4 +69,4 @@ def read_run_data(
             f"NUM_EPOCHS {train.num_epochs}"
         )
         config = config.model_copy(update={"train": train})
-    return config, RunData(*splits, warnings)
+    return config, warnings

@@ -93,7 +93,7 @@ def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
     progress.done_steps = done_steps
     run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
     _resume_schedule(run, checkpoint["schedule_start"], progress, bool(changed.keys() & SCHEDULE_OPTIONS))
-    progress.lr = run.state.schedule.lr_at(max(progress.step - 1, 0))
+    progress.lr = run.state.schedule.lr_at(max(progress.step - 1, run.state.schedule.start_step))
     set_lr(run.state.optimizer, progress.lr)
     if run.context.is_main:
         progress.sums.restore(checkpoint["sums"])

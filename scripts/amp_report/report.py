@@ -118,7 +118,7 @@ class NextPass:
             config = config.with_model(pretrained=None)
         # `inspect` compiles the model with the recorder's own backend.
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
-        config, samples = read_run_data(config, context, found.state["class_names"] if found else None)
+        config, samples = read_run_data(config, context, found.state if found else None)
         run = build_run(config, samples, context, found.path.parent if found else None, logger)
         progress = restore(run, found.state if found else None).progress
         self.state, self.step, self.window = run.state, progress.step, progress.window(run.state.accum_iter)

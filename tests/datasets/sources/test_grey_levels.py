@@ -11,11 +11,12 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from configs.schema import Data
 from configs.yaml_io import read_yaml
-from datasets.registry import resolve_data
+from datasets.registry import read_samples, resolve_grey_range
 from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from scripts import pack_dataset
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
@@ -57,11 +58,15 @@ def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
     assert (samples.open(3, 3).pixels.numpy() == pixels).all()
 
 
+def resolved(data: Data, context: ProcessContext) -> Data:
+    return resolve_grey_range(data, read_samples(data, 2, context, "train"), context)
+
+
 def test_auto_finds_the_range_without_outliers(twelve_bits, cpu):
     data = config_for(twelve_bits, "DATA.GREY_RANGE=auto").data
-    low, high = resolve_data(data, 2, cpu).grey_range
+    low, high = resolved(data, cpu).grey_range
     assert 0 <= low <= 3 and 4092 <= high <= 4095
-    assert resolve_data(data, 2, cpu) == resolve_data(data, 2, cpu)
+    assert resolved(data, cpu) == resolved(data, cpu)
 
 
 def test_auto_without_16_bit_images_changes_nothing(tmp_path, cpu):
@@ -71,7 +76,7 @@ def test_auto_without_16_bit_images_changes_nothing(tmp_path, cpu):
         Image.new("L", (9, 9), number).save(path)
     (tmp_path / "a" / "bad.png").write_bytes(b"")
     given = config_for(tmp_path, "DATA.GREY_RANGE=auto").data
-    assert resolve_data(given, 2, cpu).grey_range is None
+    assert resolved(given, cpu).grey_range is None
     assert warnings_about(tmp_path, cpu) == []
 
 

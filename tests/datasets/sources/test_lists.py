@@ -7,7 +7,7 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import resolve_data
+from datasets.registry import recognize_dataset
 from datasets.sources.lists import csv_tables, imagenet2012
 
 
@@ -92,12 +92,12 @@ def test_a_file_too_large_for_an_image_is_not_read(lists, tmp_path):
 @pytest.mark.parametrize("split", ["", "train"])
 def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     write_image(tmp_path / "notes" / "figure.png")
-    assert resolve_data(options(tmp_path), None, cpu).dataset == "imagenet2012"
+    assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
     write_classes(tmp_path / split, dog=3, cat=3)
     write_classes(tmp_path / "val", dog=1, cat=1)
-    assert resolve_data(options(tmp_path), None, cpu).dataset == "folder"
+    assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
     (tmp_path / "val_list.txt").touch()
-    assert resolve_data(options(tmp_path), None, cpu).dataset == "imagenet2012"
+    assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
 
 
 # CSV

@@ -38,5 +38,5 @@ def test_evaluation_of_the_newest_run(digits_argv, cpu, tmp_path):
     assert run(parse_command_line(argv), cpu) == 0
     assert run(parse_command_line(argv), cpu) == 0  # the folder of the evaluation is no candidate
     assert only_run(tmp_path / "out") == folder
-    with pytest.raises(UserError, match=r"no run in .* has a checkpoint to evaluate"):
+    with pytest.raises(UserError, match=r"no run of this experiment in .* has a checkpoint to evaluate"):
         run(parse_command_line([*argv, "MODEL.DEPTH=1"]), cpu)

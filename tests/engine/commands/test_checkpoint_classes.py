@@ -78,7 +78,7 @@ def test_the_number_of_classes_is_that_of_the_data(trained):
     assert state["model"]["head.weight"].shape[0] == 4
     assert read_yaml(trained / "config.yaml")[0]["MODEL"]["NUM_CLASSES"] == 4
     assert parse_command_line([f"-cfg={trained / 'config.yaml'}"]).config.model.num_classes == 4
-    assert read_trained_on(str(trained / "last.pth")).model["NUM_CLASSES"] == 4
+    assert read_trained_on(str(trained / "last.pth")).num_classes == 4
 
 
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
@@ -169,7 +169,7 @@ def test_old_checkpoint_has_no_names(request):
     state, trained_on = load_checkpoint(fixture / "last.pth"), read_trained_on(str(fixture / "last.pth"))
     assert state["class_names"] is state["preprocessing"] is None
     assert trained_on.class_names is trained_on.preprocessing is None
-    assert trained_on.model["NUM_CLASSES"] == 10
+    assert trained_on.num_classes == 10
 
 
 def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):

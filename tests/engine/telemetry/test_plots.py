@@ -1,6 +1,6 @@
 """The curves of a run, as they are drawn."""
 
-from engine.telemetry.plots import best_point, curve, new_figure, plot_curve, write_png
+from engine.telemetry.plots import best_epoch, curve, new_figure, plot_curve, write_png
 
 
 def test_rows_without_a_value_are_left_out():
@@ -8,8 +8,10 @@ def test_rows_without_a_value_are_left_out():
     assert curve(rows, "val_top1") == [(1, 10.5), (3, 20.0)]
 
 
-def test_the_best_epoch_is_the_first_one_with_the_highest_value():
-    assert best_point([(1, 10.0), (2, 30.0), (3, 30.0)]) == (2, 30.0)
+def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
+    rows = [("1", "10", "1.5"), ("2", "30", "1.2"), ("3", "30", "1.1"), ("4", "30", "1.1"), ("5", "", "")]
+    rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in rows]
+    assert best_epoch(rows) == (3, 30.0) and best_epoch(rows[4:]) is None
 
 
 def test_epochs_are_whole_numbers_and_names_are_no_formulas(tmp_path):
