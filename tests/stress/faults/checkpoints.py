@@ -64,7 +64,7 @@ def resume_faults() -> list[Fault]:
             None,
             (0,),
             state="finished",
-            prints="passed over",
+            prints="Resume: skipped",
         ),
         Fault("resume auto: the last is damaged", _auto(flipped, longer), None, (0,), state="finished"),
         Fault("resume auto: the last is cut short", _auto(truncated, longer), None, (0,), state="finished"),
