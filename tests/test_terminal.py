@@ -56,3 +56,16 @@ def test_run_with_closed_standard_streams(tmp_path):
     folder = only_run(tmp_path)
     assert read_status(folder)["state"] == "finished"
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint
+
+
+def test_run_whose_reader_has_gone(tmp_path):
+    """Such as `| head -1`: the log file has all lines."""
+    process = subprocess.Popen(
+        digits(tmp_path, "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1"), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    folder = only_run(tmp_path)
+    assert read_status(folder)["state"] == "finished"
+    assert "Best top-1" in (folder / "log.txt").read_text()
