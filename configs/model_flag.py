@@ -5,12 +5,11 @@ from typing import Any
 
 from configs.layers import OptionLayers
 from configs.schema.config import MAX_NAME_CHARS
+from configs.schema.model import VIT_KEYS
 
 _RECIPES = Path(__file__).parent
 # Keys of another model: a recipe may have written them before, and they may not apply to the new one.
-_ARCHITECTURE = (
-    "TYPE", "NAME", "PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", "MLP_RATIO", "QKV_BIAS",
-)  # fmt: skip
+_ARCHITECTURE = ("TYPE", "NAME", *VIT_KEYS)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME")
 
 

@@ -6,7 +6,8 @@ dropout after the position embedding and both projections but not in the head.
 
 from typing import Any
 
-from timm.layers import Attention
+import torch
+from timm.layers import Attention, build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from torch import nn
 
@@ -30,11 +31,16 @@ def build_vit(options: Model, data: Data) -> VisionTransformer:
         proj_drop_rate=options.dropout,
         attn_drop_rate=options.attention_dropout,
         drop_path_rate=options.droppath,
+        global_pool=options.global_pool,
+        class_token=options.global_pool == "token",
+        fc_norm=False,  # the final norm precedes the pooling, as in big_vision
         weight_init="jax",
         attn_layer=_attention(options.attn_head_size),
         block_fn=SampleDropBlock,
     )
     initialize_embeddings(vit)
+    if options.pos_embed == "sincos2d":
+        fix_position_embedding(vit)
     return vit
 
 
@@ -48,6 +54,15 @@ def initialize_embeddings(vit: VisionTransformer) -> None:
     """
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
     nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
+
+
+@torch.no_grad()
+def fix_position_embedding(vit: VisionTransformer) -> None:
+    """Freezes the position embedding at 2-D sines and cosines (Chen et al., 2021); that of the class token is zero."""
+    embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
+    vit.pos_embed.zero_()
+    vit.pos_embed[:, vit.num_prefix_tokens :] = embedding
+    vit.pos_embed.requires_grad_(False)
 
 
 def _attention(head_size: int | None) -> type[Attention]:

@@ -7,7 +7,11 @@ from pydantic import Field, field_validator, model_validator
 from configs.section import Path, Probability, Section
 
 IMAGENET_CLASSES = 1000
-_VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", "MLP_RATIO", "QKV_BIAS")
+# Keys of the architecture that describe TYPE vit and no other.
+VIT_KEYS = (
+    "PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE", "DEPTH", "MLP_RATIO", "QKV_BIAS", "GLOBAL_POOL",
+    "POS_EMBED",
+)  # fmt: skip
 
 
 class Model(Section):
@@ -52,6 +56,12 @@ class Model(Section):
     depth: int = Field(12, ge=1, description="number of blocks")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    global_pool: Literal["token", "avg"] = Field(
+        "token", description="input of the head: the class token, or the mean of the patches (without a class token)"
+    )
+    pos_embed: Literal["learned", "sincos2d"] = Field(
+        "learned", description="position embedding: learned, or fixed sines and cosines"
+    )
 
     @property
     def num_logits(self) -> int:
@@ -76,7 +86,7 @@ class Model(Section):
     @model_validator(mode="after")
     def _check(self) -> "Model":
         if self.type == "timm":
-            for key in _VIT_ONLY:
+            for key in VIT_KEYS:
                 if getattr(self, key.lower()) != type(self).model_fields[key.lower()].default:
                     raise ValueError(f"{key} does not apply to TYPE timm; remove it")
         if self.type == "vit" and self.attn_head_size is None and self.embed_dim % self.num_heads:
@@ -84,4 +94,6 @@ class Model(Section):
                 f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; "
                 "change one of them or set ATTN_HEAD_SIZE"
             )
+        if self.pos_embed == "sincos2d" and self.embed_dim % 4:
+            raise ValueError(f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}")
         return self

@@ -41,6 +41,21 @@ def test_parameter_counts_of_paddlevits_recipes(size):
         assert millions(build_vit(config.model, config.data)) == SIZES[size]
 
 
+PUBLISHED_SIZES = {
+    "deit_tiny_patch16_224": 5.717, "deit_tiny_distilled_patch16_224": 5.911, "deit_small_patch16_224": 22.051,
+    "deit_small_distilled_patch16_224": 22.436, "deit_base_patch16_224": 86.568,
+    "deit_base_distilled_patch16_224": 87.338, "deit3_small_patch16_224": 22.059, "deit3_base_patch16_224": 86.585,
+    "vit_lite_cifar10": 3.717,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED_SIZES)
+def test_parameter_counts_of_published_recipes(recipe):
+    config = parse_command_line([f"-cfg={ROOT / 'configs' / f'{recipe}.yaml'}"]).config
+    with torch.device("meta"):
+        assert millions(build_model(config.model, config.data, torch.device("meta"))[0]) == PUBLISHED_SIZES[recipe]
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_builds(recipe):
     config = parse_command_line([f"-cfg={recipe}"]).config.with_model(pretrained=None)  # no download
@@ -95,6 +110,36 @@ def test_initialization_depends_on_the_width(width, patch):
     assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch_std, rel=0.05)
     assert model.pos_embed.std().item() == pytest.approx(width**-0.5, rel=0.05)
     assert model.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * width)) ** 0.5, rel=0.05)
+
+
+def test_average_pooling_of_the_patches():
+    """The head gets the mean of the normalized patches; there is no class token."""
+    model = vit_of(vit_config("MODEL.GLOBAL_POOL=avg")).eval()
+    model.head.reset_parameters()
+    images = torch.randn(2, 3, 32, 32)
+    patches = model.patch_embed(images) + model.pos_embed
+    expected = model.head(model.norm(model.blocks(patches)).mean(1))
+    assert model.cls_token is None and torch.allclose(model(images), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_fixed_position_embedding(pool):
+    """sin and cos of both coordinates at wavelengths from 2 pi to 20,000 pi; the class token has zeros."""
+    model = vit_of(vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.GLOBAL_POOL={pool}"))
+    embedding = model.pos_embed[0, model.num_prefix_tokens :].view(2, 2, 24)
+    assert not model.pos_embed.requires_grad
+    assert model.num_prefix_tokens == (pool == "token")
+    assert not model.pos_embed[0, : model.num_prefix_tokens].any()
+    wavelengths = 1e4 ** (torch.arange(6) / 6)
+    for row, column in np.ndindex(2, 2):
+        angles = [position / wavelengths for position in (row, column)]
+        expected = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)])
+        assert torch.allclose(embedding[row, column].sort().values, expected.sort().values, atol=1e-6)
+
+
+def test_fixed_position_embedding_needs_a_multiple_of_four():
+    with pytest.raises(UserError, match="POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not 30"):
+        vit_config("MODEL.EMBED_DIM=30", "MODEL.POS_EMBED=sincos2d")
 
 
 def test_frozen_backbone_trains_the_head_only():
