@@ -19,6 +19,7 @@ class Batch(NamedTuple):
     samples: positions with a sample.
     drawn: random parameters of the device operations, by the operation's name.
     bad: the images that could not be used; their positions are padding.
+    epoch: the epoch in training, counted from 0.
     """
 
     images: torch.Tensor
@@ -26,3 +27,4 @@ class Batch(NamedTuple):
     samples: int
     drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()
+    epoch: int = 0

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.schema.augmentation import Augmentation
 from configs.section import Pair, Probability, Section
 
 
@@ -21,16 +22,9 @@ class Optimizer(Section):
         return betas
 
 
-class Train(Section):
+class Train(Augmentation):
     unsupported: ClassVar = {
         "MODEL_EMA_FORCE_CPU": ("an average in host memory", False),
-        "CUTMIX_MINMAX": ("CutMix by side lengths", None),
-        "COLOR_JITTER": ("color jitter", 0.0),
-        "AUTO_AUGMENT": ("AutoAugment", False),
-        "RAND_AUGMENT": ("RandAugment", False),
-        "RAND_AUGMENT_LAYERS": ("RandAugment", None),
-        "RAND_AUGMENT_MAGNITUDE": ("RandAugment", None),
-        "RANDOM_ERASE_SPLIT": ("random erasing of a part of the batch only", False),
         "DISTILLATION_TYPE": ("distillation", None),
         "DISTILLATION_ALPHA": ("distillation", None),
         "DISTILLATION_TAU": ("distillation", None),
@@ -73,17 +67,7 @@ class Train(Section):
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
-    mixup_alpha: float = Field(0.0, ge=0, description="mixup: Beta parameter; 0: off")
-    mixup_prob: Probability = Field(1.0, description="probability of mixup or CutMix per batch")
-    mixup_switch_prob: Probability = Field(0.5, description="probability of CutMix if both are on")
-    mixup_mode: Literal["batch"] = Field("batch", description="one mixing weight per batch")
-    cutmix_alpha: float = Field(0.0, ge=0, description="CutMix: Beta parameter; 0: off")
     optimizer: Optimizer = Optimizer()
-    random_erase_prob: Probability = Field(0.0, description="probability of random erasing per training image")
-    random_erase_mode: Literal["const", "rand", "pixel"] = Field(
-        "pixel", description="erased pixels become the mean color, one random color, or noise"
-    )
-    random_erase_count: int = Field(1, ge=1, le=100, description="rectangles per erased image")
 
     def with_short_warmup(self) -> "Train":
         """The options, with a tenth of the epochs as warm-up if the default is longer than the run."""

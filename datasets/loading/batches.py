@@ -77,7 +77,15 @@ def build_train_batches(
 ) -> BatchSource:
     """The training batches of this rank."""
     reader = BatchReader(samples, data, build_host_transform(data, train, seed))
-    sampler = TrainSampler(len(samples), data.batch_size, train.num_epochs, seed, context.rank, context.world_size)
+    sampler = TrainSampler(
+        len(samples),
+        data.batch_size,
+        train.num_epochs,
+        seed,
+        context.rank,
+        context.world_size,
+        repeats=data.repeated_augmentation,
+    )
     return MapBatches(reader, sampler, context, timeout_seconds, bad_images)
 
 

@@ -51,11 +51,12 @@ class BatchReader(Dataset):
         targets = torch.full((len(keys),), PADDING)
         drawn: list[list[Any] | None] = [None] * len(keys)
         bad = []
-        for position, (epoch, index) in enumerate(keys):
+        for position, (epoch, index, repeat) in enumerate(keys):
             if index == PADDING:
                 continue
             try:
-                images[position], drawn[position] = self.transform(self.samples.open(index, channels), epoch, index)
+                image = self.samples.open(index, channels)
+                images[position], drawn[position] = self.transform(image, epoch, index, repeat)
             except BadImage as error:
                 if self.data.on_bad_image == "error":
                     raise
@@ -63,7 +64,7 @@ class BatchReader(Dataset):
             else:
                 targets[position] = int(self.samples.targets[index])
         samples = int((targets != PADDING).sum())
-        return Batch(images, targets, samples, self.transform.collate(drawn), tuple(bad))
+        return Batch(images, targets, samples, self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
 
 
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The order of samples: a pure function of (seed, epoch), divided among the ranks, that can start at any batch.
 
-A key is (epoch, sample index). Epochs count from 0.
+A key is (epoch, sample index, repeat). Epochs and repeats count from 0.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from datasets.batch import PADDING
 from utils.seeding import seeded_generator
 
-Key = tuple[int, int]
+Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class TrainSampler:
     The n-th batches of all ranks together are the next `batch_size * world_size` samples in the epoch's order,
     independently of the number of ranks. Samples that do not fill a batch on every rank are dropped, different samples
     in each epoch.
+
+    With repeated augmentation (Hoffer et al., 2020) a sample takes `repeats` consecutive places of the order: with as
+    many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
+    1 / `repeats` of the samples.
     """
 
     num_samples: int
@@ -30,6 +34,7 @@ class TrainSampler:
     rank: int = 0
     world_size: int = 1
     first_batch: int = 0
+    repeats: int = 1
 
     @property
     def batches_per_epoch(self) -> int:
@@ -50,7 +55,9 @@ class TrainSampler:
                 order_epoch, order = epoch, epoch_order(self.num_samples, self.seed, epoch)
             start = position * self.batch_size * self.world_size
             stop = start + self.batch_size * self.world_size
-            yield [(epoch, index) for index in order[start + self.rank : stop : self.world_size].tolist()]
+            places = range(start + self.rank, stop, self.world_size)
+            indices = order[torch.tensor(places) // self.repeats].tolist()
+            yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -77,4 +84,4 @@ class EvalSampler:
         for batch in range(len(self)):
             start = batch * self.batch_size * self.world_size + self.rank
             indices = range(start, start + self.batch_size * self.world_size, self.world_size)
-            yield [(0, index if index < self.num_samples else PADDING) for index in indices]
+            yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]

@@ -17,10 +17,12 @@ from torch import nn
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.partial_jpeg import Box
+from datasets.transforms.mixup import Mixup
 
 _ERASED_AREA = (0.02, 1 / 3)  # of all rectangles together, as a share of the image, and their height / width: from
 _ERASED_RATIO = (0.3, 1 / 0.3)  # Random Erasing (Zhong et al., 2017)
 _MAX_TRIES = 10
+_EMPTY_BOX: Box = (0, 0, 0, 0)
 
 
 class RandomDeviceOperation(nn.Module):
@@ -84,7 +86,10 @@ class Normalize(nn.Module):
 
 
 class RandomErase(RandomDeviceOperation):
-    """Random Erasing (Zhong et al., 2017) as timm implements it; the noise comes from torch's global generator."""
+    """Random Erasing (Zhong et al., 2017) as timm and PaddleViT implement it: 1 to RANDOM_ERASE_COUNT rectangles.
+
+    The noise comes from torch's global generator.
+    """
 
     name = "erase"
 
@@ -96,14 +101,17 @@ class RandomErase(RandomDeviceOperation):
     def draw(self, rng: random.Random) -> list[Box] | None:
         if rng.random() >= self.probability:
             return None
-        return [random_erase_box(self.size, self.count, rng) for _ in range(self.count)]
+        count = rng.randint(1, self.count) if self.count > 1 else 1
+        return [random_erase_box(self.size, count, rng) for _ in range(count)]
 
     def collate(self, drawn: list[list[Box] | None]) -> tuple[torch.Tensor, ...] | None:
-        """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4)."""
+        """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4), some of which may be empty."""
         positions = [position for position, boxes in enumerate(drawn) if boxes]
         if not positions:
             return None
-        return torch.tensor(positions), torch.tensor([drawn[position] for position in positions])
+        most = max(len(drawn[position]) for position in positions)
+        boxes = [drawn[position] + [_EMPTY_BOX] * (most - len(drawn[position])) for position in positions]
+        return torch.tensor(positions), torch.tensor(boxes)
 
     def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         """Overwrites the erased parts of normalized float32 (B, C, S, S)."""
@@ -112,14 +120,15 @@ class RandomErase(RandomDeviceOperation):
         pixel = torch.arange(images.shape[-1], device=images.device)
         rows = (pixel >= top) & (pixel < top + height)  # (K, R, S)
         columns = (pixel >= left) & (pixel < left + width)
-        mask = (rows[..., :, None] & columns[..., None, :]).any(1, keepdim=True)  # (K, 1, S, S)
-        if self.mode == "pixel":
-            fill = torch.randn_like(parts)
-        elif self.mode == "rand":
-            fill = torch.randn((*parts.shape[:2], 1, 1), device=parts.device)
+        masks = rows[..., :, None] & columns[..., None, :]  # (K, R, S, S)
+        if self.mode == "rand":
+            colors = torch.randn((*boxes.shape[:2], parts.shape[1], 1, 1), device=parts.device)
+            for mask, color in zip(masks.unbind(1), colors.unbind(1), strict=True):
+                parts = torch.where(mask[:, None], color, parts)
         else:
-            fill = torch.zeros((), device=parts.device)
-        images[positions] = torch.where(mask, fill, parts)
+            fill = torch.randn_like(parts) if self.mode == "pixel" else torch.zeros((), device=parts.device)
+            parts = torch.where(masks.any(1, keepdim=True), fill, parts)
+        images[positions] = parts
         return images
 
 
@@ -132,7 +141,7 @@ def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
         height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if height < size and width < size:
             return rng.randint(0, size - height), rng.randint(0, size - width), height, width
-    return 0, 0, 0, 0
+    return _EMPTY_BOX
 
 
 def device_operations(data: Data, train: Train) -> list[nn.Module]:
@@ -149,7 +158,7 @@ def device_operations(data: Data, train: Train) -> list[nn.Module]:
 class TrainTransform(nn.Module):
     """The device operations, then mixup or CutMix."""
 
-    def __init__(self, operations: list[nn.Module], mixup: nn.Module) -> None:
+    def __init__(self, operations: list[nn.Module], mixup: Mixup) -> None:
         super().__init__()
         self.operations, self.mixup = nn.ModuleList(operations), mixup
 
@@ -165,31 +174,14 @@ class TrainTransform(nn.Module):
                 images = operation(images)
             elif operation.name in batch.drawn:
                 images = operation(images, *batch.drawn[operation.name])
-        return (images, targets) if batch.bad else self.mixup(images, targets)
+        return (images, targets) if batch.bad else self.mixup(images, targets, batch.epoch)
 
 
 def build_train_transform(data: Data, train: Train, num_classes: int) -> TrainTransform:
     """The device transform of training batches: `images, targets = transform(batch)`."""
-    return TrainTransform(device_operations(data, train), build_mixup(train, num_classes))
+    return TrainTransform(device_operations(data, train), Mixup(train, num_classes))
 
 
 def build_eval_transform(data: Data) -> nn.Module:
     """The device transform of validation images: `images = transform(batch.images)`."""
     return Normalize(data)
-
-
-def build_mixup(train: Train, num_classes: int) -> nn.Module:
-    """(images, targets (B,)) -> (images, targets (B, classes)), or both unchanged.
-
-    Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019) with the probabilities of PaddleViT and timm.
-    """
-    from torchvision.transforms import v2  # takes as long as importing torch; loading workers do not need it
-
-    mixup = v2.MixUp(num_classes=num_classes, alpha=train.mixup_alpha) if train.mixup_alpha else None
-    cutmix = v2.CutMix(num_classes=num_classes, alpha=train.cutmix_alpha) if train.cutmix_alpha else None
-    if mixup and cutmix:
-        switch = train.mixup_switch_prob
-        return v2.RandomApply([v2.RandomChoice([mixup, cutmix], p=[1 - switch, switch])], p=train.mixup_prob)
-    if mixup or cutmix:
-        return v2.RandomApply([mixup or cutmix], p=train.mixup_prob)
-    return v2.Identity()

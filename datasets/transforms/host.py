@@ -1,7 +1,7 @@
 """Host transforms: operations on one image, in a loading worker.
 
 To add an operation, write a class with `__call__(image, rng)` and add it to `host_operations`. The operations of a
-sample share one generator, which is a function of (seed, epoch, sample index).
+sample share one generator, which is a function of (seed, epoch, sample index, repeat).
 
 Flips are computed here: on the host a flip takes a hundredth of the time of decoding; in a batch on a CPU, a tenth.
 
@@ -18,6 +18,7 @@ from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.crops import center_crop, random_crop_box, resize
 from datasets.transforms.device import RandomDeviceOperation, device_operations
+from datasets.transforms.policies import PillowPolicies, build_policies
 from utils.seeding import derive_seed
 
 _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
@@ -54,7 +55,8 @@ class RandomHorizontalFlip:
 
 def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
     """The operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order."""
-    return [RandomHorizontalFlip(data)]
+    policies = build_policies(data, train)
+    return [RandomHorizontalFlip(data), *([PillowPolicies(policies)] if policies else [])]
 
 
 class HostTransform:
@@ -73,12 +75,13 @@ class HostTransform:
     ) -> None:
         self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
 
-    def generator(self, epoch: int, index: int) -> random.Random:
-        return random.Random(derive_seed(self.seed, "augment", epoch, index))
+    def generator(self, epoch: int, index: int, repeat: int = 0) -> random.Random:
+        place = (epoch, index, repeat) if repeat else (epoch, index)
+        return random.Random(derive_seed(self.seed, "augment", *place))
 
-    def __call__(self, image: LazyImage, epoch: int, index: int) -> tuple[torch.Tensor, list[Any]]:
+    def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
         """Returns uint8 (C, S, S) and what each device operation has drawn for this sample."""
-        rng = None if self.seed is None else self.generator(epoch, index)
+        rng = None if self.seed is None else self.generator(epoch, index, repeat)
         pixels = self.crop(image, rng)
         for operation in self.operations:
             pixels = operation(pixels, rng)

@@ -14,6 +14,7 @@ class EpochLayout:
     batch_size: int  # of one micro-step, over all ranks
     accum_iter: int
     seed: int
+    repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION); checkpoints of earlier versions: 1
 
     @property
     def global_batch_size(self) -> int:
@@ -41,6 +42,11 @@ class EpochLayout:
             raise UserError(
                 f"-resume: the checkpoint is inside an epoch of {saved.samples} samples with SEED {saved.seed}, but "
                 f"this run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
+            )
+        if saved.repeats != self.repeats:
+            raise UserError(
+                f"-resume: the checkpoint is inside an epoch with DATA.REPEATED_AUGMENTATION {saved.repeats}, but this "
+                f"run has {self.repeats}; set it as before, {alternative}"
             )
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch

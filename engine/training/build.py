@@ -50,7 +50,8 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     bad_images = BadImageList(folder, context.rank)
     seed, timeout = config.seed, config.timeout_seconds
     batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
-    layout = EpochLayout(batches.num_samples, data.batch_size * context.world_size, train.accum_iter, seed)
+    micro_batch_size = data.batch_size * context.world_size
+    layout = EpochLayout(batches.num_samples, micro_batch_size, train.accum_iter, seed, data.repeated_augmentation)
     state, notes = build_train_state(config, context, layout)
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision

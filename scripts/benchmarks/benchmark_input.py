@@ -230,8 +230,8 @@ def fidelity(config: Config, context: ProcessContext, count: int) -> dict[str, A
     transform = build_host_transform(data, config.train, config.seed)
     differences = []
     for keys, batch in islice(zip(sampler, batches.iterate(0, 0, 1), strict=False), -(-count // data.batch_size)):
-        for (epoch, index), crop in zip(keys, batch.images.cpu(), strict=True):
-            reference = pillow_crop(Path(samples.location(index)), data, transform.generator(epoch, index))
+        for key, crop in zip(keys, batch.images.cpu(), strict=True):
+            reference = pillow_crop(Path(samples.location(key[1])), data, transform.generator(*key))
             differences.append(np.abs(crop.permute(1, 2, 0).numpy().astype(int) - reference).mean())
     return {"crops": len(differences), "mean": float(np.mean(differences)), "largest": float(np.max(differences))}
 

@@ -134,7 +134,7 @@ YAML_MISTAKES = {
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
     "broken": ("SEED: [1", r":\d+: "),
-    "feature to come": ("TRAIN:\n  RAND_AUGMENT: true", r":2: TRAIN.RAND_AUGMENT: RandAugment is not available yet"),
+    "feature to come": ("DATA:\n  DECODE: gpu", r":2: DATA.DECODE: decoding on a GPU is not available yet"),
     "family to come": ("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6]", r":2: MODEL.TYPE: swin is not available yet"),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),

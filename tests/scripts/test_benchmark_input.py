@@ -135,7 +135,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu):
         references = input_contenders.reference_transform(data)(image)
     (samples,) = samples_for(config, cpu, "train")
     assert samples.location(0) == str(path)
-    batch = BatchReader(samples, data, build_host_transform(data, config.train, config.seed)).__getitems__([(0, 0)])
+    batch = BatchReader(samples, data, build_host_transform(data, config.train, config.seed)).__getitems__([(0, 0, 0)])
     ours = build_eval_transform(data)(batch.images)[0]
     torch.testing.assert_close(timm_image, references, rtol=0, atol=1e-6)
     assert (ours - references).abs().mean() < 0.5 / 127.5

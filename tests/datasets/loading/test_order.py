@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from conftest import assert_same_state, eval_loader_for, samples_for, train_batches_for
+from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
@@ -43,7 +44,7 @@ def test_evaluation_reads_each_sample_once_and_each_rank_has_as_many_batches(num
     samplers = [EvalSampler(num_samples, 4, rank, world_size) for rank in range(world_size)]
     batches = [list(sampler) for sampler in samplers]
     assert len({len(part) for part in batches}) == 1 == len({len(batch) for part in batches for batch in part})
-    seen = Counter(index for part in batches for batch in part for _, index in batch)
+    seen = Counter(index for part in batches for batch in part for _, index, _ in batch)
     seen.pop(PADDING, None)
     assert seen == Counter(range(num_samples))
 
@@ -64,15 +65,17 @@ def config_for(*options: str):
     return parse_command_line(["-dataset=digits", "-image_size=16", "-batch_size=50", "-opts", *grey, *options]).config
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers):
+@pytest.mark.parametrize(("workers", "policy"), [(1, "AUGMENT_POLICY=rand-m9-mstd0.5-inc1"), (2, "RAND_AUGMENT=true")])
+def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
     def batches(count: int) -> list:
         config = config_for(
             f"DATA.NUM_WORKERS={count}",
             "TRAIN.NUM_EPOCHS=1",
             "TRAIN.WARMUP_EPOCHS=0",
             "DATA.AFFINE_DEGREES=9",
+            "DATA.REPEATED_AUGMENTATION=3",
             "TRAIN.RANDOM_ERASE_PROB=0.5",
+            f"TRAIN.{policy}",
         )
         (samples,) = samples_for(config, cpu, "train")
         return list(train_batches_for(config, samples, cpu))
@@ -111,3 +114,45 @@ def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_worker
         config = parse_command_line([f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}"]).config
         with pytest.raises(UserError, match=r"x\.jpg: [^\n]*$"):
             next(iter(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
+
+
+@pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(512, 1, 32), (1024, 4, 16), (300, 2, 10)])
+def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world_size, batch_size, monkeypatch):
+    """Given the same permutation.
+
+    timm rounds an epoch down to a multiple of 256 samples, and may end it with an incomplete batch, which its loader
+    drops; here an epoch has as many batches as without repeats.
+    """
+    monkeypatch.setattr(torch, "randperm", lambda n, generator: order)
+    order = torch.arange(num_samples).flip(0)
+    for rank in range(world_size):
+        theirs = list(RepeatAugSampler(range(num_samples), world_size, rank, num_repeats=3))
+        sampler = TrainSampler(num_samples, batch_size, 1, 0, rank, world_size, repeats=3)
+        ours = [index for batch in sampler for _, index, _ in batch]
+        assert len(sampler) == num_samples // (batch_size * world_size)
+        both = min(len(theirs), len(ours))
+        assert ours[:both] == theirs[:both]
+        if num_samples % 256 == 0:
+            assert ours == theirs
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_repeats_are_consecutive_places_of_the_order_on_any_number_of_ranks(world_size):
+    """Sample p // 3, repeat p % 3; different repeats go to different ranks."""
+    one = [key for batch in TrainSampler(100, 12, 2, 7, repeats=3) for key in batch]
+    expected = [
+        (epoch, int(epoch_order(100, 7, epoch)[place // 3]), place % 3) for epoch in range(2) for place in range(96)
+    ]
+    assert one == expected
+    ranks = [list(TrainSampler(100, 12 // world_size, 2, 7, rank, world_size, repeats=3)) for rank in range(world_size)]
+    for number, parts in enumerate(zip(*ranks, strict=True)):
+        assert sorted(key for part in parts for key in part) == sorted(one[12 * number : 12 * number + 12])
+    if world_size >= 3:
+        for batches in ranks:
+            assert len({key[:2] for batch in batches for key in batch}) == 2 * 96 / world_size
+
+
+@pytest.mark.parametrize("first_batch", [0, 1, 9, 15])
+def test_repeated_augmentation_starts_anywhere(first_batch):
+    whole = list(TrainSampler(100, 12, 2, 7, repeats=3))
+    assert list(TrainSampler(100, 12, 2, 7, first_batch=first_batch, repeats=3)) == whole[first_batch:]

@@ -8,14 +8,12 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
-from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage
+from datasets.batch import Batch
 from datasets.transforms.device import (
     Normalize,
     RandomAffine,
     RandomErase,
     build_eval_transform,
-    build_mixup,
     build_train_transform,
     random_erase_box,
 )
@@ -60,7 +58,7 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom):
 def test_erased_boxes_are_distributed_as_timms():
     size, count, draws = 64, 2, 4000
     areas = [box[2] * box[3] / size**2 for box in erase_boxes(size, count, draws)]
-    theirs = RandomErasing(probability=1, min_count=count, device="cpu")
+    theirs = RandomErasing(probability=1, min_count=count, device="cpu")  # always `count`
     erased = torch.zeros(())
     random.seed(0)
     for _ in range(500):
@@ -80,11 +78,78 @@ def erase_boxes(size: int, count: int, draws: int) -> list:
     return boxes
 
 
+def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
+    """As in timm and PaddleViT: 1 to RANDOM_ERASE_COUNT."""
+    size, draws, rng = 64, 3000, random.Random(0)
+    options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_COUNT": 3}
+    erase = RandomErase(Data.model_validate({"IMAGE_SIZE": size}), Train.model_validate(options))
+    drawn = [erase.draw(rng) for _ in range(draws)]
+    for count in (1, 2, 3):
+        images = [boxes for boxes in drawn if len(boxes) == count]
+        assert len(images) / draws == pytest.approx(1 / 3, abs=0.03)
+        area = sum(height * width for boxes in images for _, _, height, width in boxes) / len(images) / size**2
+        assert area == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
+    theirs = RandomErasing(probability=1, max_count=3, device="cpu")
+    random.seed(0)
+    erased = sum((theirs(torch.ones(1, size, size)) == 0).float().mean() for _ in range(600)) / 600
+    ours = 0.0
+    for boxes in drawn[:600]:
+        union = torch.zeros(size, size, dtype=torch.bool)
+        for top, left, height, width in boxes:
+            union[top : top + height, left : left + width] = True
+        ours += float(union.float().mean()) / 600
+    assert ours == pytest.approx(float(erased), rel=0.1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erased_images_equal_timms_given_its_boxes(mode, count, monkeypatch):
+    """Where the fill is random, its pattern: which pixels are equal, and its moments."""
+    plain, boxes = torch.randn(60, 3, 24, 24, generator=torch.Generator().manual_seed(9)), []
+    theirs = RandomErasing(probability=1, mode=mode, max_count=count, device="cpu")
+    randint = random.randint
+
+    def recorded(low: int, high: int) -> int:  # 0 is the lowest corner; 1 the lowest count
+        value = randint(low, high)
+        if low == 1:
+            boxes.append([])
+        else:
+            boxes[-1].append((value, 24 - high))  # a corner and the side
+        return value
+
+    monkeypatch.setattr(random, "randint", recorded)
+    random.seed(0), torch.manual_seed(0)
+    reference = []
+    for image in plain:
+        if count == 1:
+            boxes.append([])
+        reference.append(theirs(image.clone()))
+    reference = torch.stack(reference)
+    drawn = [
+        [(top, left, height, width) for (top, height), (left, width) in zip(one[::2], one[1::2], strict=True)]
+        for one in boxes
+    ]
+    erase = RandomErase(
+        Data.model_validate({"IMAGE_SIZE": 24}),
+        Train.model_validate({"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": count}),
+    )
+    erased = erase(plain.clone(), *erase.collate(drawn))
+    assert torch.equal(erased == plain, reference == plain)
+    if mode == "const":
+        assert torch.equal(erased, reference)
+    for one, other in zip(erased, reference, strict=True):
+        pattern = [len(image.permute(1, 2, 0).reshape(-1, 3).unique(dim=0)) for image in (one, other)]
+        assert pattern[0] == pattern[1]  # colors
+    ours, expected = erased[erased != plain], reference[erased != plain]
+    assert float(ours.mean()) == pytest.approx(float(expected.mean()), abs=0.3 if mode == "rand" else 0.06)
+    assert float(ours.std()) == pytest.approx(float(expected.std()), abs=0.3 if mode == "rand" else 0.06)
+
+
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
 def test_erasing_fills_the_drawn_boxes_and_nothing_else(mode):
     torch.manual_seed(0)
     data = Data.model_validate({"IMAGE_SIZE": 16, "HFLIP_PROB": 0.0})
-    train = Train.model_validate({"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 2})
+    train = Train.model_validate({"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 1})
     erase = RandomErase(data, train)
     transform = build_host_transform(data, train, seed=0)
     positions, boxes = erase.collate([erase.draw(transform.generator(0, index)) for index in range(40)])
@@ -111,34 +176,3 @@ def test_padding_is_not_erased():
     positions, boxes = erase.collate([None, erase.draw(random.Random(0)), None])
     assert positions.tolist() == [1] and boxes.shape == (1, 1, 4)
     assert erase.collate([None]) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "mixes"),
-    [
-        ({}, 0.0),
-        ({"MIXUP_ALPHA": 0.8}, 1.0),
-        ({"CUTMIX_ALPHA": 1.0}, 1.0),
-        ({"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_PROB": 0.5}, 0.5),
-    ],
-)
-def test_mixup_probabilities(options, mixes):
-    mixup = build_mixup(Train.model_validate(options), num_classes=4)
-    images, targets = torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0])
-    torch.manual_seed(0)
-    mixed = 0
-    for _ in range(400):
-        new_images, new_targets = mixup(images, targets)
-        if new_targets.ndim == 2:
-            mixed += 1
-            assert torch.allclose(new_targets.sum(1), torch.ones(5))
-        else:
-            assert new_images is images and torch.equal(new_targets, targets)
-    assert mixed / 400 == pytest.approx(mixes, abs=0.08)
-
-
-def test_a_batch_with_unreadable_images_is_not_mixed():
-    transform = build_train_transform(Data(), Train.model_validate({"MIXUP_ALPHA": 0.8}), 4)
-    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, PADDING]), 1)
-    assert transform(batch._replace(targets=torch.tensor([3, 1])))[1].shape == (2, 4)
-    assert transform(batch._replace(bad=(BadImage("x.jpg", "", ""),)))[1].tolist() == [3, PADDING]

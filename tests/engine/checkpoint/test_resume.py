@@ -61,6 +61,25 @@ def test_resume_after_any_step_is_bit_exact(image_folder, tmp_path, cpu, workers
         assert step_rows(resumed) == step_rows(uninterrupted)
 
 
+AUGMENTATION = [
+    ["TRAIN.RAND_AUGMENT=true", "TRAIN.MIXUP_MODE=elem", "TRAIN.MIXUP_OFF_EPOCH=1"],
+    ["TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1", "TRAIN.MIXUP_MODE=pair", "TRAIN.CUTMIX_MINMAX=[0.2, 0.8]"],
+]
+
+
+@pytest.mark.parametrize("options", AUGMENTATION, ids=lambda options: options[0])
+def test_resume_with_augmentation_is_bit_exact_with_any_number_of_workers(image_folder, tmp_path, cpu, options):
+    """With random erasing and repeated augmentation; stopped without workers, resumed with one."""
+    options = [
+        *options, "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_COUNT=3", "DATA.REPEATED_AUGMENTATION=3"
+    ]  # fmt: skip
+    uninterrupted = train([*argv_for(image_folder, tmp_path / "uninterrupted", 0), *options], cpu)
+    stopped = train([*argv_for(image_folder, tmp_path / "stopped", 0), *options, "TRAIN.MAX_STEPS=3"], cpu)
+    resumed = train([f"-resume={stopped}", *argv_for(image_folder, tmp_path / "stopped", 1), *options], cpu)
+    assert_same_state(states(resumed), states(uninterrupted))
+    assert rows(resumed) == rows(uninterrupted)
+
+
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_resume_with_deterministic_algorithms(image_folder, tmp_path, any_device):
     """Two runs, of which one is stopped and resumed; on a GPU in float16 with its loss scaler."""
@@ -94,6 +113,7 @@ INVALID_CHANGES = {
     "last epoch": ("TRAIN.LAST_EPOCH=1", r"-last_epoch 1: the checkpoint is at epoch 0"),
     "model": ("MODEL.EMBED_DIM=32", r"the checkpoint is of another model: .*cls_token"),
     "seed": ("SEED=5", r"inside an epoch"),
+    "repeats": ("DATA.REPEATED_AUGMENTATION=3", r"an epoch with DATA.REPEATED_AUGMENTATION 1, but this run has 3"),
 }
 
 

@@ -95,8 +95,16 @@ def recipe_faults() -> list[Fault]:
         "invalid YAML": (recipe("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
         "nested 5000 deep": (recipe("SEED: " + "[" * 5000), r"nested too deeply"),
         "a feature that is not available yet": (
-            recipe("TRAIN: {RAND_AUGMENT: true}"),
-            r":1: TRAIN.RAND_AUGMENT: .* not available yet",
+            recipe("DATA: {DECODE: gpu}"),
+            r":1: DATA.DECODE: .* not available yet",
+        ),
+        "an unknown augmentation policy": (
+            recipe("TRAIN: {AUGMENT_POLICY: rnd-m9}"),
+            r":1: TRAIN.AUGMENT_POLICY is 'rnd-m9': the policy 'rnd' is unknown; known: rand, augmix,",
+        ),
+        "an augmentation policy that timm would read in part": (
+            recipe("TRAIN: {AUGMENT_POLICY: rand-m9-inc}"),
+            r":1: TRAIN.AUGMENT_POLICY is 'rand-m9-inc': the section 'inc' is unknown",
         ),
         "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),

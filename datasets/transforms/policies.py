@@ -1,0 +1,142 @@
+"""Augmentation policies of PaddleViT: RandAugment, AutoAugment and color jitter, on Pillow images.
+
+A policy is called with (image, generator of the sample) and returns an image; the same object if it changes nothing.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from configs.schema import Data, Train
+from datasets.transforms.pillow_ops import ARGUMENTS, INCREASING_ARGUMENTS, MAX_MAGNITUDE, OPERATIONS
+from datasets.transforms.timm_policy import TimmPolicy
+
+_MAGNITUDE_STD = 0.5
+_LAYER_PROBABILITY = 0.5
+
+Policy = Callable[[Image.Image, random.Random], Image.Image]
+
+
+class PillowPolicies:
+    """Policies in sequence on uint8 (C, S, S): one conversion to a Pillow image, and one back."""
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        self.policies = policies
+
+    def __call__(self, pixels: torch.Tensor, rng: random.Random) -> torch.Tensor:
+        """`pixels` should have its channels innermost in memory, as the result has."""
+        original = image = to_pillow(pixels)
+        for policy in self.policies:
+            image = policy(image, rng)
+        return pixels if image is original else from_pillow(image)
+
+
+def to_pillow(pixels: torch.Tensor) -> Image.Image:
+    """uint8 (1 or 3, H, W) -> mode L or RGB"""
+    return Image.fromarray(pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
+
+
+def from_pillow(image: Image.Image) -> torch.Tensor:
+    """Mode L or RGB -> uint8 (1 or 3, H, W), a copy"""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+class _Step(NamedTuple):
+    name: str
+    probability: float
+    magnitude: float
+
+
+def _apply(image: Image.Image, step: _Step, arguments: dict[str, Callable], rng: random.Random) -> Image.Image:
+    if rng.random() >= step.probability:
+        return image
+    magnitude = min(max(rng.gauss(step.magnitude, _MAGNITUDE_STD), 0), MAX_MAGNITUDE)
+    return OPERATIONS[step.name](image, arguments[step.name](magnitude / MAX_MAGNITUDE, rng))
+
+
+class RandAugment:
+    """`layers` of the 15 operations, with replacement, each with probability 0.5 (Cubuk et al., 2020).
+
+    The magnitude is normally distributed with standard deviation 0.5, and clipped to 0..10.
+    """
+
+    def __init__(self, layers: int, magnitude: float) -> None:
+        self.layers = layers
+        self.steps = [_Step(name, _LAYER_PROBABILITY, magnitude) for name in OPERATIONS]
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        for step in rng.choices(self.steps, k=self.layers):
+            image = _apply(image, step, INCREASING_ARGUMENTS, rng)
+        return image
+
+
+class AutoAugment:
+    """One of the 25 pairs of operations found for ImageNet (Cubuk et al., 2019), with RandAugment's magnitude noise."""
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        for step in rng.choice(_IMAGENET_POLICY):
+            image = _apply(image, step, ARGUMENTS, rng)
+        return image
+
+
+_IMAGENET_POLICY = [
+    (_Step(*first), _Step(*second))
+    for first, second in [
+        (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
+        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
+        (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
+        (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
+        (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
+        (("Equalize", 0.4, 4), ("Rotate", 0.8, 8)),
+        (("Solarize", 0.6, 3), ("Equalize", 0.6, 7)),
+        (("Posterize", 0.8, 5), ("Equalize", 1.0, 2)),
+        (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
+        (("Equalize", 0.6, 8), ("Posterize", 0.4, 6)),
+        (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
+        (("Rotate", 0.4, 9), ("Equalize", 0.6, 2)),
+        (("Equalize", 0.0, 7), ("Equalize", 0.8, 8)),
+        (("Invert", 0.6, 4), ("Equalize", 1.0, 8)),
+        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+        (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
+        (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
+        (("Sharpness", 0.4, 7), ("Invert", 0.6, 8)),
+        (("ShearX", 0.6, 5), ("Equalize", 1.0, 9)),
+        (("Color", 0.4, 0), ("Equalize", 0.6, 3)),
+        (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
+        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
+        (("Invert", 0.6, 4), ("Equalize", 1.0, 8)),
+        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+        (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
+    ]
+]
+
+
+class ColorJitter:
+    """Brightness, contrast and saturation times 1 +- `strength`, in random order, as torchvision and Paddle do it."""
+
+    def __init__(self, strength: float) -> None:
+        self.low, self.high = max(0, 1 - strength), 1 + strength
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        for name in rng.sample(("Brightness", "Contrast", "Color"), 3):
+            image = OPERATIONS[name](image, rng.uniform(self.low, self.high))
+        return image
+
+
+def build_policies(data: Data, train: Train) -> list[Policy]:
+    """The policies of a run, at most two.
+
+    AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only a 3a policy keeps the jitter, as in timm.
+    """
+    jitter = [ColorJitter(train.color_jitter)] if train.color_jitter else []
+    if train.augment_policy:
+        policy = TimmPolicy(train.augment_policy, data.image_size, data.imagenet_mean)
+        return [policy, *jitter] if "3a" in train.augment_policy else [policy]
+    if train.rand_augment:
+        return [RandAugment(train.rand_augment_layers, train.rand_augment_magnitude)]
+    return [AutoAugment()] if train.auto_augment else jitter

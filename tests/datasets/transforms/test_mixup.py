@@ -1,0 +1,175 @@
+"""Mixup and CutMix, compared with timm's `Mixup` for the same parameters, and their distributions."""
+
+import numpy as np
+import pytest
+import timm.data.mixup as timm_mixup
+import torch
+from scipy import stats
+
+from configs.schema import Data, Train
+from datasets.batch import PADDING, Batch
+from datasets.decoding.bad_images import BadImage
+from datasets.transforms.device import build_train_transform
+from datasets.transforms.mixup import MixDraws, Mixup
+
+BOTH = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0}
+KINDS = {
+    "mixup": {"MIXUP_ALPHA": 0.8},
+    "CutMix": {"CUTMIX_ALPHA": 1.0},
+    "both": BOTH,
+    "half": BOTH | {"MIXUP_PROB": 0.5},
+    "minmax": {"CUTMIX_MINMAX": [0.2, 0.8]},
+    "mixup and minmax": {"MIXUP_ALPHA": 0.8, "CUTMIX_MINMAX": [0.2, 0.8]},
+}
+
+
+def mixup_of(options: dict, mode: str = "batch", **more) -> Mixup:
+    return Mixup(Train.model_validate(options | {"MIXUP_MODE": mode} | more), num_classes=5)
+
+
+def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((count, 3, 12, 12), generator=generator), torch.arange(count) % 5
+
+
+class Timm(timm_mixup.Mixup):
+    """timm's class with our draws in place of its own."""
+
+    def __init__(self, draws: MixDraws, mode: str, monkeypatch) -> None:
+        super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode=mode, label_smoothing=0.0, num_classes=5)
+        self.draws = draws
+        boxes = iter(np.flatnonzero(draws.is_cutmix))
+
+        def next_box(shape, lam, **_):
+            number = next(boxes)
+            return tuple(draws.box[number]), draws.weight[number]
+
+        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", next_box)
+
+    def _params_per_batch(self):
+        is_cutmix = self.draws.is_cutmix[0]
+        return (0.5 if is_cutmix else float(self.draws.weight[0])), is_cutmix
+
+    def _params_per_elem(self, batch_size):
+        assert batch_size == len(self.draws.weight)
+        weight = np.where(self.draws.is_cutmix, 0.5, self.draws.weight)  # corrected by its box; 1 means unmixed
+        return weight.astype(np.float32), self.draws.is_cutmix
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_images_and_targets_equal_timms(kind, mode, monkeypatch):
+    images, targets = batch_of(8)
+    mixup = mixup_of(KINDS[kind], mode)
+    draw, drawn = mixup.draw, []
+    monkeypatch.setattr(mixup, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    for seed in range(40):
+        torch.manual_seed(seed)
+        ours, our_targets = mixup(images.clone(), targets, 0)
+        theirs, their_targets = Timm(drawn[-1], mode, monkeypatch)(images.clone(), targets)
+        if our_targets.ndim == 1:  # an unmixed batch keeps its labels
+            our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("minmax", [None, (0.2, 0.8), (0.5, 0.55)])
+def test_boxes_and_corrected_weights_are_distributed_as_timms(minmax):
+    size, count = 32, 8000
+    options = {"CUTMIX_ALPHA": 1.0} | ({"CUTMIX_MINMAX": minmax} if minmax else {})
+    draws = mixup_of(options).draw(np.random.default_rng(0), count, size)
+    np.random.seed(0)
+    theirs = [
+        timm_mixup.cutmix_bbox_and_lam((3, size, size), np.random.beta(1, 1), ratio_minmax=minmax) for _ in range(count)
+    ]
+    top, bottom, left, right = draws.box.T
+    assert draws.is_cutmix.all() and (top >= 0).all() and (bottom <= size).all() and (right <= size).all()
+    assert np.allclose(draws.weight, 1 - (bottom - top) * (right - left) / size**2)
+    for ours, reference in [
+        *zip(draws.box.T, np.array([box for box, _ in theirs]).T, strict=True),
+        (draws.weight, np.array([weight for _, weight in theirs])),
+    ]:
+        assert ours.mean() == pytest.approx(reference.mean(), abs=0.05 * reference.std() + 1e-9)
+        assert ours.std() == pytest.approx(reference.std(), rel=0.05)
+        assert stats.ks_2samp(ours, reference).pvalue > 0.001
+
+
+def test_a_range_without_a_whole_pixel_between_gives_the_smaller_size():
+    draws = mixup_of({"CUTMIX_MINMAX": [0.3, 0.35]}).draw(np.random.default_rng(0), 50, 8)
+    assert set(draws.box[:, 1] - draws.box[:, 0]) == {2}
+
+
+def test_probabilities_and_weights():
+    draws = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}).draw(np.random.default_rng(0), 20000, 224)
+    mixed = draws.weight != 1
+    assert mixed.mean() == pytest.approx(0.6, abs=0.015)
+    assert draws.is_cutmix.sum() / mixed.sum() == pytest.approx(0.3, abs=0.015)
+    weight = draws.weight[mixed & ~draws.is_cutmix]
+    assert stats.kstest(weight, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_any_batch_size(mode, count):
+    """The middle image of an odd batch is its own partner."""
+    images, targets = batch_of(count)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        mixed, mixed_targets = mixup_of(BOTH, mode)(images.clone(), targets, 0)
+        if count % 2:
+            torch.testing.assert_close(mixed[count // 2], images[count // 2], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(mixed_targets.sum(1), torch.ones(count))
+
+
+def test_the_modes_draw_per_batch_pair_and_image():
+    images, targets = torch.eye(6)[:, :, None, None] * torch.ones(6, 6, 4, 4), torch.zeros(6, dtype=torch.long)
+    different = {}
+    for mode in ("batch", "pair", "elem"):
+        torch.manual_seed(0)
+        mixed, _ = mixup_of({"MIXUP_ALPHA": 0.8}, mode)(images.clone(), targets, 0)
+        own_share = torch.stack([mixed[position, position, 0, 0] for position in range(6)])
+        different[mode] = len(own_share.unique())
+    assert different == {"batch": 1, "pair": 3, "elem": 6}
+
+
+def test_a_function_of_torchs_generator_alone():
+    images, targets = batch_of(6)
+    for mode in ("batch", "pair", "elem"):
+        results = []
+        for other in (1, 2):
+            np.random.seed(other)
+            torch.manual_seed(7)
+            results.append(mixup_of(BOTH, mode)(images.clone(), targets, 0))
+        assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_the_host_does_not_wait_for_the_device(mode):
+    """A tensor on the meta device has no values to wait for."""
+    images, targets = (tensor.to("meta") for tensor in batch_of(6))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        mixed, mixed_targets = mixup_of(KINDS["half"], mode)(images, targets, 0)
+        assert mixed.shape == images.shape and mixed_targets.shape in ((6, 5), (6,))
+
+
+@pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])
+def test_epochs_with_mixup(off_epoch, mixed_epochs):
+    train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
+    transform = build_train_transform(Data(), train, 4)
+    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
+    assert [epoch for epoch in range(4) if transform(batch._replace(epoch=epoch))[1].ndim == 2] == mixed_epochs
+
+
+def test_a_batch_with_unreadable_images_is_not_mixed():
+    transform = build_train_transform(Data(), Train.model_validate({"MIXUP_ALPHA": 0.8}), 4)
+    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, PADDING]), 1)
+    assert transform(batch._replace(targets=torch.tensor([3, 1])))[1].shape == (2, 4)
+    assert transform(batch._replace(bad=(BadImage("x.jpg", "", ""),)))[1].tolist() == [3, PADDING]
+
+
+def test_without_mixup_nothing_is_drawn():
+    state = torch.random.get_rng_state()
+    images, targets = batch_of(4)
+    assert mixup_of({})(images, targets, 0) == (images, targets)
+    assert torch.equal(state, torch.random.get_rng_state())

@@ -1,0 +1,183 @@
+"""Policies: which operations they draw, their precedence, and that they are functions of the sample."""
+
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torchvision.transforms.v2 import functional as TF
+
+from configs.schema import Data, Train
+from datasets.decoding.decode import LazyImage
+from datasets.transforms import policies
+from datasets.transforms.host import build_host_transform
+from datasets.transforms.pillow_ops import INCREASING_ARGUMENTS, OPERATIONS
+from datasets.transforms.policies import (
+    AutoAugment,
+    ColorJitter,
+    PillowPolicies,
+    RandAugment,
+    build_policies,
+    from_pillow,
+    to_pillow,
+)
+from datasets.transforms.timm_policy import TimmPolicy
+
+PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)).permute(2, 0, 1)
+GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
+
+
+def record(monkeypatch) -> tuple[list[str], list[float]]:
+    """Replaces the operations; returns the lists of those drawn and of their magnitudes / 10."""
+    names, shares = [], []
+    for name in OPERATIONS:
+        monkeypatch.setitem(OPERATIONS, name, lambda image, _, name=name: names.append(name) or image)
+        monkeypatch.setitem(INCREASING_ARGUMENTS, name, lambda share, _: shares.append(share))
+    return names, shares
+
+
+def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
+    names, shares = record(monkeypatch)
+    draws, rng = 6000, random.Random(0)
+    for _ in range(draws):
+        RandAugment(layers=2, magnitude=9)(None, rng)
+    counts = Counter(names)
+    assert counts.keys() == OPERATIONS.keys() and len(counts) == 15
+    assert len(names) / draws == pytest.approx(2 * 0.5, abs=0.03)
+    assert stats.chisquare(list(counts.values())).pvalue > 0.01
+    magnitudes = 10 * np.array(shares)
+    assert magnitudes.max() == 10 and (magnitudes == 10).mean() == pytest.approx(stats.norm.sf(2), abs=0.01)
+    assert np.median(magnitudes) == pytest.approx(9, abs=0.03)
+    assert magnitudes[magnitudes < 10].std() == pytest.approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
+
+
+def test_rand_augment_has_as_many_layers_as_asked(monkeypatch):
+    names, _ = record(monkeypatch)
+    monkeypatch.setattr(policies, "_LAYER_PROBABILITY", 1.1)
+    RandAugment(layers=7, magnitude=0)(None, random.Random(0))
+    assert len(names) == 7
+
+
+def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
+    names, _ = record(monkeypatch)
+    draws, rng = 8000, random.Random(0)
+    for _ in range(draws):
+        AutoAugment()(None, rng)
+    expected = Counter()
+    for steps in policies._IMAGENET_POLICY:
+        for step in steps:
+            expected[step.name] += step.probability / 25
+    assert len(policies._IMAGENET_POLICY) == 25
+    for name, share in expected.items():
+        assert names.count(name) / draws == pytest.approx(share, abs=0.02), name
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "policy", [RandAugment(2, 9), RandAugment(9, 10), AutoAugment(), ColorJitter(0.4), ColorJitter(2.0)]
+)
+def test_no_draw_fails(policy, channels):
+    """Among them posterizing to 0 bits, where timm fails with Pillow 13."""
+    apply, pixels = PillowPolicies([policy]), PIXELS[:channels]
+    changed = 0
+    for seed in range(1000):
+        result = apply(pixels, random.Random(seed))
+        assert result.shape == pixels.shape and result.dtype == torch.uint8
+        changed += not torch.equal(result, pixels)
+    assert changed > 500
+
+
+def test_color_jitter_is_torchvisions(monkeypatch):
+    """The drawn factors in the drawn order, with torchvision's functions."""
+    steps = []
+    functions = {"Brightness": TF.adjust_brightness, "Contrast": TF.adjust_contrast, "Color": TF.adjust_saturation}
+    for name in functions:
+        original = OPERATIONS[name]
+        monkeypatch.setitem(OPERATIONS, name, lambda im, f, n=name, o=original: steps.append((n, f)) or o(im, f))
+    orders, image = Counter(), to_pillow(PIXELS)
+    for seed in range(600):
+        steps.clear()
+        result = ColorJitter(0.4)(image, random.Random(seed))
+        if seed < 50:
+            expected = image
+            for name, factor in steps:
+                expected = functions[name](expected, factor)
+            assert result.tobytes() == expected.tobytes()
+        assert all(0.6 <= factor <= 1.4 for _, factor in steps)
+        orders["".join(name for name, _ in steps)] += 1
+    assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > 0.01
+
+
+def test_conversion_to_pillow_and_back_changes_nothing():
+    for pixels in (PIXELS, PIXELS.contiguous(), PIXELS.flip(-1), PIXELS[:1], PIXELS[:1].expand(3, -1, -1)):
+        image = to_pillow(pixels)
+        assert image.mode == ("L" if len(pixels) == 1 else "RGB") and image.size == (20, 24)
+        assert torch.equal(from_pillow(image), pixels)
+    assert from_pillow(to_pillow(PIXELS)).stride() == PIXELS.stride()
+    assert PillowPolicies([lambda image, _: image])(PIXELS, None) is PIXELS
+
+
+PRECEDENCE = [
+    ({}, []),
+    ({"COLOR_JITTER": 0.3}, [ColorJitter]),
+    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True}, [AutoAugment]),
+    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True, "RAND_AUGMENT": True}, [RandAugment]),
+    ({"COLOR_JITTER": 0.3, "RAND_AUGMENT": True, "AUGMENT_POLICY": "rand-m9"}, [TimmPolicy]),
+    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [TimmPolicy, ColorJitter]),
+    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "rand-t3a"}, [TimmPolicy, ColorJitter]),
+    ({"AUGMENT_POLICY": "3a"}, [TimmPolicy]),
+]
+
+
+@pytest.mark.parametrize(("options", "kinds"), PRECEDENCE)
+def test_precedence(options, kinds):
+    assert [type(policy) for policy in build_policies(Data(), Train.model_validate(options))] == kinds
+
+
+@pytest.mark.parametrize(
+    "data", [Data.model_validate({"IMAGE_SIZE": 16}), Data.model_validate(GREY | {"IMAGE_SIZE": 16})]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9},
+        {"AUTO_AUGMENT": True},
+        {"AUGMENT_POLICY": "rand-n9"},
+        {"AUGMENT_POLICY": "augmix-m3-w3"},
+        {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
+    ],
+)
+def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, options):
+    image = LazyImage(PIXELS[: data.image_channels])
+    train = Train.model_validate(options | {"RANDOM_ERASE_PROB": 0.5})
+    transform = build_host_transform(data, train, seed=3)
+    in_worker = pickle.loads(pickle.dumps(transform))
+    results = []
+    for place in ((0, 1), (1, 1), (0, 2), (0, 1, 1), (0, 1, 2)):
+        pixels, drawn = transform(image, *place)
+        random.seed(5), np.random.seed(6)
+        again, drawn_again = in_worker(image, *place)
+        assert torch.equal(pixels, again) and drawn == drawn_again
+        results.append(pixels)
+    assert torch.equal(transform(image, 0, 1)[0], transform(image, 0, 1, 0)[0])
+    assert all(not torch.equal(one, other) for i, one in enumerate(results) for other in results[:i])
+
+
+def test_the_crop_comes_before_the_flip_and_the_policy():
+    """The policy is drawn after crop and flip, so that these stay the same with any policy."""
+    data = Data.model_validate({"IMAGE_SIZE": 16})
+    image = LazyImage(PIXELS)
+    plain = build_host_transform(data, Train(), seed=0)
+    for options in ({"RAND_AUGMENT": True}, {"COLOR_JITTER": 0.4}, {"AUGMENT_POLICY": "rand-m9-mstd0.5-inc1"}):
+        train = Train.model_validate(options)
+        (policy,), transform = build_policies(data, train), build_host_transform(data, train, seed=0)
+        for index in range(20):
+            rng = transform.generator(0, index)
+            cropped = transform.operations[0](transform.crop(image, rng), rng)
+            assert torch.equal(cropped, plain(image, 0, index)[0])
+            expected = policy(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng)
+            assert transform(image, 0, index)[0].permute(1, 2, 0).numpy().tobytes() == expected.tobytes()

@@ -1,0 +1,104 @@
+"""timm's policies by their strings, compared with timm's `create_transform`; strings that timm cannot read."""
+
+import random
+
+import numpy as np
+import pytest
+import timm.data
+import timm.data.auto_augment
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import Compose
+
+from configs.schema import Train
+from configs.schema.augmentation import check_policy
+from datasets.transforms.timm_policy import TimmPolicy
+
+PHOTO = Image.fromarray(load_sample_images().images[1]).crop((150, 100, 350, 300)).resize((48, 48))
+POLICIES = [
+    "rand-m9-mstd0.5-inc1", "rand", "rand-n3-p1.0-tweights", "rand-m7-mmax12-mstd101", "rand-t3a", "rand-t3aw-n1",
+    "3a", "original", "originalr-mstd0.5", "v0", "v0r", "augmix-m3-w3", "augmix-m5-w4-d2-a0.5-mstd1", "augmix-b1",
+]  # fmt: skip
+MEAN = (0.485, 0.456, 0.406)
+
+
+def timm_policy(policy: str, size: int, mean: tuple[float, ...]):
+    """The part of timm's transform between the flip and the tensor."""
+    transform = timm.data.create_transform(
+        size, is_training=True, auto_augment=policy, color_jitter=None, interpolation="bicubic", mean=mean, std=mean,
+        hflip=0.0, separate=True,
+    )[1]  # fmt: skip
+    return Compose(transform.transforms)
+
+
+def safe_posterize(image: Image.Image, bits_to_keep: int, **_) -> Image.Image:
+    return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_images_equal_timms_with_the_same_generators(policy, mode, monkeypatch):
+    for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
+        monkeypatch.setitem(timm.data.auto_augment.NAME_TO_OP, name, safe_posterize)
+    mean = MEAN if mode == "RGB" else (0.5,)
+    image, ours, theirs = PHOTO.convert(mode), TimmPolicy(policy, 48, mean), timm_policy(policy, 48, mean)
+    for seed in range(25):
+        result = ours(image, random.Random(seed))
+        rng = random.Random(seed)
+        np.random.seed(rng.getrandbits(32))
+        random.setstate(rng.getstate())
+        expected = theirs(image)
+        assert (result.mode, result.size) == (mode, (48, 48))
+        assert result.tobytes() == expected.tobytes(), seed
+
+
+def test_the_generators_of_the_process_stay_as_they_are():
+    random.seed(1), np.random.seed(2)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    for policy in POLICIES:
+        TimmPolicy(policy, 48, MEAN)(PHOTO, random.Random(3))
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_posterizing_to_no_bits_is_black_where_timm_fails():
+    """Pillow 13 refuses 0 bits."""
+    policy = TimmPolicy("rand-m10-inc1-n14-p1.0", 48, MEAN)
+    for seed in range(30):
+        policy(PHOTO, random.Random(seed))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_timms_strings_are_accepted(policy):
+    assert Train.model_validate({"AUGMENT_POLICY": policy}).augment_policy == policy
+
+
+MISTAKES = {
+    "": "the policy '' is unknown; known: rand, augmix, original, originalr, v0, v0r, 3a",
+    "rnd-m9": "the policy 'rnd' is unknown",
+    "Rand-m9": "the policy 'Rand' is unknown",
+    "rand-": "the section '' is unknown; rand has m, n, p, mstd, mmax, inc, each with a number .*tweights, t3a, t3aw",
+    "rand-inc": "the section 'inc' is unknown",  # timm skips it
+    "rand-tfoo": "the section 'tfoo' is unknown",  # timm uses another set
+    "rand-m9 ": "the section 'm9 ' is unknown",
+    "rand-m٩": "the section 'm٩' is unknown",
+    "rand-w9": "the section 'w9' is unknown",
+    "rand-m9.5": "m9.5 is not an integer",
+    "rand-m9-m8": "m is given twice",
+    "rand-tweights-t3a": "t is given twice",
+    "rand-m11": "m11 exceeds the maximum; lower it, or add mmax11",
+    "rand-p2": "p2 is not in p0..p1",
+    "rand-n15-tweights": "n15 is not in n1..n14",
+    "rand-n0": "n0 is not in n1..n14",
+    "rand-m" + "9" * 5000: "the section",
+    "augmix-w0": "w0 is not in w1..w10",
+    "augmix-d0": "d0 is not in d1..d10",
+    "augmix-m3-inc1": "the section 'inc1' is unknown; augmix has m, w, d, a, b, mstd",
+    "3a-m4": "the section 'm4' is unknown; 3a has mstd",
+    "v1": "the policy 'v1' is unknown",
+}
+
+
+@pytest.mark.parametrize("policy", MISTAKES)
+def test_strings_that_timm_does_not_know(policy):
+    with pytest.raises(ValueError, match=MISTAKES[policy]):
+        check_policy(policy)
