@@ -17,7 +17,8 @@ class RunStatus:
     """Writes `status.json`, from which other programs read how a run ended: torchrun hides exit statuses.
 
     `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (with a `message`).
-    If it is running but the process does not exist any more, the run was killed.
+    A finished run that TRAIN.PATIENCE ended has `stopped_early` and a `reason`. If the state is running but the process
+    does not exist any more, the run was killed.
     """
 
     def __init__(self, folder: Path, world_size: int) -> None:

@@ -4,6 +4,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
+from configs.schema.loss import Loss
 from configs.schema.model import Model
 from configs.schema.train import Train
 from configs.section import Path, Section
@@ -31,9 +32,13 @@ class Config(Section):
         description="a rank aborts after waiting this long for another rank, or 0.9 times as long for its workers",
     )
     eval: bool = Field(False, description="evaluate only")
+    eval_raw: bool = Field(
+        False, description="training with TRAIN.MODEL_EMA: evaluate the raw weights too; the average decides the best"
+    )
     amp: Amp = Amp()
     data: Data = Data()
     model: Model = Model()
+    loss: Loss = Loss()
     train: Train = Train()
 
     @field_validator("name")
@@ -55,4 +60,12 @@ class Config(Section):
             )
         if self.eval and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL needs weights; give -pretrained or -resume")
+        if self.eval_raw and not self.train.model_ema:
+            raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
+        patience = self.train.patience
+        if patience is not None and patience < self.validate_freq:
+            raise ValueError(
+                f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, the epochs between two "
+                "evaluations; raise the first or lower the second"
+            )
         return self

@@ -5,11 +5,12 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema.augmentation import Augmentation
+from configs.schema.lr_scheduler import LRScheduler
 from configs.section import Pair, Probability, Section
 
 
 class Optimizer(Section):
-    name: str = Field("AdamW", description="AdamW, Adam, SGD, or the name of another optimizer of timm's")
+    name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
     eps: float = Field(1e-8, gt=0, description="term added to the denominator")
     betas: Pair = Field((0.9, 0.999), description="decay rates of the first and second moment")
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
@@ -24,7 +25,6 @@ class Optimizer(Section):
 
 class Train(Augmentation):
     unsupported: ClassVar = {
-        "MODEL_EMA_FORCE_CPU": ("an average in host memory", False),
         "DISTILLATION_TYPE": ("distillation", None),
         "DISTILLATION_ALPHA": ("distillation", None),
         "DISTILLATION_TAU": ("distillation", None),
@@ -43,7 +43,8 @@ class Train(Augmentation):
     weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
-    end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the cosine schedule")
+    end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the schedule")
+    lr_scheduler: LRScheduler = LRScheduler()
     restart_schedule: bool = Field(
         False, description="on resuming: warm up again, from the resumed step, to BASE_LR; then decay to NUM_EPOCHS"
     )
@@ -56,6 +57,9 @@ class Train(Augmentation):
     linear_scaled_lr: int | None = Field(
         None, ge=1, description="multiplies the three learning rates by global batch size / this value; null: by 1"
     )
+    sqrt_scaled_lr: int | None = Field(
+        None, ge=1, description="multiplies them by the square root of global batch size / this value; null: by 1"
+    )
     grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
     accum_iter: int = Field(1, ge=1, description="gradient accumulation steps: forward passes per optimizer step")
     compile: Literal["none", "default", "model", "max"] = Field(
@@ -67,6 +71,20 @@ class Train(Augmentation):
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
+    model_ema_warmup: bool = Field(
+        False, description="a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY (timm)"
+    )
+    model_ema_force_cpu: bool = Field(
+        False,
+        description="keep the average in host memory, for large models; each step then waits for the device and copies "
+        "the weights, and an evaluation copies the average to the device",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="end the run at the first evaluation that is this many epochs after the best one (the highest "
+        "top-1, among equal ones the lowest loss); null: off",
+    )
     optimizer: Optimizer = Optimizer()
 
     def with_short_warmup(self) -> "Train":
@@ -81,8 +99,22 @@ class Train(Augmentation):
             raise ValueError(
                 f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
             )
+        if self.sqrt_scaled_lr and self.linear_scaled_lr:
+            raise ValueError("SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them")
+        if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
+            raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
+        self._check_final_decay()
         if self.last_epoch >= self.num_epochs:
             raise ValueError(
                 f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"
             )
         return self
+
+    def _check_final_decay(self) -> None:
+        decay_epochs = self.lr_scheduler.decay_epochs
+        warmup = self.with_short_warmup().warmup_epochs
+        if self.lr_scheduler.name == "wsd" and decay_epochs and warmup + decay_epochs > self.num_epochs:
+            raise ValueError(
+                f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {warmup:g} exceed NUM_EPOCHS "
+                f"{self.num_epochs}; lower one of them"
+            )

@@ -64,6 +64,10 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null")
         logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with: {resume}")
         outcome = {"state": "stopped", "resume": resume}
+    elif result.get("stopped_early"):
+        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
+        logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
+        outcome = {"state": "finished", "stopped_early": True, "reason": result["reason"]}
     else:
         outcome = {"state": "finished"}
     if result["top1"] is not None:

@@ -7,10 +7,18 @@ from typing import Any
 from utils.tables import read_rows
 
 _CURVES = {
-    "loss.png": ("loss", {"train_loss": "training", "val_loss": "validation"}),
+    "loss.png": (
+        "loss",
+        {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
+    ),
     "accuracy.png": (
         "accuracy (%)",
-        {"train_top1": "training top-1", "val_top1": "validation top-1", "val_top5": "validation top-5"},
+        {
+            "train_top1": "training top-1",
+            "val_top1": "validation top-1",
+            "val_top5": "validation top-5",
+            "raw_val_top1": "validation top-1, raw weights",
+        },
     ),
 }
 _MAX_TIME_SHARE = 0.02

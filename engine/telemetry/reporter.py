@@ -14,7 +14,7 @@ import torch
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
 from engine.telemetry.mfu import MFUMeter, format_rates
-from engine.telemetry.run_files import RunFiles, cell, open_run_files
+from engine.telemetry.run_files import RunFiles, cell, open_run_files, validation_cells
 from engine.telemetry.step_bar import StepBar
 from engine.telemetry.step_report import StepReport, epoch_line, format_speed, log_lines
 from engine.telemetry.time_left import TimeLeft
@@ -118,10 +118,13 @@ class Reporter:
             self._files.plots.update(now=True)
         self.close()
 
-    def end_epoch(self, progress: EpochProgress, validation: Metrics | None, train_seconds: float) -> None:
+    def end_epoch(
+        self, progress: EpochProgress, validation: Metrics | None, train_seconds: float, raw: Metrics | None = None
+    ) -> None:
         """Logs the epoch, and appends it to `metrics.csv`.
 
-        train_seconds: of the whole run so far, without evaluation.
+        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside that
+        of their average.
         """
         sums = progress.sums.reduced(self.context)
         images_per_second = 0.0
@@ -129,10 +132,13 @@ class Reporter:
             images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
         self._log_epoch(progress, images_per_second)
         if self._files:
-            row = self._epoch_row(progress, to_metrics(sums), validation, images_per_second)
-            self._files.epochs.append(row | {"train_seconds": round(train_seconds, 3)})
-            if validation:
-                self._files.write_validation(validation, progress.step)
+            row = self._epoch_row(progress, to_metrics(sums), images_per_second)
+            row |= {"train_seconds": round(train_seconds, 3)}
+            for prefix, metrics in (("", validation), ("raw_", raw)):
+                row |= validation_cells(prefix, metrics)
+                if metrics:
+                    self._files.write_validation(prefix, metrics, progress.step)
+            self._files.epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
         speed = []
@@ -145,9 +151,7 @@ class Reporter:
         seconds_left = self._time_left.seconds(progress)
         self.logger.info(epoch_line(epoch, epoch_seconds, speed, self.scaler.skipped, seconds_left))
 
-    def _epoch_row(
-        self, progress: EpochProgress, trained: Metrics, validation: Metrics | None, images_per_second: float
-    ) -> dict[str, Any]:
+    def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped
         return {
             "epoch": progress.epoch + 1,
@@ -155,9 +159,6 @@ class Reporter:
             "lr": progress.lr,
             "train_loss": trained.loss if has_samples else "",
             "train_top1": trained.top1 if has_samples else "",
-            "val_loss": validation.loss if validation else "",
-            "val_top1": validation.top1 if validation else "",
-            "val_top5": validation.top5 if validation else "",
             "images_per_second": round(images_per_second, 2),
             "data_wait_share": round(progress.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
             "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -17,12 +18,14 @@ EPOCH_COLUMNS = [
     "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
     "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
     "skipped_steps", "skipped_images", "peak_memory_bytes", "train_seconds", "grad_norm", "images_in_skipped_steps",
+    "raw_val_loss", "raw_val_top1", "raw_val_top5",
 ]  # fmt: skip
 STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm"]
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
     "skipped_steps", "grad_norm", "peak_memory_bytes",
 )  # fmt: skip
+_VALIDATED = ("loss", "top1", "top5")
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,10 @@ class RunFiles:
         for summary in hparams(dict(values), {"val/top1": 0.0}):
             self.board.file_writer.add_summary(summary)
 
-    def write_validation(self, validation: Metrics, step: int) -> None:
-        """TensorBoard's curves of validation."""
-        for name in ("loss", "top1", "top5"):
-            self.board.add_scalar(f"val/{name}", getattr(validation, name), step)
+    def write_validation(self, prefix: str, validation: Metrics, step: int) -> None:
+        """TensorBoard's curves of validation: val/loss and so on, with the prefix 'raw_' for raw weights."""
+        for name in _VALIDATED:
+            self.board.add_scalar(f"{prefix}val/{name}", getattr(validation, name), step)
 
     def sync(self) -> None:
         """Returns when the tables are on the disk."""
@@ -71,6 +74,11 @@ def open_run_files(folder: Path, epochs_done: int, steps_done: int) -> RunFiles:
         SummaryWriter(folder, purge_step=steps_done),
         CurvePlots(folder),
     )
+
+
+def validation_cells(prefix: str, validation: Metrics | None) -> dict[str, Any]:
+    """The cells val_loss, val_top1 and val_top5 of `metrics.csv`, with the prefix 'raw_' for raw weights."""
+    return {f"{prefix}val_{name}": getattr(validation, name) if validation else "" for name in _VALIDATED}
 
 
 def cell(value: float | None, spec: str = "") -> str:

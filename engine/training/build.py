@@ -23,12 +23,12 @@ from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
 from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter
-from engine.training.loss import build_loss
+from engine.training.loss import build_loss, read_class_weights
 from engine.training.optimizer import build_optimizer
 from engine.training.run_data import RunData
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
-from engine.training.weight_average import WeightAverage
+from engine.training.weight_average import build_average
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -52,7 +52,8 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
     micro_batch_size = data.batch_size * context.world_size
     layout = EpochLayout(batches.num_samples, micro_batch_size, train.accum_iter, seed, data.repeated_augmentation)
-    state, notes = build_train_state(config, context, layout)
+    class_weights = read_class_weights(config.loss, samples.train.targets, config.model.num_classes)
+    state, notes = build_train_state(config, context, layout, class_weights)
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
@@ -94,8 +95,13 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     )
 
 
-def build_train_state(config: Config, context: ProcessContext, layout: EpochLayout) -> tuple[TrainState, list[str]]:
-    """Everything that a training step uses, and lines for the log. One process needs no process group."""
+def build_train_state(
+    config: Config, context: ProcessContext, layout: EpochLayout, class_weights: torch.Tensor | None = None
+) -> tuple[TrainState, list[str]]:
+    """Everything that a training step uses, and lines for the log. One process needs no process group.
+
+    class_weights: of the loss, (classes,).
+    """
     data, train = config.data, config.train
     allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
@@ -105,11 +111,14 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
     precision = Precision(config.amp, context.device, strategy.total_norm)
     precision.check_ranks(context)
     _apply_op_lists(model, config.model.attention, precision)
-    average = WeightAverage(model, decay=train.model_ema_decay) if train.model_ema else None
+    average = build_average(model, train)
     compute_model = precision.attach(model)
     if compiled := compile_model(compute_model, train, context):
         notes.append(f"Compile: {compiled}, in the first step")
     optimizer = build_optimizer(model, train)
+    if class_weights is not None:
+        notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
+        class_weights = class_weights.to(context.device)
     with precision.autocast(), run_eagerly():
         images = _dummy_images(data, context)
         notes += _attention_notes(compute_model, images)
@@ -121,7 +130,7 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
         average=average,
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
-        loss=build_loss(train),
+        loss=build_loss(config.loss, train.smoothing, class_weights),
         transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
         eval_transform=build_eval_transform(data).to(context.device),
         batch_size=data.batch_size,
@@ -178,6 +187,8 @@ def _build_plan(config: Config) -> Plan:
         num_epochs=config.train.num_epochs,
         max_steps=config.train.max_steps,
         validate_freq=config.validate_freq,
+        patience=config.train.patience,
+        evaluates_raw=config.eval_raw,
         save_freq=config.save_freq,
         save_freq_steps=config.save_freq_steps,
         save_freq_minutes=config.save_freq_minutes,

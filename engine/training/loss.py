@@ -2,29 +2,91 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy, compute_class_weights
 
-from configs.schema import Train
+from configs.schema import Loss as LossOptions
 from datasets.batch import PADDING
+from utils.errors import UserError
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def build_loss(options: Train) -> Loss:
+def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
     """logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes).
+
+    Args:
+        smoothing: label smoothing, of mixed targets too.
+        class_weights: float32 (classes,) on the device of the logits, from `read_class_weights`.
     """
+    if options.name == "bce":
+        return _build_bce(options, smoothing, class_weights)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(
-            logits.float(), targets, reduction="sum", ignore_index=PADDING, label_smoothing=options.smoothing
+            logits.float(),
+            targets,
+            weight=class_weights,
+            reduction="sum",
+            ignore_index=PADDING,
+            label_smoothing=smoothing,
         )
 
     return loss
 
 
+def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    """timm's binary cross-entropy (Wightman et al., 2021): smoothing, then the threshold; the mean over the classes.
+
+    timm's module accepts no padding, and leaves the smoothing of mixed targets to timm's mixup: both are done here.
+    """
+    bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        classes = logits.shape[-1]
+        dense = targets
+        if targets.ndim == 1:
+            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+        losses = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+        losses = losses.sum(-1) if options.sum_classes else losses.mean(-1)
+        return (losses.masked_fill(targets == PADDING, 0) if targets.ndim == 1 else losses).sum()
+
+    return loss
+
+
+def read_class_weights(options: LossOptions, targets: np.ndarray, num_classes: int) -> torch.Tensor | None:
+    """The weights float32 (classes,) of `LOSS.CLASS_WEIGHTS`; None if all are 1.
+
+    balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
+    Their mean over the samples is 1. A class without samples gets the weight of a class with one.
+
+    Args:
+        targets: the labels of the training split, int64 (N,).
+    Raises:
+        UserError: another number of weights than of classes.
+    """
+    weights = options.class_weights
+    if weights is None:
+        return None
+    if weights == "balanced":
+        counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
+        _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
+        return balanced * (len(targets) / (balanced.double() @ counts.double())).float()
+    if len(weights) != num_classes:
+        raise UserError(
+            f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes "
+            "(MODEL.NUM_CLASSES); give one value per class, or balanced"
+        )
+    return torch.tensor(weights)
+
+
 def eval_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy without label smoothing: logits (B, classes), targets int64 (B,) -> (), summed."""
+    """The cross-entropy without label smoothing and class weights.
+
+    logits (B, classes), targets int64 (B,) -> (), summed.
+    """
     return F.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=PADDING)

@@ -8,16 +8,22 @@ from configs.schema import Train
 from utils.errors import UserError, did_you_mean
 
 _FUSED = ("adam", "adamw", "sgd")
+_PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
 
 
 def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
+    With LAYER_DECAY the learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's
+    `param_groups_layer_decay`, with the layers of the model's `group_matcher`.
+
     Raises:
-        UserError: timm has no optimizer of that name, or cannot build it.
+        UserError: timm has no optimizer of that name, or cannot build it; LAYER_DECAY for a model without layers.
     """
     chosen = options.optimizer
-    name = chosen.name.lower()
+    name = _PADDLEVIT_NAMES.get(chosen.name.lower(), chosen.name.lower())
+    if options.layer_decay is not None and not hasattr(model, "group_matcher"):
+        raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
     if name not in timm.optim.list_optimizers():
         hint = did_you_mean(name, timm.optim.list_optimizers())
         raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")

@@ -9,17 +9,27 @@ from utils.errors import UserError
 RESTART_SCHEDULE = "TRAIN.RESTART_SCHEDULE"
 SCHEDULE_OPTIONS = {RESTART_SCHEDULE} | {
     f"TRAIN.{key}"
-    for key in ("NUM_EPOCHS", "WARMUP_EPOCHS", "BASE_LR", "WARMUP_START_LR", "END_LR", "LINEAR_SCALED_LR")
-}
+    for key in (
+        "NUM_EPOCHS", "WARMUP_EPOCHS", "BASE_LR", "WARMUP_START_LR", "END_LR", "LINEAR_SCALED_LR", "SQRT_SCALED_LR",
+        "LR_SCHEDULER.NAME", "LR_SCHEDULER.DECAY_EPOCHS", "LR_SCHEDULER.DECAY_RATE",
+    )
+}  # fmt: skip
+_DESCRIPTIONS = {"cosine": "cosine", "step": "step decay", "linear": "linear decay", "wsd": "WSD schedule"}
+_EPOCHS_PER_REDUCTION = 30  # timm's default
+_WSD_DECAY_SHARE = 1 / 5  # of NUM_EPOCHS
 
 
 @dataclass
 class Schedule:
-    """Linear warm-up from `start_lr` to `peak_lr`, then cosine decay to `end_lr` (Loshchilov and Hutter, 2016).
+    """Linear warm-up from `start_lr` to `peak_lr`, then the decay `name`.
+
+    cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
+    `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
+    linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
 
     `total_steps` are those of the run. The warm-up starts at `start_step`, which is 0 unless a resumed run restarted.
 
-    At the end of every epoch it equals PaddleViT's schedule, which changes once per epoch.
+    At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
 
     peak_lr: float
@@ -28,15 +38,27 @@ class Schedule:
     warmup_steps: float
     total_steps: int
     start_step: int = 0
+    name: str = "cosine"
+    decay_steps: float = math.inf
+    decay_rate: float = 1.0
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
         step -= self.start_step
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
-        cosine_steps = max(1, self.total_steps - self.start_step - self.warmup_steps)
-        share = min(1.0, (step - self.warmup_steps) / cosine_steps)
-        return self.end_lr + (self.peak_lr - self.end_lr) * (1 + math.cos(math.pi * share)) / 2
+        if self.name == "step":
+            return max(self.end_lr, self.peak_lr * self.decay_rate ** (step // self.decay_steps))
+        steps = self.total_steps - self.start_step
+        decay_start = max(self.warmup_steps, steps - self.decay_steps) if self.name == "wsd" else self.warmup_steps
+        share = min(1.0, max(0.0, step - decay_start) / max(1, steps - decay_start))
+        left = (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else 1 - share
+        return self.end_lr + (self.peak_lr - self.end_lr) * left
+
+    @property
+    def description(self) -> str:
+        """The decay, in words."""
+        return _DESCRIPTIONS[self.name]
 
     def restart(self, step: int) -> None:
         """Starts the warm-up at `step`.
@@ -54,22 +76,34 @@ class Schedule:
 
 
 def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int) -> Schedule:
-    factor = global_batch_size / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
+    factor = _lr_factor(options, global_batch_size)
+    decay = options.lr_scheduler
+    default_epochs = _EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
     return Schedule(
         peak_lr=options.base_lr * factor,
         start_lr=options.warmup_start_lr * factor,
         end_lr=options.end_lr * factor,
         warmup_steps=options.warmup_epochs * steps_per_epoch,
         total_steps=options.num_epochs * steps_per_epoch,
+        name=decay.name,
+        decay_steps=(decay.decay_epochs or default_epochs) * steps_per_epoch,
+        decay_rate=decay.decay_rate,
     )
+
+
+def _lr_factor(options: Train, global_batch_size: int) -> float:
+    """Linear scaling (Goyal et al., 2017), square-root scaling (Krizhevsky, 2014; Malladi et al., 2022, for Adam)."""
+    if options.sqrt_scaled_lr:
+        return math.sqrt(global_batch_size / options.sqrt_scaled_lr)
+    return global_batch_size / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
 
 
 def lr_warning(options: Train, global_batch_size: int) -> str | None:
     """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's."""
     tuned_for = options.base_lr_batch_size
-    if tuned_for is None or options.linear_scaled_lr or global_batch_size == tuned_for:
+    if tuned_for in (None, global_batch_size) or options.linear_scaled_lr or options.sqrt_scaled_lr:
         return None
     return (
         f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {global_batch_size}: "
-        f"set TRAIN.LINEAR_SCALED_LR={tuned_for}"
+        f"set TRAIN.LINEAR_SCALED_LR={tuned_for} or TRAIN.SQRT_SCALED_LR={tuned_for}"
     )

@@ -118,10 +118,11 @@ def _resume_schedule(run: Run, start: float, progress: EpochProgress, has_change
     if run.restarts_schedule:
         schedule.restart(progress.step)
         warmup = schedule.warmup_steps / run.layout.steps_per_epoch
-        line = f"warm-up in {warmup:g} epochs to {schedule.peak_lr:g}, then a cosine to epoch {num_epochs}"
+        decay = f"then a {schedule.description} to epoch {num_epochs}"
+        line = f"warm-up in {warmup:g} epochs to {schedule.peak_lr:g}, {decay}"
     else:
         line = (
-            f"the cosine of {num_epochs} epochs with the peak {schedule.peak_lr:g}, now at "
+            f"the {schedule.description} of {num_epochs} epochs with the peak {schedule.peak_lr:g}, now at "
             f"{schedule.lr_at(progress.step):.3g}; {RESTART_SCHEDULE}=true warms up to the peak from here"
         )
     run.logger.info(f"{title} {line}")

@@ -58,16 +58,21 @@ class TrainState:
         """The model to evaluate: the average if there is one. It computes in the same precision as training."""
         if self.average is None:
             return self.precision.weights.compute
-        return self.precision.compute_copy(self.average.module)
+        return self.precision.compute_copy(self.average.module_on(self.precision.device))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When a run evaluates, saves and ends, in epochs unless the name gives another unit."""
+    """When a run evaluates, saves and ends, in epochs unless the name gives another unit.
+
+    evaluates_raw: the raw weights too, beside their average.
+    """
 
     num_epochs: int
     max_steps: int | None
     validate_freq: int
+    patience: int | None
+    evaluates_raw: bool
     save_freq: int
     save_freq_steps: int | None
     save_freq_minutes: float | None

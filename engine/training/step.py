@@ -53,6 +53,8 @@ def train_steps(
         step, window = progress.step, progress.window(state.accum_iter)
         progress.lr = state.schedule.lr_at(step)
         set_lr(state.optimizer, progress.lr)
+        if state.average:
+            state.average.set_step(step)
         precision.weights.save_batch_stats()
         sums: list[BatchSums] = []
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from datasets.batch import Batch
 from engine.checkpoint.reader import BEST, LAST
 from engine.checkpoint.save_trigger import SaveTrigger
@@ -51,7 +53,7 @@ class Trainer:
                 self._save(is_best=True)
             try:
                 batches = self._batches()
-                while self.progress.epoch < self.run.plan.num_epochs and self._train_epoch(batches):
+                while not self._has_ended() and self._train_epoch(batches):
                     pass
             except Interrupted as signal:
                 self.interrupted = signal
@@ -71,6 +73,16 @@ class Trainer:
         done = self.progress.done_batches(self.run.state.accum_iter)
         return self.run.batches.iterate(self.progress.epoch, done, self.run.plan.num_epochs)
 
+    def _has_ended(self) -> bool:
+        return self.progress.epoch == self.run.plan.num_epochs or self._stops_early()
+
+    def _stops_early(self) -> bool:
+        """Whether `TRAIN.PATIENCE` ends the run here: a function of the position, equal on all ranks and on resume."""
+        plan, progress, best = self.run.plan, self.progress, self.position.best
+        if plan.patience is None or best is None or progress.done_steps or progress.epoch == plan.num_epochs:
+            return False
+        return plan.is_due(progress.epoch, plan.validate_freq) and progress.epoch - best.epoch >= plan.patience
+
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
         plan, progress = self.run.plan, self.progress
@@ -87,14 +99,17 @@ class Trainer:
             self._save()
             return False
         epochs_done = progress.epoch + 1
-        validation = self._evaluate(epochs_done) if plan.is_due(epochs_done, plan.validate_freq) else None
+        validation = raw = None
+        if plan.is_due(epochs_done, plan.validate_freq):
+            validation, raw = self._evaluate_all(epochs_done)
         best = self.position.best
         is_best = validation is not None and (best is None or best.is_beaten_by(validation))
         if is_best:
             self.position.best = Best.of(validation, epochs_done)
-        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds)
+        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw)
         self.position.progress = self.run.new_progress(epochs_done)
         ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps
+        ends = ends or self._stops_early()
         if is_best or ends or plan.is_due(epochs_done, plan.save_freq):
             self._save(is_best)
         self.run.reporter.draw()
@@ -119,10 +134,18 @@ class Trainer:
         """Images trained on in this epoch, over all ranks."""
         return self.progress.done_batches(self.run.state.accum_iter) * self.run.layout.batch_size
 
-    def _evaluate(self, epochs_done: int) -> Metrics:
+    def _evaluate_all(self, epochs_done: int) -> tuple[Metrics, Metrics | None]:
+        """The metrics of the evaluated model, and those of the raw weights if EVAL_RAW is set."""
+        state, title = self.run.state, f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
+        metrics = self._evaluate(state.eval_model, title)
+        if not self.run.plan.evaluates_raw:
+            return metrics, None
+        return metrics, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
+
+    def _evaluate(self, model: nn.Module, title: str) -> Metrics:
         started, state = time.perf_counter(), self.run.state
         metrics = evaluate(
-            state.eval_model,
+            model,
             self.run.val_batches,
             state.eval_transform,
             state.precision,
@@ -130,7 +153,6 @@ class Trainer:
             self.run.context,
             self._after_eval_batch,
         )
-        title = f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
         seconds = time.perf_counter() - started
         line = validation_line(title, metrics, self.run.num_classes, self.run.num_val_samples, seconds)
         self.run.logger.info(line)
@@ -171,7 +193,7 @@ class Trainer:
 
     def _result(self) -> dict[str, Any]:
         best, clock = self.position.best, self.position.clock
-        return {
+        result = {
             "top1": best.top1 if best else None,
             "top5": best.top5 if best else None,
             "epoch": best.epoch if best else None,
@@ -179,5 +201,10 @@ class Trainer:
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.run.context.device),
-            "finished": self.progress.epoch == self.run.plan.num_epochs,
+            "finished": self._has_ended(),
         }
+        if self._stops_early():
+            epochs, patience = self.progress.epoch - best.epoch, self.run.plan.patience
+            reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
+            result |= {"stopped_early": True, "reason": reason}
+        return result

@@ -1,28 +1,45 @@
 """The exponential moving average of the weights."""
 
+import copy
+
 import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
+from configs.schema import Train
+
 
 class WeightAverage(ModelEmaV3):
-    """timm's average of all parameters and buffers of `model`. A skipped step does not change it."""
+    """timm's average of all parameters and buffers of `model`. A skipped step does not change it.
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model, decay)
+    With `on_host` it is kept in host memory: an update then waits for the device.
+    With `use_warmup`, the decay is that of timm's `get_decay`, a function of the step.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
+        super().__init__(model, decay, use_warmup=use_warmup, device=torch.device("cpu") if on_host else None)
         values, averages = (module.state_dict(keep_vars=True).values() for module in (model, self.module))
         pairs = list(zip(averages, values, strict=True))
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
+        self._step_decay = decay
+
+    def set_step(self, step: int) -> None:
+        """The next update is that of optimizer step `step`, counted from 0."""
+        if self.use_warmup:
+            self._step_decay = self.get_decay(step + 1)  # timm counts from 1
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
         """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device.
 
-        On a GPU this allocates the size of the weights, as much as the gradients that were just freed.
+        On a GPU this allocates the size of the weights, as much as the gradients that were just freed; `on_host` it
+        allocates as much in host memory.
         """
-        weight = (1 - self.decay) * ~skipped
         averages, values = self._averaged
+        if self.device:
+            skipped, values = skipped.to(self.device), [value.to(self.device) for value in values]
+        weight = (1 - self._step_decay) * ~skipped
         if weight.device.type == "cpu":
             torch._foreach_lerp_(averages, values, [weight] * len(averages))
         else:
@@ -32,6 +49,19 @@ class WeightAverage(ModelEmaV3):
             torch._foreach_add_(averages, differences)
         if self._copied:
             torch._foreach_copy_(*self._copied)
+
+    def module_on(self, device: torch.device) -> nn.Module:
+        """The averaged model on `device`: a copy if the average is kept in host memory."""
+        if self.device in (None, device):
+            return self.module
+        return copy.deepcopy(self.module).to(device)
+
+
+def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
+    """The average of `TRAIN.MODEL_EMA`; None if it is off."""
+    if not options.model_ema:
+        return None
+    return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup, options.model_ema_force_cpu)
 
 
 def _transposed(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from timm import is_model
 
-from configs.schema import Config
+from configs.schema import Config, Loss, LRScheduler
 from utils.distributed import visible_gpus
 from utils.errors import UserError
 
@@ -17,6 +17,8 @@ def check_comparable(config: Config) -> None:
         raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of this name; use a name that timm has")
     if config.model.freeze_backbone or config.train.layer_decay:
         raise UserError("FREEZE_BACKBONE, LAYER_DECAY: the comparison with timm does not support them; remove them")
+    if config.loss != Loss() or config.train.lr_scheduler != LRScheduler():
+        raise UserError("LOSS, LR_SCHEDULER: the comparison with timm does not support them; remove them")
 
 
 def timm_flags(config: Config, flags: argparse.Namespace, folder: Path) -> list[str]:

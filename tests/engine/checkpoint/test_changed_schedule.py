@@ -28,6 +28,21 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     }
 
 
+def test_another_decay_continues_from_the_same_step(digits_argv, cpu, capsys):
+    folder = train([*digits_argv, "REPORT_FREQ=1", "TRAIN.MAX_STEPS=23"], cpu)
+    wsd = ["TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 1}", "TRAIN.MAX_STEPS=26"]
+    train([f"-resume={folder}", "-epochs=4", "-opts", *wsd], cpu)
+    log = capsys.readouterr().out
+    assert "from epoch 2, step 1: the WSD schedule of 4 epochs with the peak 0.001, now at 0.001; TRAIN.RESTART_" in log
+    assert rates(folder)[26] == 1e-3
+    step = ["TRAIN.LR_SCHEDULER={NAME: step, DECAY_EPOCHS: 1.5}", "TRAIN.RESTART_SCHEDULE=true"]
+    train([f"-resume={folder}", "-opts", *step, "TRAIN.MAX_STEPS=60"], cpu)
+    log = capsys.readouterr().out
+    assert "from epoch 2, step 4: warm-up in 0.5 epochs to 0.001, then a step decay to epoch 4" in log
+    assert "TRAIN.LR_SCHEDULER.NAME: wsd, now step" in log
+    assert [rates(folder)[number] for number in (27, 59, 60)] == [1e-6, 1e-3, 1e-4]  # after 33 steps
+
+
 def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_argv, cpu, tmp_path, capsys):
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.MAX_STEPS=25"]
     restart = ["-epochs=4", "-lr=2e-4", "-opts", "TRAIN.RESTART_SCHEDULE=true"]

@@ -114,16 +114,20 @@ def test_a_run_records_its_gradient_norms(digits_argv, cpu):
     assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
 
 
-NEW_COLUMNS = {"metrics.csv": ["grad_norm", "images_in_skipped_steps"], "steps.csv": ["grad_norm"]}
+NEW_COLUMNS = {
+    "metrics.csv": ["grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"],
+    "steps.csv": ["grad_norm"],
+}
 
 
 def test_new_columns_are_last():
-    assert {"metrics.csv": EPOCH_COLUMNS[-2:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
+    assert {"metrics.csv": EPOCH_COLUMNS[-5:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
     assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
     assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
 
 
 def test_resume_extends_tables_of_the_previous_version(digits_argv, cpu):
+    digits_argv += ["TRAIN.MODEL_EMA=true", "EVAL_RAW=true"]
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=22", "REPORT_FREQ=11"], cpu)
     before = {}
     for name, new in NEW_COLUMNS.items():

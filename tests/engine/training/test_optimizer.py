@@ -3,6 +3,8 @@
 import pytest
 import timm
 import torch
+from timm.models import group_parameters
+from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from configs.schema import Train
@@ -26,6 +28,38 @@ def test_layer_decay_scales_the_learning_rate():
     optimizer = build_optimizer(model, Train.model_validate({"LAYER_DECAY": 0.5}))
     set_lr(optimizer, 1.0)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.125, 0.25, 0.5, 1.0]
+
+
+FAMILIES = {
+    "vit_tiny_patch16_224": {"img_size": 32},
+    "deit_tiny_distilled_patch16_224": {"img_size": 32},
+    "swin_tiny_patch4_window7_224": {"img_size": 56},
+    "convnext_atto": {},
+    "levit_128s": {},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layer_decay_is_that_of_timm(name):
+    model = timm.create_model(name, **FAMILIES[name])
+    train = Train.model_validate({"LAYER_DECAY": 0.75, "OPTIMIZER": {"NAME": "AdamWDL"}})
+    optimizer = build_optimizer(model, train)
+    assert type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]
+    no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    groups = param_groups_layer_decay(model, train.weight_decay, no_decay, layer_decay=0.75)
+    set_lr(optimizer, 2.0)
+    actual = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    assert actual == {id(p): (2 * g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert len(actual) == len(list(model.parameters()))
+    layers = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+    last = max(layers.values())
+    for layer, parameter in model.named_parameters():
+        assert actual[id(parameter)][0] == pytest.approx(2 * 0.75 ** (last - layers[layer])), layer
+
+
+def test_layer_decay_needs_layers():
+    with pytest.raises(UserError, match=r"TRAIN.LAYER_DECAY: this model does not define its layers .*set it to null"):
+        build_optimizer(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adam", "lamb"])

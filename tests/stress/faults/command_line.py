@@ -39,6 +39,44 @@ def command_line_faults() -> list[Fault]:
             option(*timm, "MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
             r"DATA.IMAGE_SIZE 16: convnext_atto does not accept it",
         ),
+        "a threshold without bce": (
+            option("LOSS.TARGET_THRESHOLD=0.2"),
+            r"LOSS.TARGET_THRESHOLD applies to LOSS.NAME bce only",
+        ),
+        "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': input should be 'cross_entropy' or"),
+        "too few class weights": (
+            option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"),
+            r"LOSS.CLASS_WEIGHTS: has 2 values, but the model has 10 classes",
+        ),
+        "a class weight of 0": (
+            option("LOSS.CLASS_WEIGHTS=[0.0, 1.0]"),
+            r"LOSS.CLASS_WEIGHTS is \[0.0, 1.0\]: each weight must be greater than 0",
+        ),
+        "two scalings of the learning rate": (
+            option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"),
+            r"TRAIN.SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other",
+        ),
+        "decay epochs of a cosine": (
+            option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"),
+            r"TRAIN.LR_SCHEDULER.DECAY_EPOCHS applies to NAME step and wsd, not to cosine",
+        ),
+        "a final decay longer than the run": (
+            option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"),
+            r"TRAIN.LR_SCHEDULER.DECAY_EPOCHS 2 and WARMUP_EPOCHS 0.5 exceed NUM_EPOCHS 2",
+        ),
+        "layer decay of a model without layers": (
+            option(*timm, "MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7"),
+            r"TRAIN.LAYER_DECAY: this model does not define its layers",
+        ),
+        "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
+        "patience without an evaluation in time": (
+            option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"),
+            r"TRAIN.PATIENCE 1 is less than VALIDATE_FREQ 2",
+        ),
+        "AdamWDL without layer decay": (
+            option("TRAIN.OPTIMIZER.NAME=AdamWDL"),
+            r"TRAIN.OPTIMIZER.NAME AdamWDL needs LAYER_DECAY",
+        ),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
         "not enough memory": (
             option("DATA.IMAGE_SIZE=400000"),

@@ -1,0 +1,42 @@
+"""The section LOSS."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.section import Floats, Section
+
+
+class Loss(Section):
+    """The training loss. `TRAIN.SMOOTHING` applies to all of them; the evaluation loss is always cross-entropy."""
+
+    name: Literal["cross_entropy", "bce"] = Field(
+        "cross_entropy", description="bce: binary cross-entropy of each class (ResNet strikes back, DeiT III)"
+    )
+    target_threshold: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets",
+    )
+    sum_classes: bool = Field(False, description="bce: sum over the classes, not their mean (timm's --bce-sum)")
+    class_weights: Literal["balanced"] | Floats | None = Field(
+        None,
+        description="factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / "
+        "training images, with a mean of 1 over these images; or a list of NUM_CLASSES values; null: 1",
+    )
+
+    @field_validator("class_weights")
+    @classmethod
+    def _check_weights(cls, weights: str | tuple[float, ...] | None) -> str | tuple[float, ...] | None:
+        if isinstance(weights, tuple) and not (weights and min(weights) > 0):
+            raise ValueError("each weight must be greater than 0")
+        return weights
+
+    @model_validator(mode="after")
+    def _check(self) -> "Loss":
+        if self.name != "bce":
+            for key in ("TARGET_THRESHOLD", "SUM_CLASSES"):
+                if getattr(self, key.lower()) != type(self).model_fields[key.lower()].default:
+                    raise ValueError(f"{key} applies to LOSS.NAME bce only; remove it or set LOSS.NAME=bce")
+        return self

@@ -1,0 +1,63 @@
+"""TRAIN.PATIENCE: the run ends like a finished one, at the same epoch after a resume."""
+
+import json
+
+import pytest
+from conftest import assert_same_state, read_result, rows, states, train
+
+from utils.status import read_status
+
+# The weights never change, so the first evaluation is the best.
+CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+
+
+@pytest.fixture
+def argv(digits_argv) -> list[str]:
+    return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.PATIENCE=2"]  # 5 steps per epoch
+
+
+def test_a_run_ends_after_its_patience(argv, cpu, capsys):
+    folder = train(argv, cpu)
+    assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
+    state, result, status = states(folder), read_result(folder), read_status(folder)
+    assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
+    reason = "no better evaluation in 2 epochs (TRAIN.PATIENCE: 2)"
+    assert result["finished"] and result["stopped_early"] and result["reason"] == reason and result["epoch"] == 1
+    assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
+    log = capsys.readouterr().out
+    assert f"----- Stopped early: {reason}; continue with: " in log
+    assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
+
+
+def test_a_stopped_run_stops_at_once_unless_its_patience_is_raised(argv, cpu):
+    folder = train(argv, cpu)
+    ended = states(folder)
+    train([f"-resume={folder}"], cpu)
+    assert_same_state(states(folder), ended)
+    assert read_status(folder)["stopped_early"]
+    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=3"], cpu)
+    assert states(folder)["epoch"] == 4 and read_result(folder)["stopped_early"]
+    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
+    assert states(folder)["epoch"] == 6
+    assert "stopped_early" not in json.dumps([read_result(folder), read_status(folder)])
+
+
+@pytest.mark.parametrize("stop", [5, 7, 10])
+def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
+    folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+    assert "stopped_early" not in read_result(folder) and read_status(folder)["state"] == "stopped"
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
+
+
+def test_only_an_evaluation_ends_a_run(argv, cpu):
+    """Evaluations follow epochs 2, 4 and 6; a patience of 3 epochs after epoch 2 ends in epoch 5."""
+    folder = train([*argv, "VALIDATE_FREQ=2", "TRAIN.PATIENCE=3", "TRAIN.NUM_EPOCHS=7", "TRAIN.MAX_STEPS=25"], cpu)
+    assert states(folder)["epoch"] == 5
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert states(folder)["epoch"] == 6 and states(folder)["best"]["epoch"] == 2
+
+
+def test_a_better_evaluation_in_time_continues_the_run(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.PATIENCE=1", "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"], cpu)
+    assert states(folder)["epoch"] == 2 and "stopped_early" not in read_result(folder)
