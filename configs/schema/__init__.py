@@ -7,7 +7,8 @@ those of PaddleViT's `config.py`. This package does not import torch.
 from configs.schema.amp import Amp
 from configs.schema.config import Config
 from configs.schema.data import Data
+from configs.schema.distillation import Distillation
 from configs.schema.model import Model
 from configs.schema.train import Optimizer, Train
 
-__all__ = ["Amp", "Config", "Data", "Model", "Optimizer", "Train"]
+__all__ = ["Amp", "Config", "Data", "Distillation", "Model", "Optimizer", "Train"]

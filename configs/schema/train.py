@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.schema.distillation import Distillation
 from configs.section import Pair, Probability, Section
 
 
@@ -21,7 +22,7 @@ class Optimizer(Section):
         return betas
 
 
-class Train(Section):
+class Train(Distillation):
     unsupported: ClassVar = {
         "MODEL_EMA_FORCE_CPU": ("an average in host memory", False),
         "CUTMIX_MINMAX": ("CutMix by side lengths", None),
@@ -31,10 +32,6 @@ class Train(Section):
         "RAND_AUGMENT_LAYERS": ("RandAugment", None),
         "RAND_AUGMENT_MAGNITUDE": ("RandAugment", None),
         "RANDOM_ERASE_SPLIT": ("random erasing of a part of the batch only", False),
-        "DISTILLATION_TYPE": ("distillation", None),
-        "DISTILLATION_ALPHA": ("distillation", None),
-        "DISTILLATION_TAU": ("distillation", None),
-        "TEACHER_MODEL": ("distillation", None),
     }
 
     last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")

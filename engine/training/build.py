@@ -3,6 +3,7 @@
 Every part is made once: data, model, precision, optimizer, the wrapped model, telemetry.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
 from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter
+from engine.training.distillation import build_step_loss
 from engine.training.loss import build_loss
 from engine.training.optimizer import build_optimizer
 from engine.training.run_data import RunData
@@ -51,7 +53,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     seed, timeout = config.seed, config.timeout_seconds
     batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
     layout = EpochLayout(batches.num_samples, data.batch_size * context.world_size, train.accum_iter, seed)
-    state, notes = build_train_state(config, context, layout)
+    state, notes = build_train_state(config, context, layout, samples.class_names)
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
@@ -93,8 +95,13 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     )
 
 
-def build_train_state(config: Config, context: ProcessContext, layout: EpochLayout) -> tuple[TrainState, list[str]]:
-    """Everything that a training step uses, and lines for the log. One process needs no process group."""
+def build_train_state(
+    config: Config, context: ProcessContext, layout: EpochLayout, class_names: Sequence[str] | None = None
+) -> tuple[TrainState, list[str]]:
+    """Everything that a training step uses, and lines for the log. One process needs no process group.
+
+    `class_names`: those of the data, None if they have none; a teacher must have the same.
+    """
     data, train = config.data, config.train
     allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
@@ -104,6 +111,8 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
     precision = Precision(config.amp, context.device, strategy.total_norm)
     precision.check_ranks(context)
     _apply_op_lists(model, config.model.attention, precision)
+    loss, teacher_notes = build_step_loss(build_loss(train), train, model, config.model, data, precision, class_names)
+    notes += teacher_notes
     average = WeightAverage(model, decay=train.model_ema_decay) if train.model_ema else None
     compute_model = precision.attach(model)
     if compiled := compile_model(compute_model, train, context):
@@ -120,7 +129,7 @@ def build_train_state(config: Config, context: ProcessContext, layout: EpochLayo
         average=average,
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
-        loss=build_loss(train),
+        loss=loss,
         transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
         eval_transform=build_eval_transform(data).to(context.device),
         batch_size=data.batch_size,
