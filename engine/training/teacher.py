@@ -18,7 +18,6 @@ from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision
 from models.build import build_model
-from models.weights.fit import load_pretrained
 from utils.errors import UserError, did_you_mean
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
@@ -100,24 +99,20 @@ def build_teacher(
             f"TRAIN.TEACHER_MODEL: {source.name} takes images of {channels} channels, and DATA.IMAGE_CHANNELS is "
             f"{data.image_channels}; choose another teacher"
         )
-    changes = {"num_classes": student.num_logits, "attention": student.attention}
-    changes["pretrained"] = TIMM if source.weights == TIMM else None
+    changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": source.weights}
     try:
-        model, _ = build_model(source.model.model_copy(update=changes), source.data, precision.device)
+        model, notes = build_model(
+            source.model.model_copy(update=changes), source.data, precision.device, needs_head=True
+        )
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_MODEL {source.name}: {error}") from error
-    notes = [f"weights: {TIMM}"]
-    if source.weights != TIMM:
-        try:
-            notes = load_pretrained(model, source.weights, needs_head=True)
-        except UserError as error:
-            raise UserError(f"TRAIN.TEACHER_WEIGHTS: {error}") from error
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {error}") from error
+    weights, *others = notes or [f"weights: {TIMM}"]
     own = source.data
     about = (
-        f"{source.name}, {notes[0]}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
+        f"{source.name}, {weights}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
         f"{list(own.imagenet_std)}, {student.num_logits} classes"
     )
-    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *notes[1:])]
+    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
 
 
 def _find_source(options: Distillation) -> _Source:
