@@ -95,6 +95,7 @@ _FLAGS = {
     ),
     "weights and output": (
         Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: .safetensors, .pth, .npz, .pdparams"),
+        Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
         Flag("resume", ("MODEL.RESUME",), str, "resume a checkpoint: a file, a run folder, or auto (the newest)"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
         Flag("name", ("NAME",), str, "name of the run's folder"),

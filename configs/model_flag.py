@@ -21,21 +21,33 @@ def set_model(layers: OptionLayers, name: str) -> None:
     Raises:
         UserError: the recipe cannot be read.
     """
+    named = model_sections(name)["MODEL"]
     model = layers.values.get("MODEL")
     if isinstance(model, dict):
         for key in _ARCHITECTURE:
             model.pop(key, None)
-        if model.get("PRETRAINED") == "timm" and _section(name).get("TYPE") != "timm":
+        if model.get("PRETRAINED") == "timm" and named.get("TYPE") != "timm":
             del model["PRETRAINED"]  # timm's weights are those of timm's models
-    for key, value in _section(name).items():
+    for key, value in named.items():
         layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 
 
-def _section(name: str) -> dict[str, Any]:
+def model_sections(name: str) -> dict[str, dict[str, Any]]:
+    """The section MODEL, without classes and weights, and the section DATA of the recipe `name`.
+
+    If there is no such recipe, MODEL is timm's model of this name, and DATA is empty.
+
+    Raises:
+        UserError: the recipe cannot be read.
+    """
     file = _RECIPES / f"{name}.yaml"
     if "/" in name or len(name) > MAX_NAME_CHARS or not file.is_file():
-        return {"TYPE": "timm", "NAME": name}
+        return {"MODEL": {"TYPE": "timm", "NAME": name}, "DATA": {}}
     recipe = OptionLayers()
     recipe.add_recipe(file)
-    section = recipe.values.get("MODEL", {})
-    return {key: value for key, value in section.items() if key not in _OF_THE_RUN}
+    return {"MODEL": architecture(recipe.values.get("MODEL", {})), "DATA": recipe.values.get("DATA", {})}
+
+
+def architecture(model: dict[str, Any]) -> dict[str, Any]:
+    """The section MODEL without the keys that belong to a run: the number of classes, and paths of weights."""
+    return {key: value for key, value in model.items() if key not in _OF_THE_RUN}

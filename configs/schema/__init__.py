@@ -7,9 +7,10 @@ those of PaddleViT's `config.py`. This package does not import torch.
 from configs.schema.amp import Amp
 from configs.schema.config import Config
 from configs.schema.data import Data
+from configs.schema.distillation import Distillation
 from configs.schema.loss import Loss
 from configs.schema.lr_scheduler import LRScheduler
 from configs.schema.model import Model
 from configs.schema.train import Optimizer, Train
 
-__all__ = ["Amp", "Config", "Data", "LRScheduler", "Loss", "Model", "Optimizer", "Train"]
+__all__ = ["Amp", "Config", "Data", "Distillation", "LRScheduler", "Loss", "Model", "Optimizer", "Train"]

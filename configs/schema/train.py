@@ -1,10 +1,11 @@
 """The section TRAIN."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema.augmentation import Augmentation
+from configs.schema.distillation import Distillation
 from configs.schema.lr_scheduler import LRScheduler
 from configs.section import Pair, Probability, Section
 
@@ -23,14 +24,7 @@ class Optimizer(Section):
         return betas
 
 
-class Train(Augmentation):
-    unsupported: ClassVar = {
-        "DISTILLATION_TYPE": ("distillation", None),
-        "DISTILLATION_ALPHA": ("distillation", None),
-        "DISTILLATION_TAU": ("distillation", None),
-        "TEACHER_MODEL": ("distillation", None),
-    }
-
+class Train(Augmentation, Distillation):
     last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")
     num_epochs: int = Field(300, ge=1, description="number of epochs")
     max_steps: int | None = Field(None, ge=1, description="save a checkpoint and stop after this many steps in all")

@@ -1,4 +1,4 @@
-"""The data that a checkpoint was trained on: class names, preprocessing, number of classes, folder.
+"""The data that a checkpoint was trained on: class names, preprocessing, number of classes, folder; and its model.
 
 A checkpoint has the entries `class_names`, the names in the order of the labels, or None if the data has no names, and
 `preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both, too. Checkpoints of earlier
@@ -32,7 +32,7 @@ OPTION_OF = {
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` are its options.
+    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options.
 
     num_classes: of its options; None if they have none.
     """
@@ -40,6 +40,7 @@ class TrainedOn:
     class_names: list[str] | None
     preprocessing: dict[str, Any] | None
     data: dict[str, Any]
+    model: dict[str, Any]
     num_classes: int | None
 
     def preprocessing_options(self) -> dict[str, Any]:
@@ -117,8 +118,9 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         state = {"class_names": state.get("class_names"), "preprocessing": state.get("preprocessing")}
         if not is_description(state):
             return None
-        number = options["MODEL"].get("NUM_CLASSES")
-        return TrainedOn(**state, data=dict(options["DATA"]), num_classes=number if _is_positive(number) else None)
+        data, model = dict(options["DATA"]), dict(options["MODEL"])
+        number = model.get("NUM_CLASSES")
+        return TrainedOn(**state, data=data, model=model, num_classes=number if _is_positive(number) else None)
     except Exception:  # a file of another program has any content
         return None
 

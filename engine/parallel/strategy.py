@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.distributed import ProcessContext
+from utils.torch_compat import tree_leaves
 
 
 class Strategy:
@@ -90,7 +91,8 @@ def _rebuild_buckets(wrapped: nn.Module, model: nn.Module, images: torch.Tensor)
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
     for _ in range(2):
-        wrapped(images).sum().backward()
+        outputs = tree_leaves(wrapped(images))  # a distilled model has two
+        sum(output.sum() for output in outputs).backward()
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)

@@ -3,6 +3,7 @@
 Every part is made once: data, model, precision, optimizer, the wrapped model, telemetry.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from engine.parallel.strategy import build_strategy
 from engine.precision.policy import Precision
 from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter
+from engine.training.distillation import build_step_loss
 from engine.training.loss import build_loss, read_class_weights
 from engine.training.optimizer import build_optimizer
 from engine.training.run_data import RunData
@@ -53,7 +55,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     micro_batch_size = data.batch_size * context.world_size
     layout = EpochLayout(batches.num_samples, micro_batch_size, train.accum_iter, seed, data.repeated_augmentation)
     class_weights = read_class_weights(config.loss, samples.train.targets, config.model.num_classes)
-    state, notes = build_train_state(config, context, layout, class_weights)
+    state, notes = build_train_state(config, context, layout, class_weights, samples.class_names)
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
@@ -96,11 +98,17 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
 
 
 def build_train_state(
-    config: Config, context: ProcessContext, layout: EpochLayout, class_weights: torch.Tensor | None = None
+    config: Config,
+    context: ProcessContext,
+    layout: EpochLayout,
+    class_weights: torch.Tensor | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> tuple[TrainState, list[str]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
-    class_weights: of the loss, (classes,).
+    Args:
+        class_weights: of the loss, (classes,).
+        class_names: those of the data, None if they have none; a teacher must have the same.
     """
     data, train = config.data, config.train
     allow_kernels(config.model.attention, context.device)
@@ -111,6 +119,9 @@ def build_train_state(
     precision = Precision(config.amp, context.device, strategy.total_norm)
     precision.check_ranks(context)
     _apply_op_lists(model, config.model.attention, precision)
+    base_loss = build_loss(config.loss, train.smoothing, class_weights)
+    loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
+    notes += teacher_notes
     average = build_average(model, train)
     compute_model = precision.attach(model)
     if compiled := compile_model(compute_model, train, context):
@@ -130,7 +141,7 @@ def build_train_state(
         average=average,
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
-        loss=build_loss(config.loss, train.smoothing, class_weights),
+        loss=loss,
         transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
         eval_transform=build_eval_transform(data).to(context.device),
         batch_size=data.batch_size,

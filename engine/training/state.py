@@ -15,7 +15,7 @@ from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import Reporter
-from engine.training.loss import Loss
+from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
 from engine.training.weight_average import WeightAverage
 from utils.distributed import ProcessContext
@@ -43,7 +43,7 @@ class TrainState:
     average: WeightAverage | None
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    loss: Loss
+    loss: StepLoss
     transform: nn.Module
     eval_transform: nn.Module
     batch_size: int

@@ -18,6 +18,7 @@ from engine.parallel.compile import run_eagerly
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress
 from engine.telemetry.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
+from engine.training.distillation import class_logits
 from engine.training.optimizer import set_lr
 from engine.training.state import TrainState
 from models.build import set_training
@@ -89,12 +90,12 @@ def forward_backward(
         images, targets = state.transform(batch)
     with record_function(FORWARD):
         with state.precision.autocast():
-            logits = state.model(images)
-        loss = state.loss(logits, targets)
+            outputs = state.model(images)
+        loss = state.loss(outputs, targets, images)
     with record_function(BACKWARD):
         samples = window * state.batch_size  # on this rank; the exchange of gradients averages over the ranks
         state.precision.scaler.backward(loss, samples)
-    return loss, logits
+    return loss, class_logits(outputs)
 
 
 def _explain_skips(state: TrainState, batch: Batch, step: int, window: int, context: ProcessContext) -> str:

@@ -36,7 +36,10 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> li
     notes += _interpolate_pos_embed(model, state, own)
     new_heads = _keep_new_heads(model, state, own)
     if new_heads and needs_head:
-        raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); set MODEL.NUM_CLASSES to the file's number")
+        raise UserError(
+            f"{file}: cannot be evaluated ({new_heads[0]}); set MODEL.NUM_CLASSES to the file's number, or give other "
+            "weights"
+        )
     notes += new_heads
     unused = [name for name in state if name not in own]
     if unused:

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from configs.command_line import parse_command_line
-from configs.schema import Config
+from configs.command_line import parse_command_line, to_yaml
+from configs.schema import Config, Data
 from datasets.batch import Batch
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
 from engine.training.state import TrainState
+from models.build import build_model
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
 from utils.distributed import ProcessContext
 from utils.torch_compat import DispatchMode, op_name, returns_view
@@ -160,6 +161,18 @@ def test_the_host_never_waits_with_a_fused_optimizer(level, dtype):
 @pytest.mark.usefixtures("on_meta_device")
 def test_the_host_never_waits_in_fp32():
     train_on_meta(*AUGMENTATION)
+
+
+@pytest.mark.usefixtures("on_meta_device")
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_the_host_never_waits_for_a_teacher(kind, tmp_path):
+    """The teacher renormalizes and resizes the images."""
+    teacher = config_of("MODEL.EMBED_DIM=32", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10")
+    teacher = teacher.model_copy(update={"data": Data(IMAGE_SIZE=48, IMAGENET_MEAN=(0.4,) * 3)})
+    model, _ = build_model(teacher.model, teacher.data, CPU.device)
+    torch.save({"model": model.state_dict(), "options": to_yaml(teacher)}, tmp_path / "teacher.pth")
+    distillation = [f"TRAIN.DISTILLATION_TYPE={kind}", f"TRAIN.TEACHER_WEIGHTS={tmp_path / 'teacher.pth'}"]
+    train_on_meta(*half("O2"), *AUGMENTATION, *distillation)
 
 
 @pytest.mark.usefixtures("on_meta_device")
