@@ -22,6 +22,7 @@ from torch import nn
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Data, Model, Train
+from configs.schema import Loss as LossOptions
 from configs.schema.distillation import WEIGHTS_EXTENSIONS
 from datasets.transforms.device import Normalize
 from engine.commands.run import run
@@ -48,6 +49,11 @@ def fp32() -> Precision:
 
 def options_of(kind: str, **keys) -> Train:
     return Train.model_validate({"DISTILLATION_TYPE": kind} | keys)
+
+
+def step_loss(options: Train, model: nn.Module, data: Data, precision: Precision):
+    base = build_loss(LossOptions(), options.smoothing)
+    return build_step_loss(base, options, model, Model(NUM_CLASSES=5), data, precision)
 
 
 def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Path:
@@ -109,7 +115,9 @@ def test_the_loss_equals_a_hand_computation(tiny_teacher, kind, targets, heads):
         "mixed": torch.softmax(torch.randn(4, 5), -1),
     }[targets]
     model = nn.Identity()
-    loss, _ = build_step_loss(build_loss(options), options, model, Model(NUM_CLASSES=5), STUDENT, fp32())
+    loss, _ = build_step_loss(
+        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), STUDENT, fp32()
+    )
     teacher, _ = build(tiny_teacher)
 
     counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
@@ -139,7 +147,9 @@ def test_soft_targets_equal_timm(tiny_teacher):
     images, targets = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
     keys = {"DISTILLATION_ALPHA": 0.4, "DISTILLATION_TAU": 3.0}
     options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher.with_name("size8.pth")), **keys)
-    loss, _ = build_step_loss(build_loss(options), options, student, Model(NUM_CLASSES=5), STUDENT, fp32())
+    loss, _ = build_step_loss(
+        build_loss(LossOptions(), options.smoothing), options, student, Model(NUM_CLASSES=5), STUDENT, fp32()
+    )
     actual = loss(student(images), targets, images) / len(images)
     torch.testing.assert_close(actual, task(images, targets)["loss"], rtol=1e-5, atol=1e-6)
 
@@ -225,7 +235,9 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     torch.manual_seed(0)
     model = DISTILLED[family]()
     data = STUDENT.model_copy(update={"image_size": 16})
-    loss, _ = build_step_loss(build_loss(options), options, model, Model(NUM_CLASSES=5), data, precision)
+    loss, _ = build_step_loss(
+        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), data, precision
+    )
     compute = precision.compute_copy(model).train()
     images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     with precision.autocast():
@@ -244,7 +256,9 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
 
 def test_a_distilled_model_without_distillation_trains_the_mean_of_its_heads():
     model, options = DISTILLED["deit"]().train(), options_of("none", TEACHER_WEIGHTS="nowhere.pth")
-    loss, notes = build_step_loss(build_loss(options), options, model, Model(NUM_CLASSES=5), STUDENT, fp32())
+    loss, notes = build_step_loss(
+        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), STUDENT, fp32()
+    )
     outputs = model(torch.randn(4, 3, 16, 16))
     actual = loss(outputs, torch.tensor([0, 1, 2, 3]), None)
     assert notes == [] and outputs.shape == (4, 5)
