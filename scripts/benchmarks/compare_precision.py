@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.benchmarks.common import (
+    ENTRY,
     MODES,
     add_flag,
     add_modes_flag,
@@ -38,7 +39,6 @@ from utils.errors import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/compare_precision.py"
-TRAINING_SCRIPT = str(Path(__file__).parents[2] / "main_single_gpu.py")
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 def train(argv: list[str], mode: str, seed: int, output: Path) -> dict[str, Any]:
     """Top-1 in percent and training seconds of one run, or the reason under 'failed'."""
     options = [*MODES[mode], f"SEED={seed}", f"SAVE={json.dumps(str(output))}"]
-    command = [sys.executable, TRAINING_SCRIPT, *argv, "-opts", *options]
+    command = [sys.executable, str(ENTRY), *argv, "-opts", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
         return {"failed": last_error(process)}
