@@ -255,12 +255,12 @@ def programs(tmp_path, monkeypatch):
 def test_both_programs_train_with_each_seed(programs, tmp_path, capsys):
     assert parity.main([*programs(), "-seeds=3", "-jobs=2", f"-output={tmp_path / 'runs'}"]) == 0
     printed = capsys.readouterr().out
-    assert "| ours | 96.00% | 97.00% | 98.00% | 97.00% | 1.00 | 96.00% to 98.00% |" in printed
-    assert "| timm | 95.00% | 96.00% | 97.00% | 96.00% | 1.00 | 95.00% to 97.00% |" in printed
+    assert "| ours | 96.00% | 97.00% | 98.00% | 97.00% | 1.00 | 96.00% | 98.00% |" in printed
+    assert "| timm | 95.00% | 96.00% | 97.00% | 96.00% | 1.00 | 95.00% | 97.00% |" in printed
     verdict = "ours - timm: +1.00 points, standard error 0.82, 95% interval -1.27 to +3.27: within the noise of the"
     assert verdict in printed
-    assert f"\nours: `{sys.executable} " in printed
-    assert f"\ntimm: `{sys.executable} " in printed
+    assert f"\nours, seed 0: `{sys.executable} " in printed
+    assert f"\ntimm, seed 0: `{sys.executable} " in printed
     result = json.loads((tmp_path / "a.json").read_text())
     assert result["programs"]["timm"]["top1"] == [95.0, 96.0, 97.0]
     assert result["difference"]["standard_error"] == pytest.approx(math.sqrt(2 / 3))
@@ -273,7 +273,7 @@ def test_both_programs_train_with_each_seed(programs, tmp_path, capsys):
 def test_a_failed_run_is_one_line(programs, capsys):
     assert parity.main([*programs(timm_failing=1), "-seeds=2"]) == 0
     printed = capsys.readouterr().out
-    assert "| timm | 95.00% | failed | 95.00% |  | 95.00% to 95.00% |" in printed
+    assert "| timm | 95.00% | failed | 95.00% |  | 95.00% | 95.00% |" in printed
     assert "\n- timm, seed 1: failed: RuntimeError: out of memory\n- no verdict; " in printed
 
 
