@@ -40,6 +40,7 @@ from engine.telemetry.reporter import peak_memory_bytes
 from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (
+    ENTRY,
     add_flag,
     environment,
     environment_line,
@@ -69,7 +70,6 @@ RATIOS = (
     *(("ready", "bare"), ("jpeg", "ready"), ("bare", "timm")),
 )
 IMAGES = 256  # different JPEGs
-ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
 
 Results = dict[str, list[Window] | ProgramError]  # the turns of each program, or its error
 
@@ -158,7 +158,11 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
         return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog())
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
-        command = [sys.executable, str(flags.timm_train), *timm_flags(config, flags, folder)]
+        command = [
+            sys.executable,
+            str(flags.timm_train),
+            *timm_flags(config, folder / "data", folder / "timm", flags.interval),
+        ]
         return Program(command, explicit, TimmLog(config.data.batch_size))
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *_data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]

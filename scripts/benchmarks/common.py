@@ -21,6 +21,8 @@ from utils.device import device_name
 from utils.distributed import visible_gpus
 from utils.errors import UserError, did_you_mean
 
+ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
+
 
 def _half(level: str, dtype: str) -> tuple[str, ...]:
     return "AMP.ENABLED=true", f"AMP.DTYPE={dtype}", f"AMP.LEVEL={level}", "AMP.TF32=true"

@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.benchmarks.common import (
+    ENTRY,
     MODES,
     add_flag,
     add_modes_flag,
@@ -34,11 +35,11 @@ from scripts.benchmarks.common import (
     split_flags,
     write_json,
 )
+from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
 from utils.errors import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/compare_precision.py"
-TRAINING_SCRIPT = str(Path(__file__).parents[2] / "main_single_gpu.py")
 
 
 def main(argv: list[str]) -> int:
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
         for seed, mode in interleaved(modes, flags.seeds):
             run = train(rest, mode, seed, (flags.output or Path(temporary)) / f"{mode}-seed{seed}")
             runs[mode].append(run)
-            print_progress(f"seed {seed}, {mode}: {run.get('failed') or _percent(run['top1'])}")
+            print_progress(f"seed {seed}, {mode}: {run.get('failed') or percent(run['top1'])}")
     figures = mode_figures(runs)
     measured_on = environment(SCRIPT, argv, configs[0])
     print(environment_line(measured_on), table(figures), "\n".join(verdicts(figures)), sep="\n\n")
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 def train(argv: list[str], mode: str, seed: int, output: Path) -> dict[str, Any]:
     """Top-1 in percent and training seconds of one run, or the reason under 'failed'."""
     options = [*MODES[mode], f"SEED={seed}", f"SAVE={json.dumps(str(output))}"]
-    command = [sys.executable, TRAINING_SCRIPT, *argv, "-opts", *options]
+    command = [sys.executable, str(ENTRY), *argv, "-opts", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
         return {"failed": last_error(process)}
@@ -87,32 +88,16 @@ def mode_figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, A
 
 
 def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    top1 = [run["top1"] for run in runs if "top1" in run]
-    seconds = [run["train_seconds"] for run in runs if "top1" in run]
-    return {
-        "top1": [run.get("top1") for run in runs],
-        "mean": statistics.mean(top1) if top1 else None,
-        "standard_deviation": statistics.stdev(top1) if len(top1) > 1 else None,
-        "min": min(top1, default=None),
-        "train_seconds": statistics.mean(seconds) if seconds else None,
-        "failed": {seed: run["failed"] for seed, run in enumerate(runs) if "failed" in run},
-    }
+    seconds = [run["train_seconds"] for run in runs if "train_seconds" in run]
+    return seed_figures(runs) | {"train_seconds": statistics.mean(seconds) if seconds else None}
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    seeds = max(len(one["top1"]) for one in figures.values())
-    header = ["mode", *(f"seed {seed}" for seed in range(seeds)), "mean", "standard deviation", "min", "training (s)"]
     rows = []
     for mode, one in figures.items():
-        cells = ["failed" if top1 is None else _percent(top1) for top1 in one["top1"]]
-        spread = "" if one["standard_deviation"] is None else f"{one['standard_deviation']:.2f}"
         seconds = "" if one["train_seconds"] is None else f"{one['train_seconds']:.1f}"
-        rows.append([mode, *cells, _percent(one["mean"]), spread, _percent(one["min"]), seconds])
-    return markdown_table(header, rows)
-
-
-def _percent(top1: float | None) -> str:
-    return "" if top1 is None else f"{top1:.2f}%"
+        rows.append([mode, *seed_cells(one), seconds])
+    return markdown_table(["mode", *seed_header(figures), "training (s)"], rows)
 
 
 def verdicts(figures: dict[str, dict[str, Any]]) -> list[str]:
@@ -121,7 +106,7 @@ def verdicts(figures: dict[str, dict[str, Any]]) -> list[str]:
     baseline = figures[name]
     lines = []
     for mode, one in figures.items():
-        lines += [f"- {mode}, seed {seed}: failed: {reason}" for seed, reason in one["failed"].items()]
+        lines += failure_lines(mode, one)
         if mode == name:
             continue
         if one["below_baseline"] is None:

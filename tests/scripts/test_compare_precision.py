@@ -32,7 +32,7 @@ def test_a_mode_is_worse_if_it_is_below_fp32_by_more_than_the_spread_of_seeds():
         "- O3-fp16: -2.00 points from fp32's mean, worse by more than the spread of fp32's seeds (1.00)",
         "- O1-fp16: -0.93 points from fp32's mean, not worse by more than the spread of fp32's seeds (1.00)",
     ]
-    assert "| fp32 | 98.00% | 99.00% | 100.00% | 99.00% | 1.00 | 98.00% | 10.0 |" in table(figures)
+    assert "| fp32 | 98.00% | 99.00% | 100.00% | 99.00% | 1.00 | 98.00% | 100.00% | 10.0 |" in table(figures)
 
 
 def test_failed_runs_are_listed_and_the_others_averaged():
@@ -41,7 +41,7 @@ def test_failed_runs_are_listed_and_the_others_averaged():
     assert figures["O3-fp16"]["mean"] == 90
     assert figures["O3-fp16"]["below_baseline"] is True
     assert figures["O2-fp16"]["below_baseline"] is None
-    assert "| O3-fp16 | failed | 90.00% | 90.00% |  | 90.00% | 10.0 |" in table(figures)
+    assert "| O3-fp16 | failed | 90.00% | 90.00% |  | 90.00% | 90.00% | 10.0 |" in table(figures)
     assert "- O3-fp16, seed 0: failed: non-finite gradients for 18 steps" in verdicts(figures)
     assert any(line.startswith("- O2-fp16: no verdict") for line in verdicts(figures))
 
@@ -55,7 +55,7 @@ def test_each_mode_is_trained_with_each_seed(tmp_path, capsys):
     flags = ["-modes", "fp32,O1-bf16", "-seeds=2", f"-json={tmp_path / 'a.json'}", "-output", str(tmp_path / "runs")]
     assert compare_precision.main([*flags, *TINY]) == 0
     printed = capsys.readouterr().out
-    header = "\n| mode | seed 0 | seed 1 | mean | standard deviation | min | training (s) |"
+    header = "\n| mode | seed 0 | seed 1 | mean | standard deviation | min | max | training (s) |"
     for start in (header, "\n| fp32 |", "\n| O1-bf16 |", "\n- O1-bf16: "):
         assert start in printed
     result = json.loads((tmp_path / "a.json").read_text())

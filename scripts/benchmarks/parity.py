@@ -1,0 +1,241 @@
+"""Trains the same Vision Transformer with main_single_gpu.py and with timm's train.py, and compares the final top-1.
+
+    python scripts/benchmarks/parity.py -timm_train ~/pytorch-image-models/train.py -jobs 2 -json parity.json
+
+The data are scikit-learn's digits as PNGs in class folders, in the split of `-dataset=digits` (DATA.SPLIT_SEED). The
+recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py; an
+option without a translation is an error. Each program trains once per seed, in turn; `-jobs` runs several at a time and
+divides the threads among them. Both start from the same weights: those that main_single_gpu.py draws for the seed. The
+result is the top-1 of the last epoch, from metrics.csv of our run and summary.csv of timm's. Speed is not compared.
+
+Equal in both: batches (the incomplete batch of an epoch is dropped), the learning rate of every step, loss, AdamW,
+clipping, no weight decay on biases, norms, class token and position embedding, normalization, evaluation crop, autocast
+in evaluation, and explicit attention on a CPU. The differences that remain:
+
+- random numbers: same distributions, other draws of the order of samples, crops, dropout and drop-path;
+- drop-path from a rate of 0.1 on: ours drops a fixed number of samples, timm's each sample with that probability;
+- resampling: torch's kernel for uint8 tensors instead of Pillow's; values differ by 0.002 of 255 levels on average;
+- mixup and CutMix (off by default): ours pairs an image with its neighbor in the batch, timm's the first with the last;
+- a step with non-finite gradients: ours skips it, timm's does not;
+- rounding: fused instead of foreach AdamW; other formulas of normalization and clipping.
+"""
+
+import argparse
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from PIL import Image
+from scipy import stats
+
+from configs.command_line import parse_command_line
+from configs.schema import Config, Data
+from datasets.sources.in_memory import digits
+from scripts.benchmarks.common import (
+    ENTRY,
+    add_flag,
+    environment,
+    environment_line,
+    flag_parser,
+    interleaved,
+    last_error,
+    positive,
+    print_progress,
+    split_flags,
+    write_json,
+)
+from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
+from scripts.benchmarks.timm_command import check_recipe, timm_flags
+from scripts.benchmarks.training_parts import build_state
+from utils.distributed import single_process, visible_gpus
+from utils.errors import UserError, run_and_report_errors
+from utils.tables import markdown_table, read_rows
+
+SCRIPT = "benchmarks/parity.py"
+PROGRAMS = ("ours", "timm")
+RECIPE = f"-cfg={Path(__file__).with_suffix('.yaml')}"
+NO_LOG = 10**6  # steps between log lines
+
+Runs = dict[str, list[dict[str, Any]]]  # program -> a run for each seed, as in seed_figures.py
+
+
+class Difference(NamedTuple):
+    """The mean top-1 of ours minus that of timm's, in percentage points.
+
+    `interval` is Welch's 95% interval (Welch, 1947), which does not assume equal variances.
+    """
+
+    mean: float
+    standard_error: float
+    interval: tuple[float, float]
+
+
+def main(argv: list[str]) -> int:
+    flags, rest = split_flags(_parser(), argv)
+    if not flags.timm_train.is_file():
+        raise UserError(f"-timm_train {flags.timm_train}: no such file; name the train.py of a checkout of timm")
+    config = parse_command_line([RECIPE, *rest]).config
+    check_recipe(config)
+    torch.set_num_threads(max(1, torch.get_num_threads() // flags.jobs))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (flags.output or Path(temporary)).absolute()
+        write_image_folder(config.data, folder / "data")
+        runs, commands = train_all(rest, flags, folder)
+    figures = {name: seed_figures(runs[name]) for name in PROGRAMS}
+    difference = difference_of(*([run["top1"] for run in runs[name] if "top1" in run] for name in PROGRAMS))
+    measured_on = environment(SCRIPT, argv, config)
+    print(environment_line(measured_on), *texts(figures, difference, commands), sep="\n\n")
+    result = {"environment": measured_on, "commands": commands, "programs": figures}
+    write_json(flags.json, result | {"difference": difference and difference._asdict()})
+    if all(one["mean"] is None for one in figures.values()):
+        raise UserError(f"all runs failed; ours: {runs['ours'][0]['failed']}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
+    path = "train.py of a checkout of timm"
+    add_flag(parser, "timm_train", type=Path, metavar="PATH", required=True, help=path)
+    add_flag(parser, "seeds", type=positive, default=4, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 4)")
+    add_flag(parser, "jobs", type=positive, default=1, metavar="N", help="runs at a time (default: 1)")
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    return parser
+
+
+# Inputs of the runs
+
+
+def write_image_folder(data: Data, folder: Path) -> None:
+    """Writes the digits as `folder/{train,val}/{class}/{index}.png`, 8-bit gray, in the split of `-dataset=digits`."""
+    for split in ("train", "val"):
+        samples = digits(data, split)
+        for index, (image, target) in enumerate(zip(samples.images, samples.targets, strict=True)):
+            path = folder / split / samples.class_names[target] / f"{index:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(path)
+
+
+def write_initial_weights(config: Config, path: Path) -> None:
+    """Writes the weights that a run of this configuration starts from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(build_state(config, single_process()).model.state_dict(), path)
+
+
+def our_command(rest: list[str], seed: int, folder: Path) -> list[str]:
+    data = ["-dataset=folder", f"-data_path={folder / 'data'}", f"-output={folder / f'ours-seed{seed}'}"]
+    return [sys.executable, str(ENTRY), RECIPE, *rest, *data, "-opts", f"SEED={seed}"]
+
+
+def timm_command(train_py: Path, rest: list[str], seed: int, folder: Path) -> list[str]:
+    """Also writes the initial weights, which the command loads."""
+    config = parse_command_line([RECIPE, *rest, "-opts", f"SEED={seed}"]).config
+    weights = folder / f"initial-seed{seed}.pth"
+    write_initial_weights(config, weights)
+    flags = timm_flags(config, folder / "data", folder / f"timm-seed{seed}", interval=NO_LOG, val_split="val")
+    return [sys.executable, str(train_py), *flags, "--initial-checkpoint", str(weights)]
+
+
+# Runs
+
+
+def train_all(rest: list[str], flags: argparse.Namespace, folder: Path) -> tuple[Runs, dict[str, str]]:
+    """All runs, and the command of each program for seed 0."""
+    commands = {}
+    for seed in range(flags.seeds):
+        commands["ours", seed] = our_command(rest, seed, folder)
+        commands["timm", seed] = timm_command(flags.timm_train, rest, seed, folder)
+    num_epochs = parse_command_line([RECIPE, *rest]).config.train.num_epochs
+
+    def run(turn: tuple[int, str]) -> dict[str, Any]:
+        seed, name = turn
+        found = train(name, commands[name, seed], folder / f"{name}-seed{seed}", num_epochs)
+        print_progress(f"seed {seed}, {name}: {found.get('failed') or percent(found['top1'])}")
+        return found
+
+    turns = list(interleaved(PROGRAMS, flags.seeds))
+    with ThreadPoolExecutor(flags.jobs) as jobs:
+        found = dict(zip(turns, jobs.map(run, turns), strict=True))
+    runs = {name: [found[seed, name] for seed in range(flags.seeds)] for name in PROGRAMS}
+    return runs, {name: shlex.join(commands[name, 0]) for name in PROGRAMS}
+
+
+def train(name: str, command: list[str], output: Path, num_epochs: int) -> dict[str, Any]:
+    """Top-1 of the last epoch in percent, or the reason under 'failed'."""
+    variables = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if not visible_gpus():
+        variables["TIMM_FUSED_ATTN"] = "0"  # explicit attention, as ours on a CPU
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", env=os.environ | variables)
+    if process.returncode:
+        return {"failed": last_error(process)}
+    try:
+        return {"top1": our_top1(output, num_epochs) if name == "ours" else timm_top1(output, num_epochs)}
+    except UserError as error:
+        return {"failed": str(error)}
+
+
+def our_top1(output: Path, num_epochs: int) -> float:
+    """Top-1 of epoch `num_epochs`, in percent, from the newest run in `output`. Raises UserError without it."""
+    return _final_value(output, "metrics.csv", "val_top1", last_epoch=num_epochs)
+
+
+def timm_top1(output: Path, num_epochs: int) -> float:
+    """The same of a run of timm, which counts its epochs from 0."""
+    return _final_value(output, "summary.csv", "eval_top1", last_epoch=num_epochs - 1)
+
+
+def _final_value(output: Path, file: str, column: str, last_epoch: int) -> float:
+    paths = sorted(output.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime)
+    rows = read_rows(paths[-1]) if paths else []
+    if not rows or rows[-1]["epoch"] != str(last_epoch) or not rows[-1].get(column):
+        raise UserError(f"{paths[-1] if paths else output / '*' / file}: has no {column} of epoch {last_epoch}")
+    return float(rows[-1][column])
+
+
+# Results
+
+
+def difference_of(ours: list[float], timms: list[float]) -> Difference | None:
+    """None if a program has fewer than two results."""
+    if min(len(ours), len(timms)) < 2:
+        return None
+    mean = statistics.mean(ours) - statistics.mean(timms)
+    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in (ours, timms)))
+    if error == 0:
+        return Difference(mean, 0.0, (mean, mean))
+    interval = stats.ttest_ind(ours, timms, equal_var=False).confidence_interval(0.95)
+    return Difference(mean, error, (float(interval.low), float(interval.high)))
+
+
+def texts(figures: dict[str, dict[str, Any]], difference: Difference | None, commands: dict[str, str]) -> list[str]:
+    rows = [[name, *seed_cells(one)] for name, one in figures.items()]
+    failures = [line for name, one in figures.items() for line in failure_lines(name, one)]
+    return [
+        markdown_table(["final top-1", *seed_header(figures)], rows),
+        "\n".join([*failures, _verdict(difference)]),
+        *(f"{name}, seed 0: `{command}`" for name, command in commands.items()),
+    ]
+
+
+def _verdict(difference: Difference | None) -> str:
+    if difference is None:
+        return "- no verdict; it needs two finished runs of each program"
+    low, high = difference.interval
+    word = "within" if low <= 0 <= high else "beyond"
+    return (
+        f"- ours - timm: {difference.mean:+.2f} points, standard error {difference.standard_error:.2f}, 95% interval "
+        f"{low:+.2f} to {high:+.2f}: {word} the noise of the seeds"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

@@ -1,0 +1,292 @@
+"""parity.py: the translation of a recipe for timm's train.py, results and statistics. No test runs timm's train.py."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import samples_for
+from PIL import Image
+from scipy import stats
+from timm.data import create_dataset
+from timm.scheduler import create_scheduler_v2
+
+from configs.command_line import parse_command_line
+from datasets.sources.in_memory import digits
+from engine.training.schedule import build_schedule
+from scripts.benchmarks import parity
+from scripts.benchmarks.parity import RECIPE, difference_of, our_command, our_top1, timm_top1
+from scripts.benchmarks.timm_command import check_recipe, timm_flags
+from scripts.benchmarks.training_parts import build_state
+from utils.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for module in ("common", "parity", "timm_command"):
+        monkeypatch.setattr(f"scripts.benchmarks.{module}.visible_gpus", lambda: 0)
+
+
+def config_of(*options: str):
+    return parse_command_line([RECIPE, "-opts", "SEED=0", *options]).config
+
+
+def flags_of(*options: str) -> dict[str, list[str]]:
+    """Flag of train.py -> its values."""
+    found: dict[str, list[str]] = {}
+    for word in timm_flags(config_of(*options), Path("/data"), Path("/out"), interval=50, val_split="val"):
+        if word.startswith("--"):
+            found[word[2:]] = values = []
+        else:
+            values.append(word)
+    return found
+
+
+# The recipe of timm's train.py
+
+TRANSLATED = [
+    (["AMP.ENABLED=true"], {"amp": [], "amp-dtype": ["bfloat16"]}),
+    (["DATA.BATCH_SIZE=48"], {"batch-size": ["48"]}),
+    (["DATA.BATCH_SIZE_EVAL=7"], {"validation-batch-size": ["7"]}),
+    (["DATA.IMAGE_SIZE=8"], {"img-size": ["8"]}),
+    (["DATA.IMAGENET_MEAN=[0.25]", "DATA.IMAGENET_STD=[0.5]"], {"mean": ["0.25"], "std": ["0.5"]}),
+    (["DATA.CROP_PCT=0.9"], {"crop-pct": ["0.9"], "interpolation": ["bicubic"]}),
+    (["DATA.RANDOM_CROP_SCALE=[0.3, 0.9]"], {"scale": ["0.3", "0.9"], "train-interpolation": ["bicubic"]}),
+    (["DATA.RANDOM_CROP_RATIO=[0.8, 1.25]"], {"ratio": ["0.8", "1.25"]}),
+    (["DATA.HFLIP_PROB=0.25"], {"hflip": ["0.25"], "color-jitter": ["0"]}),
+    (["DATA.NUM_WORKERS=3"], {"workers": ["3"]}),
+    (["MODEL.NUM_CLASSES=11"], {"num-classes": ["11"], "model": ["vit_tiny_patch16_224"]}),
+    (["MODEL.DROPPATH=0.3"], {"drop-path": ["0.3"]}),
+    (["TRAIN.NUM_EPOCHS=9", "TRAIN.WARMUP_EPOCHS=2"], {"epochs": ["7"], "warmup-epochs": ["2"], "warmup-prefix": []}),
+    (["TRAIN.BASE_LR=3e-3", "TRAIN.END_LR=1e-5"], {"lr": ["0.003"], "min-lr": ["1e-05"], "sched": ["cosine"]}),
+    (["TRAIN.WARMUP_START_LR=1e-4"], {"warmup-lr": ["0.0001"], "sched-on-updates": []}),
+    (["TRAIN.WEIGHT_DECAY=0.2", "TRAIN.GRAD_CLIP=0.5"], {"weight-decay": ["0.2"], "clip-grad": ["0.5"]}),
+    (["TRAIN.OPTIMIZER.NAME=Adam", "TRAIN.OPTIMIZER.EPS=1e-6"], {"opt": ["adam"], "opt-eps": ["1e-06"]}),
+    (["TRAIN.OPTIMIZER.BETAS=[0.8, 0.95]"], {"opt-betas": ["0.8", "0.95"]}),
+    (["TRAIN.OPTIMIZER.MOMENTUM=0.7"], {"momentum": ["0.7"]}),
+    (["TRAIN.SMOOTHING=0.2", "TRAIN.ACCUM_ITER=3"], {"smoothing": ["0.2"], "grad-accum-steps": ["3"]}),
+    (["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"], {"model-ema": [], "model-ema-decay": ["0.9"]}),
+    (["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MIXUP_PROB=0.7"], {"mixup": ["0.8"], "mixup-prob": ["0.7"]}),
+    (["TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_SWITCH_PROB=0.4"], {"cutmix": ["1.0"], "mixup-switch-prob": ["0.4"]}),
+    (["TRAIN.RANDOM_ERASE_PROB=0.25", "TRAIN.RANDOM_ERASE_MODE=rand"], {"reprob": ["0.25"], "remode": ["rand"]}),
+    (["SEED=3", "VALIDATE_FREQ=2"], {"seed": ["3"], "val-interval": ["2"], "val-split": ["val"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "expected"), TRANSLATED, ids=lambda value: " ".join(value))
+def test_options_and_flags(options, expected):
+    check_recipe(config_of(*options))
+    found = flags_of(*options)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_switches_are_off_without_their_option():
+    found = flags_of("AMP.ENABLED=false")
+    assert not {"amp", "amp-dtype", "model-ema", "torchcompile"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("DATA.AFFINE_DEGREES=10", "DATA.AFFINE_DEGREES: the comparison with timm does not support it"),
+        ("DATA.DATASET=cifar10", "DATA.DATASET: "),
+        ("MODEL.TYPE=timm", "MODEL.TYPE: "),
+        ("MODEL.NAME=my_vit", "MODEL.NAME my_vit: "),
+        ("TRAIN.LAYER_DECAY=0.7", "LAYER_DECAY: "),
+        ("TRAIN.RANDOM_ERASE_COUNT=2", "TRAIN.RANDOM_ERASE_COUNT: "),
+        ("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.LINEAR_SCALED_LR: "),
+        ("TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.WARMUP_EPOCHS 0.5: timm's train.py needs a whole number below NUM_EPOCHS"),
+        ("AMP.LEVEL=O2", "AMP.LEVEL: "),
+    ],
+)
+def test_an_option_without_a_translation_is_an_error(option, said):
+    options = [option] if "TYPE" not in option else [option, "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768",
+                                                     "MODEL.DEPTH=12", "MODEL.NUM_HEADS=12"]  # fmt: skip
+    with pytest.raises(UserError, match=said):
+        check_recipe(config_of(*options))
+
+
+def test_the_learning_rate_of_every_step_is_timms():
+    options = ["TRAIN.NUM_EPOCHS=7", "TRAIN.WARMUP_EPOCHS=2", "TRAIN.WARMUP_START_LR=1e-4", "TRAIN.END_LR=1e-5"]
+    flags, steps = {name: values[0] for name, values in flags_of(*options).items() if values}, 5
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=float(flags["lr"]))
+    scheduler, num_epochs = create_scheduler_v2(
+        optimizer, flags["sched"], num_epochs=int(flags["epochs"]), warmup_epochs=int(flags["warmup-epochs"]),
+        min_lr=float(flags["min-lr"]), warmup_lr=float(flags["warmup-lr"]), warmup_prefix=True,
+        step_on_epochs=False, updates_per_epoch=steps,
+    )  # fmt: skip
+    ours = build_schedule(config_of(*options).train, steps, global_batch_size=32)
+    assert num_epochs == 7
+    for step in range(num_epochs * steps):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(step), rel=1e-12)
+        scheduler.step_update(step + 1)
+
+
+def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
+    options = ["MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.2"]
+    config, flags = config_of(*options), flags_of(*options)
+    parity.write_initial_weights(config, tmp_path / "runs" / "a.pth")
+    ours = build_state(config, cpu).model.eval()
+    given = dict(text.split("=") for text in flags["model-kwargs"])
+    arguments = {name: json.loads(text.lower()) for name, text in given.items()}
+    model = timm.create_model(
+        flags["model"][0], num_classes=int(flags["num-classes"][0]), in_chans=int(flags["in-chans"][0]),
+        drop_path_rate=float(flags["drop-path"][0]), checkpoint_path=str(tmp_path / "runs" / "a.pth"), **arguments,
+    ).eval()  # fmt: skip
+    torch.nn.init.normal_(ours.head.weight, generator=torch.Generator().manual_seed(0))
+    model.head.load_state_dict(ours.head.state_dict())
+    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(images), ours(images), rtol=0, atol=1e-5)
+    rates = [(one.pos_drop.p, one.blocks[0].attn.attn_drop.p, one.blocks[3].mlp.drop1.p) for one in (model, ours)]
+    assert rates[0] == rates[1] == (0.1, 0.2, 0.1)
+    assert model.blocks[3].drop_path1.drop_prob == ours.blocks[3].drop_path1.drop_prob == pytest.approx(0.1)
+    parity.write_initial_weights(config_of("SEED=1"), tmp_path / "b.pth")
+    one, other = (torch.load(path) for path in (tmp_path / "runs" / "a.pth", tmp_path / "b.pth"))
+    assert not torch.equal(one["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
+
+
+def test_our_command_has_the_recipe_the_users_options_and_the_seed():
+    command = our_command(["-epochs=9", "-opts", "TRAIN.BASE_LR=1e-3"], 3, Path("/f"))
+    config = parse_command_line(command[2:]).config
+    assert Path(command[1]).name == "main_single_gpu.py"
+    assert (config.seed, config.train.num_epochs, config.train.base_lr) == (3, 9, 1e-3)
+    assert (config.data.dataset, config.data.data_path, config.save) == ("folder", "/f/data", "/f/ours-seed3")
+    assert (config.train.grad_clip, config.train.smoothing, config.amp.dtype) == (1.0, 0.1, "bfloat16")
+
+
+# Images
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
+    config = config_of(f"DATA.SPLIT_SEED={seed}")
+    parity.write_image_folder(config.data, tmp_path)
+    folder = parse_command_line([RECIPE, "-dataset=folder", f"-data_path={tmp_path}"]).config
+    for split in ("train", "val"):
+        source, read = digits(config.data, split), samples_for(folder, cpu, split)[0]
+        assert read.class_names == source.class_names == [str(digit) for digit in range(10)]
+        timms = create_dataset("", root=tmp_path, split=split, input_img_mode="L")
+        assert len(timms) == len(read) == len(source.targets)
+        expected = sorted(
+            (int(target), image.tobytes()) for image, target in zip(source.images, source.targets, strict=True)
+        )
+        ours = [(int(read.targets[i]), read.open(i, 1).pixels.numpy().tobytes()) for i in range(len(read))]
+        assert sorted(ours) == expected
+        assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
+    assert Image.open(tmp_path / "val" / "3" / sorted((tmp_path / "val" / "3").iterdir())[0].name).mode == "L"
+
+
+# Results
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\r\n" for line in lines))
+    return path
+
+
+def test_the_top1_of_the_last_epoch_counts(tmp_path):
+    write(tmp_path / "ours" / "train-1" / "metrics.csv", "epoch,val_top1,val_top5", "1,99.5,100", "2,98.25,100")
+    write(tmp_path / "timm" / "1-vit" / "summary.csv", "epoch,eval_top1,lr", "0,99.5,0.1", "1,97.5,0.0")
+    assert our_top1(tmp_path / "ours", num_epochs=2) == 98.25
+    assert timm_top1(tmp_path / "timm", num_epochs=2) == 97.5
+    for read, folder in ((our_top1, "ours"), (timm_top1, "timm")):
+        with pytest.raises(UserError, match=r"csv: has no (val|eval)_top1 of epoch [23]$"):
+            read(tmp_path / folder, num_epochs=3)
+        with pytest.raises(UserError, match="csv: has no "):
+            read(tmp_path / "none", num_epochs=2)
+
+
+def test_the_difference_has_welchs_standard_error_and_interval():
+    ours, timms = [98.0, 99.0, 100.0], [96.0, 97.0, 98.0, 99.0]
+    found = difference_of(ours, timms)
+    one, other = 1 / 3, (5 / 3) / 4  # variance / number
+    freedom = (one + other) ** 2 / (one**2 / 2 + other**2 / 3)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(one + other)
+    assert found.mean == pytest.approx(1.5)
+    assert found.standard_error == pytest.approx(math.sqrt(one + other))
+    assert found.interval == pytest.approx((1.5 - half, 1.5 + half))
+    assert difference_of([98.0, 98.0], [97.0, 97.0]) == (1.0, 0.0, (1.0, 1.0))
+    assert difference_of([98.0], timms) is None
+
+
+# Whole scripts, with programs that only write their results
+
+PROGRAM = """
+import sys
+from pathlib import Path
+words = sys.argv[1:]
+seed = {seed}
+if seed == {failing}:
+    print("step 1")
+    sys.exit("Traceback\\nRuntimeError: out of memory")
+folder = Path({folder}) / "run"
+folder.mkdir(parents=True)
+(folder / "{file}").write_text(f"epoch,{column}\\n{epoch},{{{base} + seed}}\\n")
+"""
+OURS = {
+    "seed": "int(words[-1].removeprefix('SEED='))", "file": "metrics.csv", "column": "val_top1", "epoch": 3, "base": 96,
+    "folder": "[word for word in words if word.startswith('-output=')][0].removeprefix('-output=')",
+}  # fmt: skip
+TIMM = {
+    "seed": "int(words[words.index('--seed') + 1])", "file": "summary.csv", "column": "eval_top1", "epoch": 2,
+    "base": 95, "folder": "words[words.index('--output') + 1]",
+}  # fmt: skip
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Writes both programs; `failing` is the seed that fails. Returns the flags for them."""
+
+    def make(ours_failing: int = -1, timm_failing: int = -1) -> list[str]:
+        ours = write(tmp_path / "main.py", PROGRAM.format(**OURS, failing=ours_failing))
+        timms = write(tmp_path / "train.py", PROGRAM.format(**TIMM, failing=timm_failing))
+        monkeypatch.setattr(parity, "ENTRY", ours)
+        return [f"-timm_train={timms}", "-epochs=3", f"-json={tmp_path / 'a.json'}"]
+
+    return make
+
+
+def test_both_programs_train_with_each_seed(programs, tmp_path, capsys):
+    assert parity.main([*programs(), "-seeds=3", "-jobs=2", f"-output={tmp_path / 'runs'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "| ours | 96.00% | 97.00% | 98.00% | 97.00% | 1.00 | 96.00% | 98.00% |" in printed
+    assert "| timm | 95.00% | 96.00% | 97.00% | 96.00% | 1.00 | 95.00% | 97.00% |" in printed
+    verdict = "ours - timm: +1.00 points, standard error 0.82, 95% interval -1.27 to +3.27: within the noise of the"
+    assert verdict in printed
+    assert f"\nours, seed 0: `{sys.executable} " in printed
+    assert f"\ntimm, seed 0: `{sys.executable} " in printed
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["programs"]["timm"]["top1"] == [95.0, 96.0, 97.0]
+    assert result["difference"]["standard_error"] == pytest.approx(math.sqrt(2 / 3))
+    assert "--initial-checkpoint" in result["commands"]["timm"]
+    assert sorted(path.name for path in (tmp_path / "runs").glob("initial-*")) == [
+        f"initial-seed{seed}.pth" for seed in range(3)
+    ]
+
+
+def test_a_failed_run_is_one_line(programs, capsys):
+    assert parity.main([*programs(timm_failing=1), "-seeds=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "| timm | 95.00% | failed | 95.00% |  | 95.00% | 95.00% |" in printed
+    assert "\n- timm, seed 1: failed: RuntimeError: out of memory\n- no verdict; " in printed
+
+
+def test_if_all_runs_fail_the_error_has_a_reason(programs):
+    with pytest.raises(UserError, match=r"^all runs failed; ours: RuntimeError: out of memory$"):
+        parity.main([*programs(ours_failing=0, timm_failing=0), "-seeds=1"])
+
+
+def test_mistakes_are_reported_before_the_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(parity, "train_all", lambda *_: pytest.fail("a run started"))
+    with pytest.raises(UserError, match=r"-timm_train /no/train\.py: no such file; name the train\.py of a checkout"):
+        parity.main(["-timm_train=/no/train.py"])
+    with pytest.raises(UserError, match="timm_train"):
+        parity.main([])
+    with pytest.raises(UserError, match=r"TRAIN\.LINEAR_SCALED_LR: "):
+        parity.main([f"-timm_train={write(tmp_path / 'train.py')}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"])
