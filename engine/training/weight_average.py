@@ -37,7 +37,7 @@ class WeightAverage(ModelEmaV3):
         allocates as much in host memory.
         """
         averages, values = self._averaged
-        if self.device:
+        if self.device is not None:
             skipped, values = skipped.to(self.device), [value.to(self.device) for value in values]
         weight = (1 - self._step_decay) * ~skipped
         if weight.device.type == "cpu":

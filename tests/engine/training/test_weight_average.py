@@ -101,7 +101,7 @@ def test_every_option_of_the_recipe_resumes_exactly(digits_argv, cpu, tmp_path):
         "TRAIN.SQRT_SCALED_LR=32",
     ]  # fmt: skip
     uninterrupted = train(argv, cpu)
-    for stop in (5, 22, 30):
+    for stop in (5, 30):
         argv[2] = f"-output={tmp_path / str(stop)}"
         stopped = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
         train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
