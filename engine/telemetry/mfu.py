@@ -1,6 +1,7 @@
 """Model FLOPs utilization (MFU): the model FLOP/s of a run / the datasheet peak of its devices.
 
-Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
+Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B. Its model is the one in training:
+the forward pass of a teacher (TRAIN.DISTILLATION_TYPE) takes time, but its FLOPs do not count.
 """
 
 from dataclasses import dataclass

@@ -93,12 +93,6 @@ def build_teacher(
     """
     source = _find_source(options)
     _check_outputs(source, student, class_names)
-    channels = source.data.image_channels
-    if channels != data.image_channels:
-        raise UserError(
-            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {channels} channels, and DATA.IMAGE_CHANNELS is "
-            f"{data.image_channels}; choose another teacher"
-        )
     changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": source.weights}
     try:
         model, notes = build_model(
@@ -106,6 +100,12 @@ def build_teacher(
         )
     except UserError as error:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {error}") from error
+    channels = source.data.image_channels
+    if channels != data.image_channels:
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {channels} channels, and DATA.IMAGE_CHANNELS is "
+            f"{data.image_channels}; choose another teacher"
+        )
     weights, *others = notes or [f"weights: {TIMM}"]
     own = source.data
     about = (

@@ -3,6 +3,7 @@
 from faults.checkpoints import checkpoint_faults, resume_faults
 from faults.command_line import command_line_faults, recipe_faults
 from faults.data import data_set_faults, list_faults
+from faults.distillation import distillation_faults
 from faults.images import image_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
@@ -17,6 +18,7 @@ def all_faults() -> list[Fault]:
         *data_set_faults(),
         *image_faults(),
         *weights_faults(),
+        *distillation_faults(),
         *checkpoint_faults(),
         *resume_faults(),
         *output_faults(),
