@@ -8,6 +8,7 @@ Legend: B images per batch, C channels, S pixels on a side, K erased images, R r
 
 import math
 import random
+from functools import reduce
 from typing import Any
 
 import torch
@@ -80,9 +81,15 @@ class Normalize(nn.Module):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         self.register_buffer("factor", 1 / (255 * std), persistent=False)
         self.register_buffer("offset", -mean / std, persistent=False)
+        self._full_size: list[torch.Tensor] | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.offset, images, self.factor)
+        if images.device.type != "cpu":
+            return torch.addcmul(self.offset, images, self.factor)
+        # On a CPU torch vectorizes this operation for operands of the full size only.
+        if self._full_size is None or self._full_size[0].shape != images.shape[1:]:
+            self._full_size = [values.expand(images.shape[1:]).contiguous() for values in (self.offset, self.factor)]
+        return torch.addcmul(self._full_size[0], images, self._full_size[1])
 
 
 class RandomErase(RandomDeviceOperation):
@@ -127,7 +134,7 @@ class RandomErase(RandomDeviceOperation):
                 parts = torch.where(mask[:, None], color, parts)
         else:
             fill = torch.randn_like(parts) if self.mode == "pixel" else torch.zeros((), device=parts.device)
-            parts = torch.where(masks.any(1, keepdim=True), fill, parts)
+            parts = torch.where(reduce(torch.logical_or, masks.unbind(1))[:, None], fill, parts)
         images[positions] = parts
         return images
 

@@ -28,7 +28,6 @@ class PillowPolicies:
         self.policies = policies
 
     def __call__(self, pixels: torch.Tensor, rng: random.Random) -> torch.Tensor:
-        """`pixels` should have its channels innermost in memory, as the result has."""
         original = image = to_pillow(pixels)
         for policy in self.policies:
             image = policy(image, rng)
@@ -36,14 +35,17 @@ class PillowPolicies:
 
 
 def to_pillow(pixels: torch.Tensor) -> Image.Image:
-    """uint8 (1 or 3, H, W) -> mode L or RGB"""
-    return Image.fromarray(pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
+    """uint8 (1 or 3, H, W) -> mode L, which may share memory with `pixels`, or RGB.
+
+    A resized crop has planes in memory: to merge them takes a fifth of the time of a copy to interleaved channels.
+    """
+    planes = [Image.fromarray(plane.numpy()) for plane in pixels]
+    return planes[0] if len(planes) == 1 else Image.merge("RGB", planes)
 
 
 def from_pillow(image: Image.Image) -> torch.Tensor:
     """Mode L or RGB -> uint8 (1 or 3, H, W), a copy"""
-    pixels = np.array(image)
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+    return torch.from_numpy(np.stack([np.asarray(plane) for plane in image.split()]))
 
 
 class _Step(NamedTuple):

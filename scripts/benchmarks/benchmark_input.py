@@ -4,7 +4,9 @@
 
 The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) and of 2000x1500 (about 500 KB and 1 MB, as on the web
 and from cameras), or takes the JPEGs of `-data FOLDER`. All contenders read the same files and apply the same
-transforms: a random resized crop (bicubic), a flip and nothing else. The measurements:
+transforms: a random resized crop (bicubic), a flip and nothing else. `-augment deit` adds timm's RandAugment
+rand-m9-mstd0.5-inc1, random erasing, mixup and CutMix, and compares the loaders only, with timm's and with our own
+variant for PaddleViT's RandAugment. The measurements:
 
 - one process, one thread: decode, crop, resize and flip one image after another;
 - loaders with `-num_workers` worker processes, up to normalized float32 batches on the device. The workers have started
@@ -33,12 +35,13 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from configs.schema import Config, Data
+from configs.schema import Config, Data, Train
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.crops import random_crop_box
 from datasets.transforms.host import build_host_transform
+from scripts.benchmarks.augmentation_contenders import DEIT, deit_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.common import (
     add_flag,
@@ -78,7 +81,7 @@ SIZES = (Size(500, 375, 106_000, 1), Size(2000, 1500, 500_000, 1 / 4), Size(2000
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    all_flags = [*DEFAULTS, *rest]
+    all_flags = [*DEFAULTS, *rest, *(["-opts", *DEIT] if flags.augment == "deit" else [])]
     config = parse_command_line(all_flags).config
     _check_comparable(config)
     context = single_process()
@@ -88,6 +91,7 @@ def main(argv: list[str]) -> int:
             different = link_images(images, Path(folder) / f"{name}-linked", EPOCH)
             print_progress(f"{name}: {len(different)} JPEGs of {mean_kilobytes(different):.0f} KB")
             batch_size = max(1, round(config.data.batch_size * share))
+            batch_size += batch_size % 2 if flags.augment == "deit" else 0  # timm's mixup needs pairs
             data = ["-dataset=folder", f"-data_path={folder}/{name}-linked", f"-batch_size={batch_size}"]
             sized = parse_command_line([*all_flags, *data]).config
             sections.append(measure_section(name, sized, context, different, flags))
@@ -102,6 +106,8 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the speed of decoding and of loaders with torchvision's and timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
+    augment_help = "none (default): crops and flips; deit: RandAugment, erasing, mixup and CutMix"
+    add_flag(parser, "augment", choices=["none", "deit"], default="none", help=augment_help)
     add_flag(parser, "images", type=positive, default=256, metavar="N", help="different images to make (default: 256)")
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
@@ -109,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_comparable(config: Config) -> None:
-    transform = build_host_transform(config.data, config.train, config.seed)
+    transform = build_host_transform(config.data, Train(), config.seed)
     if config.data.image_channels != 3 or transform.device_operations:
         raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and grey")
     if not config.data.num_workers:
@@ -135,18 +141,17 @@ def measure_section(
     name: str, config: Config, context: ProcessContext, images: list[Path], flags: argparse.Namespace
 ) -> dict[str, Any]:
     prefetched = 2 * config.data.num_workers  # batches that torch's loaders prefetch
+    one_process, loaders = one_process_contenders(config, context), loader_contenders(config, context)
+    if flags.augment == "deit":
+        one_process, loaders = {}, deit_contenders(config, context)
     with one_thread():
         return {
             "name": name,
             "images": len(images),
             "mean_kilobytes": mean_kilobytes(images),
             "batch_size": config.data.batch_size,
-            "one_process": measure(
-                one_process_contenders(config, context), flags.rounds, flags.seconds, context.device, prefetched=0
-            ),
-            "loaders": measure(
-                loader_contenders(config, context), flags.rounds, flags.seconds, context.device, prefetched
-            ),
+            "one_process": measure(one_process, flags.rounds, flags.seconds, context.device, prefetched=0),
+            "loaders": measure(loaders, flags.rounds, flags.seconds, context.device, prefetched),
             "fidelity": fidelity(config, context, len(images)),
         }
 
@@ -223,7 +228,7 @@ def _wait_for_prefetching(stream: Iterator[int], prefetched: int, max_seconds: f
 def fidelity(config: Config, context: ProcessContext, count: int) -> dict[str, Any]:
     """Mean absolute difference between `count` of our crops and Pillow's, of 255: the mean and the largest."""
     data = config.data.model_copy(update={"num_workers": 0, "hflip_prob": 0.0})
-    config = config.model_copy(update={"data": data})
+    config = config.model_copy(update={"data": data, "train": Train()})
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     sampler = TrainSampler(len(samples), data.batch_size, 1, config.seed)
     batches = build_train_batches(data, config.train, samples, config.seed, context, config.timeout_seconds)
@@ -252,11 +257,11 @@ def pillow_crop(path: Path, data: Data, rng: Any) -> np.ndarray:
 def section_texts(section: dict[str, Any], data: Data) -> list[str]:
     crops = section["fidelity"]
     within = "within" if crops["largest"] <= MAX_DIFFERENCE else "NOT within"
+    one_process = section["one_process"]
     return [
         f"## {section['name']}: {section['images']} JPEGs of {section['mean_kilobytes']:.0f} KB, "
         f"to {data.image_size}x{data.image_size}",
-        "One process, one thread:",
-        contender_table(section["one_process"]),
+        *(["One process, one thread:", contender_table(one_process)] if one_process else []),
         f"Loaders with {data.num_workers} workers, batch size {section['batch_size']}:",
         contender_table(section["loaders"]),
         f"Difference of our crops from Pillow's antialiased bicubic: {crops['mean']:.3f} of 255 on average, "

@@ -14,10 +14,11 @@ from torchvision import transforms
 from configs.schema import Config, Data
 from datasets.loading.batches import build_train_batches
 from datasets.registry import read_samples
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import build_train_transform
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
+NUM_CLASSES = 1000  # of mixed targets
 
 
 class Contender(NamedTuple):
@@ -76,10 +77,10 @@ def one_by_one(images: Any) -> Iterator[int]:
 def our_batches(config: Config, context: ProcessContext, normalized: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
     batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
-    transform = build_eval_transform(config.data).to(context.device)
+    transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         if normalized:
-            transform(batch.images)
+            transform(batch)
         yield len(batch.images)
 
 
@@ -92,7 +93,7 @@ def timm_images(data: Data, use_prefetcher: bool) -> timm.data.ImageDataset:
     return images
 
 
-def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
+def timm_batches(data: Data, device: torch.device, use_prefetcher: bool, **augmentation: Any) -> Iterator[int]:
     """The loader with the arguments of timm's train.py."""
     loader = timm.data.create_loader(
         _timm_data_set(data),
@@ -103,7 +104,7 @@ def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iter
         device=device,
         pin_memory=device.type == "cuda",
         use_prefetcher=use_prefetcher,
-        **_timm_augmentation(data),
+        **_timm_augmentation(data) | augmentation,
     )
     for images, targets in chain.from_iterable(repeat(loader)):
         images.to(device), targets.to(device)

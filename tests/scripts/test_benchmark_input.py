@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import timm.data
 import torch
 from conftest import samples_for
 from PIL import Image
@@ -12,7 +13,9 @@ from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
+from datasets.transforms.mixup import Mixup
 from scripts.benchmarks import benchmark_input, input_contenders
+from scripts.benchmarks.augmentation_contenders import DEIT, deit_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity, with_ratios
 from utils.errors import UserError
@@ -92,6 +95,7 @@ def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):
         (["-opts", "DATA.AFFINE_DEGREES=10"], "AFFINE"),
         (["-round=1"], "unknown flag -round; did you mean -rounds?"),
         (["-data=/no/such/folder"], "/no/such/folder"),
+        (["-augment=vit"], "-augment"),
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
@@ -159,3 +163,33 @@ def test_a_run_prints_the_tables_and_writes_the_figures(tmp_path, monkeypatch, c
     for name, one in section["loaders"].items():
         assert one["images_per_second"][0] > 0, name
         assert one["ratios"][0] == section["loaders"]["ours"]["images_per_second"][0] / one["images_per_second"][0]
+
+
+def test_deits_augmentation_in_both_loaders(tmp_path, monkeypatch, capsys):
+    """All loaders mix, erase and augment; the fidelity is that of the crops."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    batches = []
+    mix = Mixup.forward
+    monkeypatch.setattr(Mixup, "forward", lambda *args: batches.append(mix(*args)) or batches[-1])
+    small = ["-images=16", "-rounds=1", "-seconds=0.1", "-batch_size=3", "-num_workers=1", "-image_size=32"]
+    status = benchmark_input.main(["-augment=deit", *small, f"-json={tmp_path / 'a.json'}"])
+    (section,) = json.loads((tmp_path / "a.json").read_text())["sections"]
+    assert list(section["loaders"]) == ["timm create_loader", "ours, PaddleViT's RandAugment", "ours"]
+    assert section["one_process"] == {} and section["batch_size"] == 4
+    assert batches and all(targets.shape == (4, 1000) for _, targets in batches)
+    assert status == (0 if section["fidelity"]["largest"] <= 0.5 else 1)
+    assert "One process" not in capsys.readouterr().out
+
+
+def test_timms_loader_has_our_options(tmp_path, monkeypatch, cpu):
+    seen = {}
+    monkeypatch.setattr(
+        timm.data, "create_loader", lambda *args, **options: seen.update(options) or [(torch.zeros(2), torch.zeros(2))]
+    )
+    config = folder_config(tmp_path, *DEIT)
+    next(deit_contenders(config, cpu)["timm create_loader"].start())
+    mixing = seen["collate_fn"]
+    assert (mixing.mixup_alpha, mixing.cutmix_alpha, mixing.mix_prob, mixing.switch_prob) == (0.8, 1.0, 1.0, 0.5)
+    given = [seen[key] for key in ("auto_augment", "color_jitter", "re_prob", "re_mode", "interpolation")]
+    assert given == ["rand-m9-mstd0.5-inc1", 0.4, 0.25, "pixel", "bicubic"] and seen["use_prefetcher"]
+    assert (config.train.augment_policy, config.train.color_jitter) == ("rand-m9-mstd0.5-inc1", 0.4)

@@ -43,6 +43,7 @@ KINDS = {
     "cifar": Kind(data_kinds.cifar_examples, data_kinds.read_cifar),
     "packed": Kind(data_kinds.packed_examples, data_kinds.read_packed_files, data_kinds.repair_packed),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
+    "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),

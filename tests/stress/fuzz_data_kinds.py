@@ -1,8 +1,9 @@
-"""Valid examples and readers of data: images, lists, CIFAR batches, packed images."""
+"""Valid examples and readers of data: images, lists, CIFAR batches, packed images, augmentation policies."""
 
 import hashlib
 import io
 import pickle
+import random
 import struct
 import tempfile
 import zlib
@@ -13,12 +14,15 @@ import torch
 from PIL import Image
 
 from configs.schema import Data
+from configs.schema.augmentation import check_policy
 from datasets.decoding.decode import open_image
 from datasets.sources.cifar import read_batch
 from datasets.sources.lists import read_list, read_table
 from datasets.sources.packed import CHECKSUMS, COLUMNS, packed
 from datasets.transforms.crops import center_crop
+from datasets.transforms.timm_policy import TimmPolicy
 from scripts.pack_dataset import Packable, write_packed
+from utils.errors import UserError
 
 _PACKED_FILES = ("val.blob", *(f"val.index/{name}" for name in (CHECKSUMS, *(f"{column}.npy" for column in COLUMNS))))
 _LENGTH_BYTES = 4
@@ -140,3 +144,17 @@ def repair_packed(data: bytes) -> bytes:
         f"{hashlib.sha256(content).hexdigest()}  {name}.npy\n" for name, content in zip(COLUMNS, columns, strict=True)
     ]
     return _joined([blob, "".join(lines).encode(), *columns])
+
+
+def policy_examples() -> list[bytes]:
+    rand = "rand-m9-mstd0.5-inc1", "rand-n3-p1.0-tweights", "rand-m12-mmax15-mstd101-t3aw"
+    return [text.encode() for text in (*rand, "augmix-m5-w4-d2-a0.5-b1-mstd1", "originalr-mstd0.5", "3a", "v0")]
+
+
+def read_policy(data: bytes, folder: Path) -> None:
+    """A string that is accepted must augment an image."""
+    try:
+        policy = check_policy(data.decode(errors="replace"))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    TimmPolicy(policy, 8, (0.5, 0.5, 0.5))(Image.new("RGB", (8, 8)), random.Random(len(data)))

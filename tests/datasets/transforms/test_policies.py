@@ -117,7 +117,7 @@ def test_conversion_to_pillow_and_back_changes_nothing():
         image = to_pillow(pixels)
         assert image.mode == ("L" if len(pixels) == 1 else "RGB") and image.size == (20, 24)
         assert torch.equal(from_pillow(image), pixels)
-    assert from_pillow(to_pillow(PIXELS)).stride() == PIXELS.stride()
+    assert from_pillow(to_pillow(PIXELS)).is_contiguous()
     assert PillowPolicies([lambda image, _: image])(PIXELS, None) is PIXELS
 
 
