@@ -122,6 +122,8 @@ class RandomErase(RandomDeviceOperation):
 
     def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         """Overwrites the erased parts of normalized float32 (B, C, S, S)."""
+        if images.device.type == "cpu":
+            return self._erase_one_by_one(images, positions.tolist(), boxes.tolist())
         parts = images[positions]
         top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)
         pixel = torch.arange(images.shape[-1], device=images.device)
@@ -136,6 +138,17 @@ class RandomErase(RandomDeviceOperation):
             fill = torch.randn_like(parts) if self.mode == "pixel" else torch.zeros((), device=parts.device)
             parts = torch.where(reduce(torch.logical_or, masks.unbind(1))[:, None], fill, parts)
         images[positions] = parts
+        return images
+
+    def _erase_one_by_one(self, images: torch.Tensor, positions: list[int], boxes: list[list[Box]]) -> torch.Tensor:
+        """Draws noise for the boxes only. On a GPU many small kernels would take longer than noise for whole images."""
+        for position, boxes_of_image in zip(positions, boxes, strict=True):
+            for top, left, height, width in boxes_of_image:
+                part = images[position, :, top : top + height, left : left + width]
+                if self.mode == "pixel":
+                    part.normal_()
+                else:
+                    part.copy_(torch.randn((len(part), 1, 1)) if self.mode == "rand" else torch.zeros(()))
         return images
 
 
