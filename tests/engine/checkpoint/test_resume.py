@@ -233,9 +233,7 @@ def test_resume_with_another_batch_size(digits_argv, cpu):
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
     order = []
     original = HostTransform.generator
-    monkeypatch.setattr(
-        HostTransform, "generator", lambda self, epoch, index: (order.append(index), original(self, epoch, index))[1]
-    )
+    monkeypatch.setattr(HostTransform, "generator", lambda self, *key: (order.append(key[1]), original(self, *key))[1])
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)
     uninterrupted, order[:] = list(order), []
