@@ -1,18 +1,20 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from configs.family_defaults import apply_family
+from configs.keys import known_keys, model_type
 from configs.layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.model_flag import set_model
 from configs.schema import Config
 from configs.schema.config import MAX_NAME_CHARS
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import Model
 from configs.section import Section
 from configs.yaml_io import parse_value, shorten, write_yaml
 from utils.errors import UserError, did_you_mean
@@ -33,6 +35,7 @@ class Command:
     """A parsed command line: the options of the run, the requested action, the entry script, the file of -cfg.
 
     selects_run: whether any YAML file, data set, or key of MODEL is given.
+    family_defaults: section and key of the options whose values are the defaults of the model family.
     """
 
     config: Config
@@ -42,6 +45,7 @@ class Command:
     script: str
     recipe: Path | None
     selects_run: bool = True
+    family_defaults: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -164,7 +168,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     layers = OptionLayers()
-    recipe = Path(arguments.cfg) if arguments.cfg else None
+    recipe = _recipe(arguments.cfg) if arguments.cfg else None
     if file := recipe or find_run_options(arguments.resume, arguments.pretrained if arguments.eval else None):
         layers.add_recipe(file)
     if arguments.model:
@@ -182,17 +186,31 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         key, equals, text = option.partition("=")
         if not equals:
             raise UserError(f"-opts {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
-        if key not in _known_keys():
-            raise UserError(f"-opts: unknown key {key[:80]}{_nearest_key(key)}")
+        if not any(key in known_keys(family) for family in MODEL_SECTIONS):
+            raise UserError(f"-opts: unknown key {key[:80]}{_hint(key, model_type(layers.values))}")
         layers.add_key(key, parse_value(text), f"-opts {key}")
+    family_defaults = apply_family(layers, model_only=bool(recipe and arguments.model))
     config = _validate(layers)
+    for section, key in family_defaults:  # these options are not the user's: a checkpoint may override them
+        getattr(config, section.lower()).model_fields_set.discard(key.lower())
     if arguments.profile:
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval, "-resume": config.model.resume}
         for flag in (flag for flag, given in others.items() if given):
             raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
     data_keys = {"DATASET", "DATA_PATH"} & set(layers.values.get("DATA", ()))
     selects_run = bool(recipe or data_keys or "MODEL" in layers.values)
-    return Command(config, arguments.dry_run, arguments.profile, arguments.ngpus, prog, recipe, selects_run)
+    actions = arguments.dry_run, arguments.profile
+    return Command(config, *actions, arguments.ngpus, prog, recipe, selects_run, tuple(family_defaults))
+
+
+def _recipe(file: str) -> Path:
+    """Raises UserError for PaddleViT's file without a name, after which the run could not be named."""
+    path = Path(file)
+    if path.name in (".yaml", ".yml"):
+        others = sorted(other.name for other in path.parent.glob("?*.yaml") if other.name != path.name)
+        example = f", or give another such as {path.parent / others[0]}" if others else ""
+        raise UserError(f"-cfg {file}: the file has no name before {path.name}; rename it{example}")
+    return path
 
 
 def _shorten_warmup(layers: OptionLayers, num_epochs: int) -> None:
@@ -214,10 +232,12 @@ def _validate(layers: OptionLayers) -> Config:
 
 def _error_line(error: dict[str, Any], layers: OptionLayers) -> str:
     if error["type"] == "extra_forbidden":
-        path = error["loc"]
-        return f"{layers.origin(path)}unknown key {'.'.join(path)}{_nearest_key('.'.join(path))}"
+        path = tuple(part for part in error["loc"] if part not in MODEL_SECTIONS)
+        return f"{layers.origin(path)}unknown key {'.'.join(path)}{_hint('.'.join(path), model_type(layers.values))}"
     path = tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
     message = error["msg"].removeprefix("Value error, ")
+    for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
+        message = message.replace(in_python, in_yaml)
     if error["type"] == "model_type":
         message = "must be true, false or a section of keys" if path == ("AMP",) else "must be a section of keys"
     if isinstance(error["input"], dict) and error["type"] == "value_error":
@@ -228,24 +248,18 @@ def _error_line(error: dict[str, Any], layers: OptionLayers) -> str:
     return f"{layers.origin(path)}{'.'.join(path)} is {shorten(error['input'])}: {message[0].lower()}{message[1:]}"
 
 
-def _nearest_key(dotted: str) -> str:
-    leaf = dotted.rpartition(".")[2]
-    same_leaf = [key for key in _known_keys() if key.rpartition(".")[2] == leaf.upper()]
-    return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, _known_keys())
-
-
-@functools.cache
-def _known_keys() -> tuple[str, ...]:
-    return tuple(_keys(Config, ""))
-
-
-def _keys(section: type[Section], prefix: str) -> Iterator[str]:
-    for field in section.model_fields.values():
-        nested = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        yield prefix + field.alias
-        if nested:
-            yield from _keys(field.annotation, f"{prefix}{field.alias}.")
-    yield from (prefix + key for key in section.unsupported)
+def _hint(dotted: str, family: str) -> str:
+    """The families that have an unknown key, or the nearest known one."""
+    if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):
+        return near
+    leaf = dotted.rpartition(".")[2].upper()
+    if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
+        own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
+        alike = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
+        nearest = f"; did you mean {alike[0]}?" if alike else did_you_mean(leaf, own) or "; remove it"
+        return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
+    same_leaf = [key for key in known_keys(family) if key.rpartition(".")[2] == leaf]
+    return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, known_keys(family))
 
 
 def to_yaml(config: Config) -> str:
@@ -260,5 +274,9 @@ def _to_dict(section: Section) -> dict[str, Any]:
         if isinstance(value, Section):
             values[field.alias] = _to_dict(value)
         else:
-            values[field.alias] = list(value) if isinstance(value, tuple) else value
+            values[field.alias] = _without_tuples(value)
     return values
+
+
+def _without_tuples(value: Any) -> Any:
+    return [_without_tuples(part) for part in value] if isinstance(value, tuple) else value

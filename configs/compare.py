@@ -1,12 +1,14 @@
 """Compares the options of two runs: what differs, and whether they are of the same experiment."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from configs.command_line import to_yaml
+from configs.keys import model_type
+from configs.layers import flatten
 from configs.schema import Config
+from configs.schema.families.registry import MODEL_SECTIONS
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.columns import wrap_parts
 from utils.errors import UserError
@@ -27,9 +29,9 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     """
     before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
     return {
-        key: (before[key], value)
+        key: (before.get(key), value)
         for key, value in after.items()
-        if key not in (*_INITIAL_WEIGHTS, "NAME") and before[key] != value
+        if key not in (*_INITIAL_WEIGHTS, "NAME") and before.get(key) != value
     }
 
 
@@ -47,8 +49,8 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
         follows_data = key == "MODEL.NUM_CLASSES" and value is None
         if follows_data or not _identifies_experiment(key):
             continue
-        if _comparable(key, before[key]) != _comparable(key, value):
-            return f"{key} {shorten(before[key])}, this run has {shorten(value)}"
+        if _comparable(key, before.get(key)) != _comparable(key, value):
+            return f"{key} {shorten(before.get(key))}, this run has {shorten(value)}"
     return None
 
 
@@ -64,12 +66,16 @@ def _comparable(key: str, value: Any) -> Any:
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Options by dotted key, with the defaults of the keys that are not given."""
-    return dict(flatten(parse_value(to_yaml(Config())))) | dict(flatten(values))
+    # Not checked: general defaults, such as the image size, need not be possible for each family.
+    defaults = Config.model_construct(model=MODEL_SECTIONS[model_type(values)].model_construct())
+    return dict(flatten(parse_value(to_yaml(defaults)))) | dict(flatten(values))
 
 
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
-    defaults, values = with_defaults({}), flatten(parse_value(to_yaml(config)))
+    family = {"MODEL": {"TYPE": config.model.type}}
+    defaults = with_defaults(family) | {"MODEL.TYPE": Config().model.type}
+    values = flatten(parse_value(to_yaml(config)))
     return {key: format_value(value) for key, value in values if value != defaults[key]}
 
 
@@ -77,12 +83,3 @@ def non_default_lines(config: Config) -> str:
     """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns."""
     parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested sections by their dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

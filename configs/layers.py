@@ -1,6 +1,7 @@
 """Layers of options: BASE files < YAML file < flags < -opts. Each value remembers its origin."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class OptionLayers:
     def add(self, values: dict[str, Any], origins: dict[KeyPath, str]) -> None:
         if isinstance(values.get("AMP"), bool):
             values = values | {"AMP": {"ENABLED": values["AMP"]}}
-        _merge(self.values, values)
+        merge(self.values, values)
         self.origins |= origins
 
     def add_key(self, dotted: str, value: Any, origin: str) -> None:
@@ -83,9 +84,19 @@ def find_run_options(resume: str | None, weights: str | None) -> Path | None:
     return file if os.path.isfile(file) else None
 
 
-def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+    """Overrides values of `lower`, in place."""
     for key, value in upper.items():
         if isinstance(value, dict) and isinstance(lower.get(key), dict):
-            _merge(lower[key], value)
+            merge(lower[key], value)
         else:
             lower[key] = value
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by their dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -5,11 +5,10 @@ from typing import Any
 
 from configs.layers import OptionLayers
 from configs.schema.config import MAX_NAME_CHARS
-from configs.schema.model import VIT_KEYS
+from configs.schema.model import Model
 
 _RECIPES = Path(__file__).parent
-# Keys of another model: a recipe may have written them before, and they may not apply to the new one.
-_ARCHITECTURE = ("TYPE", "NAME", *VIT_KEYS)
+_COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME")
 
 
@@ -24,8 +23,8 @@ def set_model(layers: OptionLayers, name: str) -> None:
     named = model_sections(name)["MODEL"]
     model = layers.values.get("MODEL")
     if isinstance(model, dict):
-        for key in _ARCHITECTURE:
-            model.pop(key, None)
+        for key in model.keys() - _COMMON:  # of another family: they may not apply to the new one
+            del model[key]
         if model.get("PRETRAINED") == "timm" and named.get("TYPE") != "timm":
             del model["PRETRAINED"]  # timm's weights are those of timm's models
     for key, value in named.items():

@@ -22,6 +22,7 @@ def _check_path(path: str) -> str:
 
 
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _as_tuple(value))
@@ -35,6 +36,8 @@ class Section(BaseModel):
 
     # PaddleViT's keys of features that are not available: key -> (feature, the only accepted value)
     unsupported: ClassVar[dict[str, tuple[str, Any]]] = {}
+    # Keys of option files that an earlier version wrote: key -> the only accepted value
+    written_before: ClassVar[dict[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -45,4 +48,5 @@ class Section(BaseModel):
             if values.get(key, neutral) != neutral:
                 value = "null" if neutral is None else str(neutral).lower()
                 raise ValueError(f"{key}: {feature} is not available yet; remove it or set it to {value}")
-        return {key: value for key, value in values.items() if key not in cls.unsupported}
+        past = {key for key, value in cls.written_before.items() if key in values and values[key] == value}
+        return {key: value for key, value in values.items() if key not in cls.unsupported and key not in past}

@@ -1,14 +1,21 @@
-"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, freezing, kernels."""
+"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, freezing, kernels.
+
+A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
+"""
 
 import torch
 from torch import nn
 
-from configs.schema import Data, Model
+from configs.schema import Data
+from configs.schema.model import Model
 from models.attention import select_attention
+from models.classifiers import classifiers
 from models.dropout import use_fast_dropout
+from models.family_model import build_family
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm
 from models.vit import build_vit
+from models.weights.families import paddle_converter
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
@@ -25,11 +32,11 @@ def build_model(
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
     """
-    model = MODELS[options.type](options, data)
+    model = MODELS.get(options.type, build_family)(options, data)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     if options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head)
+        notes = load_pretrained(model, options.pretrained, needs_head, paddle_converter(options, model))
     if options.freeze_backbone:
         freeze_backbone(model)
     if options.grad_checkpointing:
@@ -47,7 +54,7 @@ def freeze_backbone(model: nn.Module) -> None:
         UserError: the model has no head with parameters.
     """
     model.requires_grad_(False)
-    for head in _heads(model):
+    for head in classifiers(model):
         head.requires_grad_(True)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("MODEL.FREEZE_BACKBONE: this model has no head with parameters; set it to false")
@@ -57,11 +64,5 @@ def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
     """Sets training mode. A frozen backbone stays in evaluation mode: no dropout, no update of running statistics."""
     model.train(not backbone_is_frozen)
     if backbone_is_frozen:
-        for head in _heads(model):
+        for head in classifiers(model):
             head.train()
-
-
-def _heads(model: nn.Module) -> tuple[nn.Module, ...]:
-    """The classifier, or the two classifiers of a distilled model."""
-    classifier = model.get_classifier()
-    return classifier if isinstance(classifier, tuple) else (classifier,)

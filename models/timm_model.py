@@ -1,16 +1,21 @@
-"""Other model families: options -> timm's names and arguments."""
+"""The models of timm by name, and what all models that timm builds share."""
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import timm
 import torch
 from torch import nn
 
-from configs.schema import Data, Model
+from configs.schema import Data
+from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
 _LARGE_MODEL_NUMEL = 200_000_000
+_RATES = {"drop_rate": "DROPOUT", "drop_path_rate": "DROPPATH", "attn_drop_rate": "ATTENTION_DROPOUT"}
 
 
 def build_timm(options: Model, data: Data) -> nn.Module:
@@ -22,31 +27,43 @@ def build_timm(options: Model, data: Data) -> nn.Module:
     name = options.name
     if not timm.is_model(name):
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{did_you_mean(name, timm.list_models())}")
-    arguments = {"num_classes": options.num_logits, "in_chans": data.image_channels, "img_size": data.image_size}
-    rates = {
-        "drop_rate": options.dropout,
-        "drop_path_rate": options.droppath,
-        "attn_drop_rate": options.attention_dropout,
-    }
-    arguments |= {key: rate for key, rate in rates.items() if rate}  # not all families accept all rates
+    arguments = {"img_size": data.image_size} | shared_arguments(options, data)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt of a download is a warning
-    try:
-        model = _create(name, arguments, pretrained=options.pretrained == "timm")
-    except TypeError as error:
-        raise UserError(
-            f"MODEL.NAME: {name} does not accept an option that is set: {_first_line(error)}; remove it"
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
-            "check the network, or give a file with -pretrained"
-        ) from error
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(
-            f"MODEL.NAME: {name} cannot be built with DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
-        ) from error
-    _check_image_size(model, name, data)
+    with errors_of_building(f"MODEL.NAME: {name}", data):
+        try:
+            model = _create(name, arguments, pretrained=options.pretrained == "timm")
+        except OSError as error:
+            raise UserError(
+                f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
+                "check the network, or give a file with -pretrained"
+            ) from error
+    check_image_size(model, name, data)
     return model
+
+
+def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
+    """The arguments that timm's models have in common; rates only if they are not 0: not all families accept all."""
+    rates = {rate: getattr(options, key.lower()) for rate, key in _RATES.items()}
+    numbers = {"num_classes": options.num_logits, "in_chans": data.image_channels}
+    return numbers | {key: rate for key, rate in rates.items() if rate}
+
+
+@contextmanager
+def errors_of_building(model: str, data: Data) -> Iterator[None]:
+    """Converts the exceptions of timm's constructors into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except TypeError as error:
+        for rate, key in _RATES.items():
+            if f"'{rate}'" in str(error):
+                raise UserError(f"{model} does not accept an option that is set: MODEL.{key}; set it to 0") from None
+        raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
+    except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
+        raise UserError(
+            f"{model} cannot be built with DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
+        ) from error
 
 
 def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
@@ -60,7 +77,7 @@ def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
     return timm.create_model(name, pretrained=pretrained, **{k: v for k, v in arguments.items() if k != "img_size"})
 
 
-def _check_image_size(model: nn.Module, name: str, data: Data) -> None:
+def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     """Runs one forward pass in evaluation mode: many families detect a wrong image size only there.
 
     The weights and the running statistics stay unchanged. A large model runs on the meta device, without arithmetic
@@ -77,10 +94,10 @@ def _check_image_size(model: nn.Module, name: str, data: Data) -> None:
             return
     error = _forward_error(model, data)
     if error is not None:
-        default = model.default_cfg.get("input_size", (0, "unknown"))[-1]
+        cfg = getattr(model, "default_cfg", None) or {}
+        default = f"; its default is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
         raise UserError(
-            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}); "
-            f"its default is {default}"
+            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}){default}"
         ) from error
 
 

@@ -11,11 +11,12 @@ from timm.layers import Attention, build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from torch import nn
 
-from configs.schema import Data, Model
+from configs.schema import Data
+from configs.schema.families.vit import ViT
 from models.drop_path import SampleDropBlock
 
 
-def build_vit(options: Model, data: Data) -> VisionTransformer:
+def build_vit(options: ViT, data: Data) -> VisionTransformer:
     """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes)."""
     vit = VisionTransformer(
         img_size=data.image_size,

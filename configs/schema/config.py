@@ -4,12 +4,14 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
+from configs.schema.families.registry import AnyModel
+from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
-from configs.schema.model import Model
 from configs.schema.train import Train
 from configs.section import Path, Section
 
 MAX_NAME_CHARS = 100
+_IMAGE_SIZE_REACH = 1000  # pixels; searched for an image size that works
 
 
 class Config(Section):
@@ -37,7 +39,7 @@ class Config(Section):
     )
     amp: Amp = Amp()
     data: Data = Data()
-    model: Model = Model()
+    model: AnyModel = ViT()
     loss: Loss = Loss()
     train: Train = Train()
 
@@ -52,12 +54,16 @@ class Config(Section):
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 
+    def _nearest_image_size(self) -> str:
+        size = self.data.image_size
+        nearby = (other for step in range(1, _IMAGE_SIZE_REACH) for other in (size + step, size - step) if other > 0)
+        nearest = next((other for other in nearby if self.model.image_size_problem(other) is None), None)
+        return f"; the nearest that works is {nearest}" if nearest else ""
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
-        if self.model.type == "vit" and self.data.image_size % self.model.patch_size:
-            raise ValueError(
-                f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of MODEL.PATCH_SIZE {self.model.patch_size}"
-            )
+        if problem := self.model.image_size_problem(self.data.image_size):
+            raise ValueError(f"DATA.IMAGE_SIZE {self.data.image_size} {problem}{self._nearest_image_size()}")
         if self.eval and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL needs weights; give -pretrained or -resume")
         if self.eval_raw and not self.train.model_ema:

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from configs.section import Floats, Pair, Path, Probability, Section
 
+MAX_CROP_PCT = 2  # the border is then half of the crop
+
 
 class Data(Section):
     unsupported: ClassVar = {"DECODE": ("decoding on a GPU", "host")}  # in option files of earlier versions
@@ -24,7 +26,9 @@ class Data(Section):
         description="values of 16-bit grayscale that become 0 and 255; auto: from a sample of the training images; "
         "null: 0 and 65535",
     )
-    crop_pct: float = Field(0.875, gt=0, le=1, description="evaluation: centre crop / shorter side")
+    crop_pct: float = Field(
+        0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
+    )
     num_workers: int | None = Field(
         None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
     )

@@ -4,7 +4,7 @@ import math
 import random
 
 import torch
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from datasets.decoding.partial_jpeg import Box
 
@@ -25,12 +25,17 @@ def center_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor
     """The center of torch.uint8 (C, H, W) as (C, size, size), for evaluation.
 
     The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. Rounding is that of
-    torchvision's Resize and CenterCrop.
+    torchvision's Resize and CenterCrop. With `crop_pct` above 1 the resized image is smaller than the crop and gets a
+    border of zeros, as from PaddlePaddle's CenterCrop; torchvision places it one pixel differently if it is odd.
     """
     short_side = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
     height, width = (side * short_side // min(image.shape[1:]) for side in image.shape[1:])
     top, left = round((height - size) / 2), round((width - size) / 2)
-    return resize(image, height, width)[:, top : top + size, left : left + size]
+    resized = resize(image, height, width)
+    if top < 0 or left < 0:
+        border = (-left, left + size - width, -top, top + size - height)
+        return pad(resized, border)
+    return resized[:, top : top + size, left : left + size]
 
 
 def random_crop_box(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from configs.schema import Data
+from configs.schema.data import MAX_CROP_PCT
 from configs.yaml_io import parse_value
 from models.weights.read import checked_archive_bytes, find_weights
 
@@ -82,7 +83,7 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
         and type(channels) is int
         and channels in (1, 3)
         and type(crop) is float
-        and 0 < crop <= 1
+        and 0 < crop <= MAX_CROP_PCT
         and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
         and min(values["std"]) > 0
     )

@@ -10,7 +10,7 @@ from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import check_writable, is_run_folder
 from engine.commands.evaluate import nothing_to_evaluate
 from engine.commands.evaluation_data import read_evaluation_data
-from engine.commands.open_run import find_on_all_ranks
+from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.telemetry.flops import forward_flops
 from engine.training.build import build_eval_model, build_run
 from engine.training.run_data import read_run_data
@@ -26,6 +26,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         UserError: the first problem that would stop the run.
     """
     logger, config = RunLogger(None, context), command.config
+    log_options(command, logger)
     found = find_on_all_ranks(config, context, logger)
     resumes = found and not config.eval and is_run_folder(found.path.parent)
     folder = found.path.parent if resumes else Path(config.save)
@@ -52,6 +53,7 @@ def _build_training(
     restore(run, found.state if found else None)
     logger.info(f"global batch size: {run.layout.global_batch_size}")
     logger.info(f"steps per epoch: {run.layout.steps_per_epoch}")
+    logger.info(f"peak learning rate: {run.state.schedule.peak_lr:.3g}")
     return config, run.state.precision.weights.master
 
 

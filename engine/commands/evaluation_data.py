@@ -85,9 +85,9 @@ def _with_values_of(trained_on: TrainedOn, data: Data) -> tuple[Data, list[str]]
             warnings.append(f"Warning: DATA.{option.upper()} is {now}, but the checkpoint was trained with {trained}")
         else:
             changes[option] = trained
-    values = {name.upper(): value for name, value in data if name in data.model_fields_set or name in changes}
+    values = dict(data) | changes
     try:
-        return Data.model_validate(values | {name.upper(): value for name, value in changes.items()}), warnings
+        return Data.model_validate({name.upper(): value for name, value in values.items()}), warnings
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UserError(f"DATA.{problem}, with the checkpoint's values of the other keys; write all of them") from None

@@ -8,6 +8,7 @@ from configs.command_line import Command, to_yaml
 from configs.compare import experiment_mismatch, non_default_lines
 from configs.layers import RUN_OPTIONS
 from configs.schema import Config
+from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from utils.distributed import ProcessContext, broadcast_object
@@ -24,9 +25,22 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
     logger = RunLogger(None, context)
     if context.is_main and command.config.model.resume in (None, "auto"):  # else it writes to the checkpoint's folder
         check_writable(Path(command.config.save))
+    log_options(command, logger)
+    return logger
+
+
+def log_options(command: Command, logger: RunLogger) -> None:
+    """The options that differ from the defaults, those that the model family brings, and how it differs."""
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
-    return logger
+    if command.family_defaults:
+        names = ", ".join(f"{section}.{key}" for section, key in command.family_defaults)
+        logger.info(f"----- Of these, defaults of MODEL.TYPE {command.config.model.type}: {names}")
+    if family := FAMILIES.get(command.config.model.type):
+        for correction in family.corrections:
+            logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
+        if family.differs:
+            logger.info(f"----- {family.title}, unlike timm's: {family.differs}")
 
 
 def find_on_all_ranks(

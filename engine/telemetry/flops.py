@@ -17,22 +17,21 @@ from configs.schema import Data
 
 def forward_flops(model: nn.Module, data: Data) -> int:
     """FLOPs of the forward pass of one image."""
-    with torch.no_grad():
-        return _count(model, data)
+    # Not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token, under it.
+    return _count(_copy_to_meta(model).requires_grad_(False), data)
 
 
 def training_flops(model: nn.Module, data: Data) -> int:
     """FLOPs of the forward and backward pass of one image. Frozen parameters have no weight gradients."""
-    return _count(model, data)
+    return _count(_copy_to_meta(model), data)
 
 
-def _count(model: nn.Module, data: Data) -> int:
-    """Runs a copy of the model on the meta device, with explicit attention and without gradient checkpointing.
+def _count(meta_model: nn.Module, data: Data) -> int:
+    """Runs a copy of a model on the meta device, with explicit attention and without gradient checkpointing.
 
     Recomputed values do not count as model FLOPs; torch would count those of fused attention and of checkpointing.
     """
     images = torch.empty((1, data.image_channels, data.image_size, data.image_size), device="meta")
-    meta_model = _copy_to_meta(model)
     for module in meta_model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False

@@ -30,7 +30,7 @@ from engine.training.optimizer import build_optimizer
 from engine.training.run_data import RunData
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
-from engine.training.weight_average import build_average
+from engine.training.weight_average import average_warning, build_average
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -54,13 +54,15 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
     micro_batch_size = data.batch_size * context.world_size
     layout = EpochLayout(batches.num_samples, micro_batch_size, train.accum_iter, seed, data.repeated_augmentation)
-    class_weights = read_class_weights(config.loss, samples.train.targets, config.model.num_classes)
+    class_weights = read_class_weights(config.loss, samples.train.targets, config.model.num_classes, context.device)
     state, notes = build_train_state(config, context, layout, class_weights, samples.class_names)
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
     logger.info(f"----- Model: {meter}")
-    for warning in (*samples.warnings, lr_warning(train, layout.global_batch_size)):
+    total_steps = train.num_epochs * layout.steps_per_epoch
+    rate_warnings = lr_warning(train, layout.global_batch_size), average_warning(train, total_steps)
+    for warning in (*samples.warnings, *rate_warnings):
         if warning:
             logger.info(f"----- Warning: {warning}")
     return Run(
@@ -107,7 +109,7 @@ def build_train_state(
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
     Args:
-        class_weights: of the loss, (classes,).
+        class_weights: of the loss, (classes,), on the device.
         class_names: those of the data, None if they have none; a teacher must have the same.
     """
     data, train = config.data, config.train
@@ -129,7 +131,6 @@ def build_train_state(
     optimizer = build_optimizer(model, train)
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
-        class_weights = class_weights.to(context.device)
     with precision.autocast(), run_eagerly():
         images = _dummy_images(data, context)
         notes += _attention_notes(compute_model, images)

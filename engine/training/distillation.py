@@ -24,6 +24,11 @@ Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+_UNUSED_TEACHER = (
+    "Warning: TRAIN.TEACHER_WEIGHTS is not used, because TRAIN.DISTILLATION_TYPE is none; set it to soft or hard"
+)
+
+
 def build_step_loss(
     base: Loss,
     options: Distillation,
@@ -43,7 +48,8 @@ def build_step_loss(
         UserError: as `build_teacher`.
     """
     if options.distillation_type == "none":
-        return lambda outputs, targets, images: base(outputs, targets), []
+        notes = [_UNUSED_TEACHER] if options.teacher_weights else []
+        return lambda outputs, targets, images: base(outputs, targets), notes
     teacher, notes = build_teacher(options, student_options, data, precision, class_names)
     if hasattr(student, "set_distilled_training"):
         student.set_distilled_training(True)

@@ -21,7 +21,7 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
 
     Args:
         smoothing: label smoothing, of mixed targets too.
-        class_weights: float32 (classes,) on the device of the logits, from `read_class_weights`.
+        class_weights: float32 (classes,), from `read_class_weights`.
     """
     if options.name == "bce":
         return _build_bce(options, smoothing, class_weights)
@@ -58,7 +58,9 @@ def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tens
     return loss
 
 
-def read_class_weights(options: LossOptions, targets: np.ndarray, num_classes: int) -> torch.Tensor | None:
+def read_class_weights(
+    options: LossOptions, targets: np.ndarray, num_classes: int, device: torch.device
+) -> torch.Tensor | None:
     """The weights float32 (classes,) of `LOSS.CLASS_WEIGHTS`; None if all are 1.
 
     balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
@@ -75,13 +77,13 @@ def read_class_weights(options: LossOptions, targets: np.ndarray, num_classes: i
     if weights == "balanced":
         counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
         _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
-        return balanced * (len(targets) / (balanced.double() @ counts.double())).float()
+        return (balanced * (len(targets) / (balanced.double() @ counts.double())).float()).to(device)
     if len(weights) != num_classes:
         raise UserError(
             f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes "
             "(MODEL.NUM_CLASSES); give one value per class, or balanced"
         )
-    return torch.tensor(weights)
+    return torch.tensor(weights, device=device)
 
 
 def eval_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

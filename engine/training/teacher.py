@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
+from configs.family_defaults import apply_family
+from configs.layers import OptionLayers
 from configs.model_flag import architecture, model_sections
 from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
@@ -99,7 +101,7 @@ def build_teacher(
             source.model.model_copy(update=changes), source.data, precision.device, needs_head=True
         )
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {error}") from error
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {_for_a_teacher(error)}") from error
     channels = source.data.image_channels
     if channels != data.image_channels:
         raise UserError(
@@ -113,6 +115,11 @@ def build_teacher(
         f"{list(own.imagenet_std)}, {student.num_logits} classes"
     )
     return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
+
+
+def _for_a_teacher(error: UserError) -> str:
+    """The message names the flag of the teacher's weights in place of the student's."""
+    return str(error).removeprefix("MODEL.PRETRAINED: ").replace("-pretrained", "-teacher_model_path")
 
 
 def _find_source(options: Distillation) -> _Source:
@@ -138,6 +145,10 @@ def _find_source(options: Distillation) -> _Source:
         num_classes = published.num_classes if weights == TIMM else num_classes
         if not sections["DATA"]:
             sections["DATA"] = _preprocessing_of_timm(published)
+    layers = OptionLayers()
+    layers.values = sections
+    apply_family(layers)
+    sections = layers.values
     values = sections["DATA"] | (_preprocessing_of(trained_on) if trained_on else {})
     preprocessing = {key: values[key] for key in _PREPROCESSING if key in values}
     try:

@@ -19,7 +19,8 @@ class WeightAverage(ModelEmaV3):
     def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
         super().__init__(model, decay, use_warmup=use_warmup, device=torch.device("cpu") if on_host else None)
         values, averages = (module.state_dict(keep_vars=True).values() for module in (model, self.module))
-        pairs = list(zip(averages, values, strict=True))
+        # A tensor that a model uses under several names is averaged once.
+        pairs = list({id(average): (average, value) for average, value in zip(averages, values, strict=True)}.values())
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
         self._step_decay = decay
@@ -62,6 +63,17 @@ def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
     if not options.model_ema:
         return None
     return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup, options.model_ema_force_cpu)
+
+
+def average_warning(options: Train, total_steps: int) -> str | None:
+    """One line if the initial weights make up more than a tenth of the average at the end of the run."""
+    initial = options.model_ema_decay**total_steps
+    if not options.model_ema or options.model_ema_warmup or initial < 0.1:
+        return None
+    return (
+        f"TRAIN.MODEL_EMA_DECAY {options.model_ema_decay:g} is slow for {total_steps} steps: the initial weights are "
+        f"{initial:.0%} of the last average; set TRAIN.MODEL_EMA_WARMUP=true or lower the decay"
+    )
 
 
 def _transposed(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:

@@ -7,25 +7,28 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from models.weights.names import summarize_names
-from models.weights.read import State, find_weights, read_weights
+from models.classifiers import classifiers
+from models.weights.names import paddlevit_to_timm, summarize_names
+from models.weights.read import Converter, State, find_weights, read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> list[str]:
+def load_pretrained(
+    model: nn.Module, path: str, needs_head: bool = False, from_paddle: Converter = paddlevit_to_timm
+) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
     Exceptions: a head of another number of classes keeps its initialization, and position embeddings (1, N, D) of
-    another grid are interpolated. Returns log lines.
+    another grid are interpolated. `from_paddle` converts the state of a .pdparams file. Returns log lines.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
             head that would keep its initialization. The model is then unchanged.
     """
     file = find_weights(path)
-    state, own = read_weights(str(file)), model.state_dict()
+    state, own = read_weights(str(file), from_paddle), model.state_dict()
     if not state.keys() & own.keys():
         raise UserError(
             f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
@@ -33,13 +36,17 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False) -> li
         )
     notes = [f"weights: {file}, {len(state)} tensors"]
     notes += _drop_pre_logits(state, own)
+    notes += _keep_fixed(model, state, own)
     notes += _interpolate_pos_embed(model, state, own)
     new_heads = _keep_new_heads(model, state, own)
     if new_heads and needs_head:
-        raise UserError(
-            f"{file}: cannot be evaluated ({new_heads[0]}); set MODEL.NUM_CLASSES to the file's number, or give other "
-            "weights"
+        lacks_second = new_heads[0].startswith("head_dist: not in the file")
+        fix = (
+            "set MODEL.DISTILLED=false"
+            if lacks_second
+            else "set MODEL.NUM_CLASSES to the file's number, or give other weights"
         )
+        raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
     notes += new_heads
     unused = [name for name in state if name not in own]
     if unused:
@@ -53,6 +60,14 @@ def _drop_pre_logits(state: State, own: State) -> list[str]:
     for name in names:
         del state[name]
     return ["pre_logits: dropped, the model has no representation layer"] if names else []
+
+
+def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
+    """Keeps the values of parameters that are never trained: a formula gives them, such as sines and cosines."""
+    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    replaced = [name for name in fixed if name in state and not torch.equal(state[name], own[name])]
+    state.update({name: own[name] for name in fixed})
+    return [f"fixed by a formula, not read: {summarize_names(replaced)}"] if replaced else []
 
 
 def _interpolate_pos_embed(model: nn.Module, state: State, own: State) -> list[str]:
@@ -91,8 +106,7 @@ def _keep_new_heads(model: nn.Module, state: State, own: State) -> list[str]:
 
 def _head_names(model: nn.Module) -> list[str]:
     """The paths of the modules that timm calls the classifier: 'head', 'fc', 'head.fc', or two if distilled."""
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    heads = classifier if isinstance(classifier, tuple) else (classifier,)
+    heads = classifiers(model)
     return [name for name, module in model.named_modules() if any(module is head for head in heads)]
 
 

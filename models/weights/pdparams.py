@@ -10,7 +10,8 @@ from models.weights.names import summarize_names
 from utils.errors import UserError
 from utils.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
-_FLOAT_CODES = ("f2", "f4", "f8", "u2")  # u2: bfloat16, which numpy does not have
+# u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
+_CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
 _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's parameter names, not a tensor
 
 
@@ -18,7 +19,7 @@ def read_pdparams(file: Path) -> dict[str, torch.Tensor]:
     """The model's state; of a training checkpoint, its `model` entry. Linear weights are (in, out).
 
     Raises:
-        UserError: the file refers to a function or class, or contains a value that is not a floating-point array.
+        UserError: the file refers to a function or class, or contains a value that is not an array of numbers.
         Exception: of almost any type, from a damaged pickle.
     """
     with open(file, "rb") as stream:
@@ -40,10 +41,8 @@ def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]  # (PaddlePaddle's own name, array)
     is_array = isinstance(value, ArrayRecord) and isinstance(value.content, bytes | str)
-    if not (is_array and value.dtype and value.dtype.code in _FLOAT_CODES):
-        raise UserError(
-            f"{file}: {summarize_names([name])} is not a floating-point array; give the .pdparams of a model"
-        )
+    if not (is_array and value.dtype and value.dtype.code in _CODES):
+        raise UserError(f"{file}: {summarize_names([name])} is not an array of numbers; give the .pdparams of a model")
     return value
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from utils.atomic_file import verify_checksum
 from utils.errors import UserError
 
 State = dict[str, torch.Tensor]
+Converter = Callable[[Path, State], State]
 
 _STATE_KEYS = ("ema", "model", "state_dict")  # the first one present contains the weights
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
@@ -33,26 +35,29 @@ def find_weights(path: str) -> Path:
     Raises:
         UserError: no such file; names the extensions that were tried.
     """
-    for candidate in (path, *(f"{path}{extension}" for extension in _READERS)):
+    for candidate in (path, *(f"{path}{extension}" for extension in _EXTENSIONS)):
         if os.path.isfile(candidate):
             return Path(candidate)
-    raise UserError(f"{path}: no such file, also with {', '.join(_READERS)} added; check the path")
+    raise UserError(f"{path}: no such file, also with {', '.join(_EXTENSIONS)} added; check the path")
 
 
-def read_weights(path: str) -> State:
+def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State:
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
-    Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; torch's .pth or .pt, including checkpoints
-    of this project, of which the EMA weights are read if present; .safetensors.
+    Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts; .npz of Google's vit_jax and
+    big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA weights are read if present;
+    .safetensors.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
     """
     file = find_weights(path)
     extension = file.suffix.lower()
-    if extension not in _READERS:
-        raise UserError(f"{file}: unknown file extension; give one of {', '.join(_READERS)}")
+    if extension not in _EXTENSIONS:
+        raise UserError(f"{file}: unknown file extension; give one of {', '.join(_EXTENSIONS)}")
     try:
+        if extension == _PADDLE:
+            return from_paddle(file, read_pdparams(file))
         return _READERS[extension](file)
     except UserError:
         raise
@@ -145,14 +150,11 @@ def _read_npz(file: Path) -> State:
         return google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names})
 
 
-def _read_paddlevit(file: Path) -> State:
-    return paddlevit_to_timm(file, read_pdparams(file))
-
-
 _READERS = {
-    ".pdparams": _read_paddlevit,
     ".safetensors": _read_safetensors,
     ".pth": _read_torch,
     ".pt": _read_torch,
     ".npz": _read_npz,
 }
+_PADDLE = ".pdparams"
+_EXTENSIONS = (_PADDLE, *_READERS)

@@ -15,7 +15,7 @@ in evaluation, and explicit attention on a CPU. The differences that remain:
 - random numbers: same distributions, other draws of the order of samples, crops, dropout and drop-path;
 - drop-path from a rate of 0.1 on: ours drops a fixed number of samples, timm's each sample with that probability;
 - resampling: torch's kernel for uint8 tensors instead of Pillow's; values differ by 0.002 of 255 levels on average;
-- mixup and CutMix (off by default): ours pairs an image with its neighbor in the batch, timm's the first with the last;
+- mixup and CutMix (off by default): the draws;
 - a step with non-finite gradients: ours skips it, timm's does not;
 - rounding: fused instead of foreach AdamW; other formulas of normalization and clipping.
 """

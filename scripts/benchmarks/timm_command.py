@@ -42,6 +42,8 @@ def check_recipe(config: Config) -> None:
     An option that is not in the table counts as one. RANDOM_ERASE_COUNT is no equal: timm draws a number up to it.
     """
     check_comparable(config)
+    if config.model.type != "vit":
+        raise UserError(f"MODEL.TYPE: {config.model.type} is not supported by the comparison with timm; use vit")
     for section, comparable in _COMPARABLE.items():
         options = getattr(config, section.lower()) if section else config
         for key, field in type(options).model_fields.items():

@@ -10,7 +10,8 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
-from configs.schema import Data, Model
+from configs.schema import Data
+from configs.schema.families.vit import TimmModel
 from models.build import build_model, set_training
 from models.timm_model import build_timm
 from models.vit import build_vit
@@ -45,7 +46,7 @@ PUBLISHED_SIZES = {
     "deit_tiny_patch16_224": 5.717, "deit_tiny_distilled_patch16_224": 5.911, "deit_small_patch16_224": 22.051,
     "deit_small_distilled_patch16_224": 22.436, "deit_base_patch16_224": 86.568,
     "deit_base_distilled_patch16_224": 87.338, "deit3_small_patch16_224": 22.059, "deit3_base_patch16_224": 86.585,
-    "vit_lite_cifar10": 3.722,
+    "vit_lite_cifar10": 3.722, "swin_tiny_patch4_window7_224": 28.288, "convnext_tiny_224": 28.589, "pvtv2_b0": 3.667,
 }  # fmt: skip
 
 
@@ -138,6 +139,16 @@ def test_fixed_position_embedding(pool):
         assert torch.allclose(embedding[row, column].sort().values, expected.sort().values, atol=1e-6)
 
 
+def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
+    learned = vit_of(vit_config())
+    torch.save(learned.state_dict(), tmp_path / "learned.pth")
+    config = vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.PRETRAINED={tmp_path / 'learned.pth'}")
+    model, notes = build_model(config.model, config.data, CPU)
+    assert torch.equal(model.pos_embed, vit_of(config).pos_embed)
+    assert torch.equal(model.cls_token, learned.cls_token)
+    assert "fixed by a formula, not read: pos_embed" in notes
+
+
 def test_fixed_position_embedding_needs_a_multiple_of_four():
     with pytest.raises(UserError, match="POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not 30"):
         vit_config("MODEL.EMBED_DIM=30", "MODEL.POS_EMBED=sincos2d")
@@ -182,7 +193,7 @@ def test_a_failed_download_of_timms_weights_is_one_line(monkeypatch, caplog):
         raise OSError("cannot connect\n(a second line)")
 
     monkeypatch.setattr("timm.create_model", create_model)
-    options = Model(TYPE="timm", NAME="resnet18", PRETRAINED="timm")
+    options = TimmModel(NAME="resnet18", PRETRAINED="timm")
     with pytest.raises(UserError) as error:
         build_timm(options, Data())
     assert str(error.value) == (
@@ -200,7 +211,9 @@ def test_unknown_timm_model_suggests_a_name():
 
 def test_option_that_a_family_does_not_accept():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
-    with pytest.raises(UserError, match=r"resnet18 does not accept an option that is set.*attn_drop_rate"):
+    with pytest.raises(
+        UserError, match=r"resnet18 does not accept an option that is set.*ATTENTION_DROPOUT; set it to 0"
+    ):
         build_model(config.model, config.data, CPU)
 
 

@@ -94,6 +94,18 @@ def test_center_crop_of_its_own_size_touches_no_pixel():
     assert torch.equal(center_crop(image, 224, 0.875), image[:, 16:240, 16:240])
 
 
+@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 100)])
+@pytest.mark.parametrize(("size", "crop_pct"), [(224, 1.15), (223, 1.15), (96, 1.3)])
+def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
+    image = as_tensor(PHOTO.resize((width, height)))
+    crop = center_crop(image, size, crop_pct)
+    resized = Resize(math.floor(size / crop_pct), InterpolationMode.BICUBIC, antialias=True)(image)
+    # PaddlePaddle's CenterCrop: Pillow's crop, whose box may exceed the image.
+    top, left = (round((side - size) / 2) for side in resized.shape[1:])
+    on_pillow = Image.fromarray(resized.permute(1, 2, 0).numpy()).crop((left, top, left + size, top + size))
+    assert torch.equal(crop, as_tensor(on_pillow))
+
+
 def draw_both(height, width, scale, ratio, count):
     rng = random.Random(0)
     torch.manual_seed(0)

@@ -13,8 +13,8 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from configs.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import read_trained_on
-from engine.commands.evaluation_data import read_evaluation_data
+from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
+from engine.commands.evaluation_data import _with_values_of, read_evaluation_data
 from engine.commands.run import run
 from utils.errors import UserError
 
@@ -143,6 +143,19 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
         evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]")
 
 
+def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
+    """They are not the user's, and equal those of the checkpoint."""
+    argv = ["-dataset=folder", "-opts", "MODEL.TYPE=swin"]
+    data = parse_command_line(argv).config.data
+    preprocessing = {"image_size": 224, "crop_pct": 0.9, "channels": 3, "mean": list(data.imagenet_mean)}
+    preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
+    trained_on = TrainedOn(["a", "b"], preprocessing, {}, 2, {})
+    completed, warnings = _with_values_of(trained_on, data)
+    assert (completed.imagenet_mean, completed.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, [])
+    trained_on.preprocessing["mean"] = [0.5, 0.5, 0.5]
+    assert _with_values_of(trained_on, data)[0].imagenet_mean == (0.5, 0.5, 0.5)
+
+
 def test_resume_maps_and_refuses_classes_by_name(images, tmp_path, cpu):
     options = argv_for(tmp_path / "data", tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *SCHEDULE)
     shutil.copytree(images, tmp_path / "data")
@@ -193,3 +206,13 @@ def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu
     assert "----- Warning: TRAIN.WARMUP_EPOCHS is 0.2: its default, 32, exceeds NUM_EPOCHS 2\n" in log
     saved = read_yaml(folder / "config.yaml")[0]
     assert (saved["TRAIN"]["WARMUP_EPOCHS"], saved["MODEL"]["NUM_CLASSES"]) == (0.2, 1000)
+
+
+def test_a_checkpoint_of_images_with_a_border_is_valid():
+    config = parse_command_line(["-opts", "DATA.CROP_PCT=1.15"]).config  # of PaddleViT's volo_d5_512
+    preprocessing = {
+        "image_size": 224, "channels": 3, "crop_pct": config.data.crop_pct, "mean": [0.5] * 3, "std": [0.5] * 3,
+        "interpolation": "bicubic",
+    }  # fmt: skip
+    assert is_description({"class_names": None, "preprocessing": preprocessing})
+    assert not is_description({"class_names": None, "preprocessing": preprocessing | {"crop_pct": 11.5}})

@@ -7,6 +7,7 @@ from conftest import assert_same_state, read_result, run_folders, states, train
 
 from configs.command_line import parse_command_line
 from engine.commands.next_command import next_command
+from engine.commands.open_run import start_log
 from engine.commands.run import run
 from utils.errors import UserError
 from utils.launch import torchrun_processes
@@ -113,3 +114,14 @@ def test_printed_command_starts_torchrun_again(monkeypatch):
     monkeypatch.setattr("engine.commands.next_command.torchrun_processes", lambda: 4)
     _, *words = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
     assert words == ["-m", "torch.distributed.run", "--nproc_per_node=4", "main_multi_gpu.py", "-resume=x"]
+
+
+def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path, capsys):
+    def log(name):
+        start_log(parse_command_line([f"-output={tmp_path}", "-opts", f"MODEL.TYPE={name}"]), cpu)
+        return capsys.readouterr().out
+
+    assert "defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
+    assert "VOLO, unlike PaddleViT's: the default of TRAIN.END_LR is 1e-5" in log("volo")
+    assert "MAE, unlike timm's: a fixed position embedding" in log("mae")
+    assert "unlike" not in log("cait")

@@ -21,9 +21,10 @@ from timm.task import LogitDistillationTask
 from torch import nn
 
 from configs.command_line import parse_command_line, to_yaml
-from configs.schema import Amp, Data, Model, Train
+from configs.schema import Amp, Data, Train
 from configs.schema import Loss as LossOptions
 from configs.schema.distillation import WEIGHTS_EXTENSIONS
+from configs.schema.families.vit import ViT
 from datasets.transforms.device import Normalize
 from engine.commands.run import run
 from engine.precision.policy import Precision
@@ -31,7 +32,7 @@ from engine.training.distillation import build_step_loss, class_logits
 from engine.training.loss import build_loss
 from engine.training.teacher import Teacher, build_teacher
 from models.build import build_model
-from models.weights.read import _READERS
+from models.weights.read import _EXTENSIONS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed
@@ -53,7 +54,7 @@ def options_of(kind: str, **keys) -> Train:
 
 def step_loss(options: Train, model: nn.Module, data: Data, precision: Precision):
     base = build_loss(LossOptions(), options.smoothing)
-    return build_step_loss(base, options, model, Model(NUM_CLASSES=5), data, precision)
+    return build_step_loss(base, options, model, ViT(NUM_CLASSES=5), data, precision)
 
 
 def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Path:
@@ -74,7 +75,7 @@ def tiny_teacher(tmp_path_factory) -> Path:
 
 
 def build(file: Path, precision: Precision | None = None, classes: int = 5) -> tuple[Teacher, list[str]]:
-    options, student = options_of("soft", TEACHER_WEIGHTS=str(file)), Model(NUM_CLASSES=classes)
+    options, student = options_of("soft", TEACHER_WEIGHTS=str(file)), ViT(NUM_CLASSES=classes)
     return build_teacher(options, student, STUDENT, precision or fp32())
 
 
@@ -116,7 +117,7 @@ def test_the_loss_equals_a_hand_computation(tiny_teacher, kind, targets, heads):
     }[targets]
     model = nn.Identity()
     loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), STUDENT, fp32()
+        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), STUDENT, fp32()
     )
     teacher, _ = build(tiny_teacher)
 
@@ -148,7 +149,7 @@ def test_soft_targets_equal_timm(tiny_teacher):
     keys = {"DISTILLATION_ALPHA": 0.4, "DISTILLATION_TAU": 3.0}
     options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher.with_name("size8.pth")), **keys)
     loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, student, Model(NUM_CLASSES=5), STUDENT, fp32()
+        build_loss(LossOptions(), options.smoothing), options, student, ViT(NUM_CLASSES=5), STUDENT, fp32()
     )
     actual = loss(student(images), targets, images) / len(images)
     torch.testing.assert_close(actual, task(images, targets)["loss"], rtol=1e-5, atol=1e-6)
@@ -206,12 +207,12 @@ def test_preprocessing_of_a_recipe_and_of_timm(tmp_path, cpu):
             r"resnet10t, .* 176 pixels, mean \[0.485, 0.456, 0.406\]",
         ),
     ):
-        _, notes = build_teacher(options_of("hard", **keys), Model(NUM_CLASSES=10), data, fp32())
+        _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=10), data, fp32())
         assert re.search(expected, notes[0]), notes
 
 
 def test_the_extensions_are_those_that_can_be_read():
-    assert set(WEIGHTS_EXTENSIONS) == set(_READERS)
+    assert set(WEIGHTS_EXTENSIONS) == set(_EXTENSIONS)
 
 
 # Distilled heads
@@ -236,7 +237,7 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     model = DISTILLED[family]()
     data = STUDENT.model_copy(update={"image_size": 16})
     loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), data, precision
+        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), data, precision
     )
     compute = precision.compute_copy(model).train()
     images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
@@ -257,11 +258,11 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
 def test_a_distilled_model_without_distillation_trains_the_mean_of_its_heads():
     model, options = DISTILLED["deit"]().train(), options_of("none", TEACHER_WEIGHTS="nowhere.pth")
     loss, notes = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, Model(NUM_CLASSES=5), STUDENT, fp32()
+        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), STUDENT, fp32()
     )
     outputs = model(torch.randn(4, 3, 16, 16))
     actual = loss(outputs, torch.tensor([0, 1, 2, 3]), None)
-    assert notes == [] and outputs.shape == (4, 5)
+    assert "TEACHER_WEIGHTS is not used" in notes[0] and outputs.shape == (4, 5)
     torch.testing.assert_close(actual, F.cross_entropy(outputs, torch.tensor([0, 1, 2, 3]), reduction="sum"))
     actual.backward()
     assert all(head.weight.grad.abs().max() > 0 for head in model.get_classifier())
@@ -436,9 +437,9 @@ def test_a_teacher_of_other_class_names(tiny_teacher):
     named = tiny_teacher.with_name("named.pth")
     torch.save(state | {"class_names": list("abcde"), "preprocessing": preprocessing}, named)
     options = options_of("soft", TEACHER_WEIGHTS=str(named))
-    build_teacher(options, Model(NUM_CLASSES=5), STUDENT, fp32(), list("abcde"))
+    build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcde"))
     with pytest.raises(UserError, match=r"class 3 of the teacher is d, that of the data x; give a teacher"):
-        build_teacher(options, Model(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
+        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
 
 
 def test_keys_without_distillation_are_ignored():

@@ -17,6 +17,7 @@ from engine.training.run_data import read_run_data
 from utils.errors import UserError
 from utils.logger import RunLogger
 
+CPU = torch.device("cpu")
 B, CLASSES = 6, 5
 KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "bce", "SUM_CLASSES": True}]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
@@ -85,7 +86,7 @@ def test_the_host_does_not_wait_for_a_device(kind):
 
 
 def balanced(targets: np.ndarray, num_classes: int) -> torch.Tensor:
-    return read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes)
+    return read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
 
 
 def test_balanced_weights_are_inversely_proportional_to_the_samples_of_a_class():
@@ -101,12 +102,18 @@ def test_a_class_without_samples_has_the_weight_of_a_class_with_one():
     assert weights[[0] * 8 + [2] * 2].mean() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("weights", ["balanced", [1.0, 2.0, 3.0]])
+def test_weights_are_on_the_device_of_the_run(weights):
+    on_device = read_class_weights(options(CLASS_WEIGHTS=weights), np.arange(3), 3, torch.device("meta"))
+    assert on_device.device.type == "meta"
+
+
 def test_a_list_of_weights_has_a_value_per_class():
     given = options(CLASS_WEIGHTS=[1, 2.5, 3])
-    assert read_class_weights(given, np.arange(3), 3).tolist() == [1, 2.5, 3]
-    assert read_class_weights(options(), np.arange(3), 3) is None
+    assert read_class_weights(given, np.arange(3), 3, CPU).tolist() == [1, 2.5, 3]
+    assert read_class_weights(options(), np.arange(3), 3, CPU) is None
     with pytest.raises(UserError, match=r"CLASS_WEIGHTS: has 3 values, but the model has 10 classes \(MODEL.NUM_CLA"):
-        read_class_weights(given, np.arange(10), 10)
+        read_class_weights(given, np.arange(10), 10, CPU)
 
 
 def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(cpu, capsys):

@@ -10,7 +10,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.schema import Train
-from engine.training.weight_average import build_average
+from engine.training.weight_average import average_warning, build_average
 
 NOT_SKIPPED = torch.tensor(False)
 
@@ -22,6 +22,14 @@ def average_of(model: nn.Module, **options):
 def trained_values(steps: int):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(3, 4, generator=generator) for _ in range(steps)]
+
+
+def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
+    options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999)
+    assert "initial weights are 37% of the last average; set TRAIN.MODEL_EMA_WARMUP" in average_warning(options, 1000)
+    assert average_warning(options, 3000) is None
+    assert average_warning(options.model_copy(update={"model_ema_warmup": True}), 10) is None
+    assert average_warning(Train(), 10) is None
 
 
 def test_warm_up_is_that_of_timm():

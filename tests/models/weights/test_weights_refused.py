@@ -174,10 +174,15 @@ def test_pdparams_of_another_model(tmp_path):
     assert "features.0.weight, features.1.weight" in message and "PaddleViT" in message
 
 
-@pytest.mark.parametrize("value", [np.ones(48, "i8"), np.array([None]), "text", 1.0, None, ("name",), [1.0], {}])
+def test_pdparams_with_integers_for_weights(tmp_path):
+    path = pickled(tmp_path / "vit.pdparams", paddle_state() | {"encoder.encoder_norm.bias": np.ones(48, "i8")})
+    assert "wrong dtypes: norm.bias torch.int64" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [np.array([None]), "text", 1.0, None, ("name",), [1.0], {}])
 def test_pdparams_with_something_else_for_an_array(tmp_path, value):
     path = pickled(tmp_path / "vit.pdparams", paddle_state() | {"encoder.encoder_norm.bias": value})
-    assert "encoder.encoder_norm.bias is not a floating-point array" in refusal(path)
+    assert "encoder.encoder_norm.bias is not an array of numbers" in refusal(path)
 
 
 def test_pdparams_with_a_shape_beyond_its_bytes(tmp_path):

@@ -146,6 +146,23 @@ def recipe_faults() -> list[Fault]:
         ),
         "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),
+        "no name": (lambda scene: [f"-cfg={scene.write('.yaml', 'SEED: 1')}"], r"-cfg .*: the file has no name before"),
+        "a key of another family": (
+            recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]"),
+            r":3: unknown key MODEL.STAGE_DEPTHS of MODEL.TYPE pvtv2; did you mean STAGE_DEPTH\? \(it is a key of swin",
+        ),
+        "a list that is too short": (
+            recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"),
+            r":\d: MODEL.STAGE_DEPTHS has 4 values, NUM_HEADS 3; give one per stage",
+        ),
+        "a family that timm lacks": (
+            recipe("MODEL: {TYPE: CSwin}"),
+            r":1: MODEL.TYPE CSwin: timm has no CSWin Transformer; .*families",
+        ),
+        "images smaller than a window": (
+            recipe("DATA: {IMAGE_SIZE: 24}\nMODEL: {TYPE: swin}"),
+            r":1: DATA.IMAGE_SIZE 24 has fewer patches than MODEL.WINDOW_SIZE 7; the nearest that works is 28",
+        ),
         "a missing base": (recipe("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
         "a cycle of bases": (base_cycle, r"b.yaml:1: BASE is cyclic: recipe.yaml -> b.yaml -> recipe.yaml"),
         "a base outside": (base_outside, r"recipe.yaml:1: BASE '../../secret.yaml' is outside"),

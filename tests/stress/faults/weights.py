@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from faults.runner import Fault, Provoke
 from faults.scene import RunsCode, Scene, flipped, torch_bytes, truncated
@@ -51,6 +52,10 @@ def weights_faults() -> list[Fault]:
         "with tensors larger than the file": (
             edited(norm__bias=torch.ones(1).expand(10**12)),
             r"norm.bias is larger than its data",
+        ),
+        "of another family": (
+            named("convnext.pdparams", pickle.dumps({"stem.0.weight": np.zeros((8, 3, 4, 4), np.float32)})),
+            r"convnext.pdparams: contains stem.0.weight, which is not in PaddleViT's ViT",
         ),
         "with another head, in evaluation": (other_head, r"head: 7 classes in the file, 10 in the model"),
         "pdparams with code": (

@@ -1,0 +1,59 @@
+"""BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.schema.data import Data
+from configs.schema.families.defaults import family_defaults
+from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
+
+
+class BEiT(PlainTransformer, UnusedAttentionKeys):
+    type: Literal["beit"] = "beit"
+    vae_type: Literal["dall-e"] = Field("dall-e", description="tokenizer of the pre-training: not used")
+    use_abs_pos_emb: bool = Field(False, description="a learned position embedding")
+    use_rel_pos_bias: bool = Field(True, description="a relative position bias in each block")
+    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
+
+
+def _arguments(model: BEiT, data: Data) -> dict[str, Any]:
+    return {
+        "img_size": data.image_size,
+        "patch_size": model.patch_size,
+        "embed_dim": model.embed_dim,
+        "depth": model.depth,
+        "num_heads": model.num_heads,
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "use_abs_pos_emb": model.use_abs_pos_emb,
+        "use_rel_pos_bias": model.use_rel_pos_bias,
+        "init_values": model.init_values,
+        **dropout_arguments(model),
+    }
+
+
+BEIT = Family(
+    "BEiT",
+    BEiT,
+    timm="beit_base_patch16_224",
+    arguments=_arguments,
+    defaults=family_defaults(
+        data={"IMAGENET_MEAN": (0.5, 0.5, 0.5), "IMAGENET_STD": (0.5, 0.5, 0.5)},
+        model={"DROPPATH": 0.1},
+        train={
+            "NUM_EPOCHS": 100,
+            "WARMUP_EPOCHS": 20,
+            "BASE_LR": 4e-3,
+            "WARMUP_START_LR": 0.0,
+            "END_LR": 1e-6,
+            "LAYER_DECAY": 0.65,
+            "MODEL_EMA": True,
+            "MODEL_EMA_DECAY": 0.9999,
+        },
+    ),
+    dropped=[r".*\.relative_position_index"],
+    ignored={"DATA": {"SECOND_IMAGE_SIZE": 112}},
+    corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
+)

@@ -1,0 +1,42 @@
+"""CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.schema.data import Data
+from configs.schema.families.defaults import family_defaults
+from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
+
+
+class CaiT(PlainTransformer, UnusedAttentionKeys):
+    type: Literal["cait"] = "cait"
+    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
+    depth_token_only: int = Field(2, ge=1, description="number of blocks that update the class token only")
+
+
+def _arguments(model: CaiT, data: Data) -> dict[str, Any]:
+    return {
+        "img_size": data.image_size,
+        "patch_size": model.patch_size,
+        "embed_dim": model.embed_dim,
+        "depth": model.depth,
+        "num_heads": model.num_heads,
+        "mlp_ratio": model.mlp_ratio,
+        "mlp_ratio_token_only": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "init_values": model.init_values,
+        "depth_token_only": model.depth_token_only,
+        **dropout_arguments(model),
+    }
+
+
+CAIT = Family(
+    "CaiT",
+    CaiT,
+    timm="cait_xxs24_224",
+    arguments=_arguments,
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+    renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
+)

@@ -1,0 +1,48 @@
+"""DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.schema.data import Data
+from configs.schema.families.defaults import family_defaults
+from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.vit import PlainTransformer
+
+
+class DeiT(PlainTransformer):
+    type: Literal["deit"] = "deit"
+    distilled: bool = Field(True, description="a distillation token and head; default: DISTILLATION_TYPE is not none")
+
+
+def _arguments(model: DeiT, data: Data) -> dict[str, Any]:
+    return {
+        "img_size": data.image_size,
+        "patch_size": model.patch_size,
+        "embed_dim": model.embed_dim,
+        "depth": model.depth,
+        "num_heads": model.num_heads,
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        **dropout_arguments(model),
+    }
+
+
+DEIT = Family(
+    "DeiT",
+    DeiT,
+    timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
+    arguments=_arguments,
+    defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
+    renames=[
+        (r"^position_embedding$", "pos_embed"),
+        (r"^patch_embedding\.patch_embedding\.", "patch_embed.proj."),
+        (r"^encoder\.layers\.", "blocks."),
+        (r"\.attn_norm\.", ".norm1."),
+        (r"\.mlp_norm\.", ".norm2."),
+        (r"\.attn\.out\.", ".attn.proj."),
+        (r"^encoder\.encoder_norm\.", "norm."),
+        (r"^classifier_dist\.", "head_dist."),
+        (r"^classifier\.", "head."),
+    ],
+)

@@ -1,0 +1,89 @@
+"""MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding. Pre-training is not available."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from configs.schema.data import Data
+from configs.schema.families.defaults import family_defaults
+from configs.schema.families.deit import DEIT
+from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.vit import check_heads
+from configs.schema.model import Model
+from configs.section import Probability, Section
+
+
+class Encoder(Section):
+    embed_dim: int = Field(768, ge=1, description="channels of a token")
+    depth: int = Field(12, ge=1, description="number of blocks")
+    num_heads: int = Field(12, ge=1, description="attention heads per block")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Encoder":
+        check_heads(self)
+        return self
+
+
+class Trans(Section):
+    unsupported: ClassVar = {"DECODER": ("the decoder of MAE's pre-training", None)}
+
+    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
+    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    mask_ratio: Probability = Field(0.75, description="for pre-training: not used")
+    encoder: Encoder = Encoder()
+
+
+class MAE(Model):
+    unsupported: ClassVar = {"MAE_PRETRAIN": ("MAE's pre-training", False)}
+
+    type: Literal["mae"] = "mae"
+    trans: Trans = Trans()
+
+    def image_size_problem(self, image_size: int) -> str | None:
+        size = self.trans.patch_size
+        return f"is not a multiple of MODEL.TRANS.PATCH_SIZE {size}" if image_size % size else None
+
+
+def _arguments(model: MAE, data: Data) -> dict[str, Any]:
+    return {
+        "img_size": data.image_size,
+        "patch_size": model.trans.patch_size,
+        "embed_dim": model.trans.encoder.embed_dim,
+        "depth": model.trans.encoder.depth,
+        "num_heads": model.trans.encoder.num_heads,
+        "mlp_ratio": model.trans.mlp_ratio,
+        "qkv_bias": model.trans.qkv_bias,
+        **dropout_arguments(model),
+    }
+
+
+MAE_FINETUNING = Family(
+    "MAE",
+    MAE,
+    timm="models.families.mae:fine_tuned_mae",
+    arguments=_arguments,
+    defaults=family_defaults(
+        data={"RANDOM_CROP_SCALE": (0.05, 1.0)},
+        train={
+            "NUM_EPOCHS": 800,
+            "WARMUP_EPOCHS": 40,
+            "BASE_LR": 1.5e-4,
+            "LINEAR_SCALED_LR": 256,
+            "OPTIMIZER": {"BETAS": (0.9, 0.95)},
+            "COLOR_JITTER": 0.0,
+            "RANDOM_ERASE_PROB": 0.0,
+            "RAND_AUGMENT": False,
+            "RAND_AUGMENT_LAYERS": 9,
+            "RAND_AUGMENT_MAGNITUDE": 5,
+        },
+    ),
+    renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *DEIT.renames],
+    computed=["pos_embed"],
+    paddle_classes=1000,
+    corrections=[
+        "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
+        "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
+    ],
+    differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
+)

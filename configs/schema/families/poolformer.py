@@ -1,0 +1,62 @@
+"""PoolFormer (Yu et al., 2022): average pooling in place of attention."""
+
+from itertools import pairwise
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.schema.data import Data
+from configs.schema.families.defaults import family_defaults
+from configs.schema.families.family import Family
+from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.model import Model
+from configs.section import Floats
+
+
+class PoolFormer(Model):
+    type: Literal["poolformer"] = "poolformer"
+    layers: Counts = Field((2, 2, 6, 2), description="blocks of each stage")
+    embed_dims: Counts = Field((64, 128, 320, 512), description="channels of each stage")
+    downsamples: tuple[Literal[True], ...] | list[Literal[True]] = Field(
+        (True,) * 4, description="a convolution of stride 2 after each stage but the last"
+    )
+    mlp_ratios: Floats = Field((4.0,) * 4, description="hidden channels of the MLP / channels: 4 in timm")
+    layer_scale_init_value: float = Field(1e-5, gt=0, description="initial value of the layer scale")
+
+    @model_validator(mode="after")
+    def _check(self) -> "PoolFormer":
+        check_lengths(self, "LAYERS", "EMBED_DIMS")
+        if any(one == other for one, other in pairwise(self.embed_dims)):
+            raise ValueError("EMBED_DIMS has two equal values in a row: timm then does not downsample; change one")
+        if set(self.mlp_ratios) != {4.0}:
+            raise ValueError("MLP_RATIOS must be 4 in all stages: timm has no others")
+        return self
+
+    def image_size_problem(self, image_size: int) -> str | None:
+        return "is smaller than 3, which the 7x7 patches with padding need" if image_size < 3 else None
+
+
+def _arguments(model: PoolFormer, data: Data) -> dict[str, Any]:
+    return {
+        "depths": model.layers,
+        "dims": model.embed_dims,
+        "layer_scale_init_values": model.layer_scale_init_value,
+    }
+
+
+POOLFORMER = Family(
+    "PoolFormer",
+    PoolFormer,
+    timm="models.families.poolformer:poolformer",
+    arguments=_arguments,
+    defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
+    renames=[
+        (r"^patch_embed\.proj\.", "stem.conv."),
+        (r"^network\.(\d+)\.proj\.", lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv."),
+        (r"^network\.(\d+)\.(\d+)\.", lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}."),
+        (r"\.layer_scale_(\d)$", r".layer_scale\1.scale"),
+        (r"^norm\.", "head.norm."),
+        (r"^head\.(weight|bias)$", r"head.fc.\1"),
+    ],
+    differs="a group norm before the pooling, as in PaddleViT, in place of a layer norm after it",
+)

@@ -1,0 +1,100 @@
+"""The families of MODEL.TYPE: those that timm builds, and those of PaddleViT's that it does not have."""
+
+from typing import Annotated, Any, Union
+
+from pydantic import Discriminator, Tag
+
+from configs.schema.families.beit import BEIT
+from configs.schema.families.cait import CAIT
+from configs.schema.families.coat import COAT, COAT_LITE
+from configs.schema.families.convmixer import CONVMIXER
+from configs.schema.families.convnext import CONVNEXT
+from configs.schema.families.crossvit import CROSSVIT
+from configs.schema.families.deit import DEIT
+from configs.schema.families.family import Family
+from configs.schema.families.halonet import HALONET
+from configs.schema.families.levit import LEVIT
+from configs.schema.families.mae import MAE_FINETUNING
+from configs.schema.families.mlp import GATED_MLP, MIXER, RESMLP
+from configs.schema.families.mobileone import MOBILEONE
+from configs.schema.families.mobilevit import MOBILEVIT
+from configs.schema.families.pit import PIT
+from configs.schema.families.poolformer import POOLFORMER
+from configs.schema.families.pvtv2 import PVTV2
+from configs.schema.families.swin import SWIN
+from configs.schema.families.vit import TimmModel, ViT
+from configs.schema.families.volo import VOLO_FAMILY
+from configs.schema.families.xcit import XCIT
+from configs.schema.model import Model
+
+# To add a family of PaddleViT's: one entry here, described in a file of this folder.
+_FAMILIES = (
+    *(BEIT, CAIT, COAT, COAT_LITE, CONVMIXER, CONVNEXT, CROSSVIT, DEIT, GATED_MLP, HALONET, LEVIT, MAE_FINETUNING),
+    *(MIXER, MOBILEONE, MOBILEVIT, PIT, POOLFORMER, PVTV2, RESMLP, SWIN, VOLO_FAMILY, XCIT),
+)
+FAMILIES: dict[str, Family] = {family.type: family for family in _FAMILIES}
+
+MODEL_SECTIONS: dict[str, type[Model]] = {"vit": ViT, "timm": TimmModel} | {
+    name: family.keys for name, family in FAMILIES.items()
+}
+
+# MODEL.TYPE of PaddleViT's files -> the family's name. timm has no such architecture.
+NOT_IN_TIMM = {
+    "botnet": "BoTNet",
+    "convmlp": "ConvMLP",
+    "cswin": "CSWin Transformer",
+    "cvt": "CvT",
+    "cyclemlp": "CycleMLP",
+    "ff_only": "FF Only",
+    "focal": "Focal Transformer",
+    "hvt": "HVT",
+    "mobileformer": "Mobile-Former",
+    "replknet": "RepLKNet",
+    "repmlp": "RepMLP",
+    "rest": "ResT",
+    "rest_v2": "ResTv2",
+    "shuffle": "Shuffle Transformer",
+    "t2t-vit": "T2T-ViT",
+    "topformer": "TopFormer",
+    "vip": "ViP",
+}
+
+# The families whose blocks are most like those of a missing one, for the message.
+NEAREST = {
+    "botnet": ("halo",),
+    "convmlp": ("convnext", "mixer"),
+    "cswin": ("swin", "pvtv2"),
+    "cvt": ("pvtv2", "levit"),
+    "cyclemlp": ("mixer", "resmlp", "gatedmlp"),
+    "ff_only": ("resmlp", "mixer"),
+    "focal": ("swin", "pvtv2"),
+    "hvt": ("pit", "deit"),
+    "mobileformer": ("mobilevit", "levit"),
+    "replknet": ("convnext", "convmixer"),
+    "repmlp": ("mixer", "mobileone"),
+    "rest": ("pvtv2", "swin"),
+    "rest_v2": ("pvtv2", "swin"),
+    "shuffle": ("swin", "pvtv2"),
+    "t2t-vit": ("deit", "vit"),
+    "topformer": ("levit", "mobilevit"),
+    "vip": ("mixer", "gatedmlp"),
+}
+
+# MODEL.TYPE of PaddleViT's files that is not built -> the reason, and the nearest model that works.
+NOT_VERIFIED = {
+    "regnet": "PaddleViT's RegNet has biases that timm's lacks; use -opts MODEL.TYPE=timm MODEL.NAME=regnety_160",
+}
+
+
+def _model_type(section: Any) -> str | None:
+    if isinstance(section, Model):
+        return section.type
+    name = section.get("TYPE", "vit") if isinstance(section, dict) else None
+    return name.lower() if isinstance(name, str) else None
+
+
+# The section MODEL: its keys are those of the family that TYPE names.
+AnyModel = Annotated[
+    Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list of types
+    Discriminator(_model_type),
+]

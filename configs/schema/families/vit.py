@@ -1,0 +1,84 @@
+"""PaddleViT's ViT, and the models of timm by name."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from configs.schema.model import Model
+from configs.section import Section
+
+
+def check_heads(section: Section) -> None:
+    """Raises ValueError if EMBED_DIM is not a multiple of NUM_HEADS."""
+    if section.embed_dim % section.num_heads:
+        raise ValueError(
+            f"EMBED_DIM {section.embed_dim} is not a multiple of NUM_HEADS {section.num_heads}; change one of them"
+        )
+
+
+class PlainTransformer(Model):
+    """Keys of a transformer whose blocks are all alike."""
+
+    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
+    embed_dim: int = Field(768, ge=1, description="channels of a token")
+    num_heads: int = Field(12, ge=1, description="attention heads per block")
+    depth: int = Field(12, ge=1, description="number of blocks")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
+    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+
+    def image_size_problem(self, image_size: int) -> str | None:
+        if image_size % self.patch_size:
+            return f"is not a multiple of MODEL.PATCH_SIZE {self.patch_size}"
+        return None
+
+    @model_validator(mode="after")
+    def _check(self) -> "PlainTransformer":
+        check_heads(self)
+        return self
+
+
+class UnusedAttentionKeys(Model):
+    """Keys in PaddleViT's `config.py` that its model ignores, or for which timm's has no counterpart."""
+
+    attn_head_size: None = Field(None, description="channels per head: always EMBED_DIM / NUM_HEADS")
+    qk_scale: None = Field(None, description="factor of the attention logits: always 1 / sqrt(channels per head)")
+
+
+# An earlier version accepted these keys, whose only value was null.
+_KEYS_OF_SWIN_BEIT_CAIT = (
+    "WINDOW_SIZE", "STAGE_DEPTHS", "QK_SCALE", "APE", "PATCH_NORM", "INIT_VALUES", "USE_ABS_POS_EMB",
+    "USE_REL_POS_BIAS", "DEPTH_TOKEN_ONLY",
+)  # fmt: skip
+
+
+class ViT(PlainTransformer):
+    written_before: ClassVar = dict.fromkeys(_KEYS_OF_SWIN_BEIT_CAIT)
+
+    type: Literal["vit"] = Field("vit", description="the family of the model: see registry.py")
+    attn_head_size: int | None = Field(None, ge=1, description="channels per head; null: EMBED_DIM / NUM_HEADS")
+    global_pool: Literal["token", "avg"] = Field(
+        "token", description="input of the head: the class token, or the mean of the patches (without a class token)"
+    )
+    pos_embed: Literal["learned", "sincos2d"] = Field(
+        "learned", description="position embedding: learned, or fixed sines and cosines"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "ViT":
+        if self.attn_head_size is None and self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; "
+                "change one of them or set ATTN_HEAD_SIZE"
+            )
+        if self.pos_embed == "sincos2d" and self.embed_dim % 4:
+            raise ValueError(f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}")
+        return self
+
+
+class TimmModel(Model):
+    written_before: ClassVar = {
+        "PATCH_SIZE": 16, "EMBED_DIM": 768, "NUM_HEADS": 12, "ATTN_HEAD_SIZE": None, "DEPTH": 12, "MLP_RATIO": 4.0,
+        "QKV_BIAS": True,
+    }  # fmt: skip
+
+    type: Literal["timm"] = Field("timm", description="the timm model NAME")

@@ -1,0 +1,243 @@
+"""Training of PaddleViT's families: precision, op lists, freezing, checkpointing, resuming, averages, layer decay.
+
+The reduced models have no class token (Swin), convolutions (PVTv2, ConvNeXt), batch norm and two heads (LeViT), class
+attention (CaiT).
+"""
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, assert_same_state, only_run, read_result, rows, run_script, states, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
+from engine.telemetry.flops import forward_flops, training_flops
+from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.weight_average import WeightAverage
+from models.attention import EXPLICIT, fused_kernels, use_attention
+from models.build import build_model
+from scripts.amp_report.report import inspect
+
+CPU = torch.device("cpu")
+FIXTURES = ROOT / "tests" / "fixtures" / "families"
+FAMILIES = [name for name in ("SwinTransformer", "PVTv2", "LeViT", "ConvNeXt", "CaiT") if (FIXTURES / name).is_dir()]
+WITH_ATTENTION = [name for name in FAMILIES if name not in ("LeViT", "ConvNeXt")]  # that has a fused kernel
+# Two heads without a teacher; augmentation has tests of its own.
+PLAIN = [
+    "TRAIN.DISTILLATION_TYPE=none",
+    "TRAIN.RAND_AUGMENT=false",
+    "TRAIN.COLOR_JITTER=0",
+    "TRAIN.LINEAR_SCALED_LR=null",
+]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """8 training and 2 validation images of two classes, in the folder layout of ImageNet."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 2)):
+        for number in range(count):
+            folder = root / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+def options(family: str, *more: str) -> list[str]:
+    distilled = ["MODEL.DISTILLED=true"] if family == "LeViT" else []
+    return [f"-cfg={FIXTURES / family / 'model.yaml'}", "-opts", *PLAIN, *distilled, *more]
+
+
+def argv(family: str, images, output, *more: str) -> list[str]:
+    """Flags of a run of two epochs with two steps each."""
+    run = ["-dataset=folder", f"-data_path={images}", "-batch_size=4", "-accum_iter=1", f"-output={output}"]
+    config = [
+        "MODEL.NUM_CLASSES=2",
+        "TRAIN.NUM_EPOCHS=2",
+        "TRAIN.WARMUP_EPOCHS=0.5",
+        "DATA.NUM_WORKERS=0",
+        "TRAIN.BASE_LR=1e-3",
+        *more,
+    ]
+    return [*run, *options(family, *config)]
+
+
+def built(family: str, *more: str, is_random: bool = True) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model of a fixture with random weights, and two images."""
+    config = parse_command_line(options(family, *more)).config
+    torch.manual_seed(0)
+    model, _ = build_model(config.model, config.data, CPU)
+    for layer in model.modules():
+        if is_random and isinstance(layer, torch.nn.Linear):
+            torch.nn.init.normal_(layer.weight, std=0.1)
+    return model, torch.randn(2, 3, config.data.image_size, config.data.image_size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, tmp_path, cpu):
+    more = ["AMP.ENABLED=true", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
+    uninterrupted = train(argv(family, images, tmp_path / "one", *more), cpu)
+    two = argv(family, images, tmp_path / "two", *more)
+    stopped = train([*two, "TRAIN.MAX_STEPS=1"], cpu)
+    train([f"-resume={stopped}", *two, "TRAIN.MAX_STEPS=null"], cpu)
+    assert_same_state(states(stopped), states(uninterrupted))
+    assert rows(stopped) == rows(uninterrupted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_o1_and_o2_train_as_fp32(family, images, tmp_path, cpu):
+    """The losses of an epoch and of its evaluation, with weights from PaddlePaddle; bf16 has 3 significant digits."""
+    more = [f"MODEL.PRETRAINED={FIXTURES / family / 'weights.pdparams'}", "TRAIN.MIXUP_PROB=0", "TRAIN.NUM_EPOCHS=1"]
+    losses = {}
+    for name, amp in {"fp32": [], "O1": ["AMP.ENABLED=true"], "O2": ["AMP={ENABLED: true, LEVEL: O2}"]}.items():
+        (row,) = rows(train(argv(family, images, tmp_path / name, *more, *amp), cpu))
+        losses[name] = [float(row["train_loss"]), float(row["val_loss"])]
+    assert losses["O1"] == pytest.approx(losses["fp32"], rel=0.03)
+    assert losses["O2"] == pytest.approx(losses["fp32"], rel=0.03)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_backbone_stays_and_all_heads_train(family, images, tmp_path, cpu):
+    weights = [f"MODEL.PRETRAINED={FIXTURES / family / 'weights.pdparams'}", "TRAIN.MAX_STEPS=2"]
+    more = [*weights, "MODEL.FREEZE_BACKBONE=true", "MODEL.DROPPATH=0.2"]
+    after = load_checkpoint(train(argv(family, images, tmp_path, *more), cpu) / "last.pth")["model"]
+    config = parse_command_line(argv(family, images, tmp_path, *weights)).config
+    before = build_model(config.model, config.data, CPU)[0].state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    heads = {name for name in before if name.startswith("head") and name.endswith(("weight", "bias"))}
+    assert not {name for name in changed if not name.startswith("head")}
+    assert {name for name in heads if ".norm." not in name} <= changed
+    assert ("head_dist.linear.weight" in changed) == (family == "LeViT")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpointed_gradients_and_statistics_are_identical(family):
+    results = []
+    for checkpointing in ("false", "true"):
+        model, images = built(family, f"MODEL.GRAD_CHECKPOINTING={checkpointing}", "MODEL.DROPPATH=0.2")
+        model.train()
+        torch.manual_seed(1)
+        model(images).square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        results.append(gradients | dict(model.named_buffers()))
+    assert_same_state(*results)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_without_rates_is_deterministic_and_compiled_training_is_equal(family):
+    """timm's Swin has a default drop-path rate of its own."""
+    model, images = built(family, "MODEL.DROPPATH=0")
+    model.train()
+    outputs = [model(images), model(images)]
+    torch._dynamo.reset()
+    model.compile(dynamic=False, backend="aot_eager_decomp_partition")  # without the slow C++ compiler
+    outputs.append(model(images))
+    outputs[2].square().sum().backward()
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.allclose(outputs[0], outputs[2], atol=1e-4, rtol=1e-4)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_explicit_or_fused(family):
+    model, images = built(family, "MODEL.ATTENTION=fused")
+    assert bool(fused_kernels(model, images)) == (family in WITH_ATTENTION)
+    fused = model.eval()(images)
+    use_attention(model, EXPLICIT)
+    assert fused_kernels(model, images) == []
+    assert torch.allclose(model(images), fused, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_op_lists_and_the_report_of_precision(family, images, tmp_path, cpu):
+    listed = ["AMP.ENABLED=true", "AMP.CUSTOM_BLACK_LIST=[softmax, gelu]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
+    if family == "LeViT":
+        listed[1:] = ["AMP.CUSTOM_BLACK_LIST=[softmax, hardswish]", "AMP.CUSTOM_WHITE_LIST=[batch_norm]"]
+    if family == "ConvNeXt":
+        listed[1] = "AMP.CUSTOM_BLACK_LIST=[gelu]"
+    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu, False)
+    types = {row["listed_as"]: set() for row in report["ops"]}
+    for row in report["ops"]:
+        types[row["listed_as"]].add(row["type"])
+    for op in ("softmax", "gelu", "hardswish"):
+        assert types.get(op, {"float32"}) == {"float32"}, op
+    assert types.get("layer_norm", types.get("batch_norm")) == {"bfloat16"}
+    assert "bfloat16" in types["linear"] | types.get("conv2d", set())
+    assert report["never_ran"] == [] and report["first_non_finite"] is None
+    assert len(report["blocks"]) >= 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_decay_grows_from_the_stem_to_the_heads(family):
+    config = parse_command_line(options(family, "TRAIN.LAYER_DECAY=0.5")).config
+    model, _ = build_model(config.model, config.data, CPU)
+    optimizer = build_optimizer(model, config.train)
+    set_lr(optimizer, 1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates.keys() == set(names.values())
+    assert {rate for name, rate in rates.items() if name.startswith("head")} == {1.0}
+    first = [rate for name, rate in rates.items() if name.startswith(("patch_embed", "stem"))]
+    assert max(first) == min(rates.values()) < 0.2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_of_training_are_three_times_those_of_the_forward_pass(family):
+    """Without the gradient of the images; a frozen backbone leaves the forward pass and the heads."""
+    config = parse_command_line(options(family, "MODEL.GRAD_CHECKPOINTING=true")).config
+    model, _ = build_model(config.model, config.data, CPU)
+    forward, training = forward_flops(model, config.data), training_flops(model, config.data)
+    assert 2.7 * forward < training < 3 * forward
+    frozen, _ = build_model(config.model.model_copy(update={"freeze_backbone": True}), config.data, CPU)
+    assert forward <= training_flops(frozen, config.data) < 1.1 * forward
+
+
+def test_tensors_with_several_names_are_averaged_once():
+    """CoaT has its position encodings under two names or more."""
+    model, _ = built("CoaT")
+    average = WeightAverage(model, 0.5)
+    start = {name: value.clone() for name, value in average.module.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    average.update(torch.tensor(False))
+    for name, parameter in average.module.named_parameters():
+        assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
+
+
+def test_the_dry_run_and_the_log_of_a_family(images, tmp_path, cpu, capsys):
+    weights = FIXTURES / "CoaT_parallel" / "weights.pdparams"
+    flags = argv("CoaT_parallel", images, tmp_path, f"MODEL.PRETRAINED={weights}", "TRAIN.MAX_STEPS=1")
+    run(parse_command_line(["-dry_run", *flags]), cpu)
+    printed = capsys.readouterr().out
+    assert "head: 7 classes in the file, 2 in the model: new head" in printed
+    assert "dry run: all checks passed" in printed
+    log = (train(flags, cpu) / "log.txt").read_text()
+    assert "defaults of MODEL.TYPE coat: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD" in log
+    assert "CoaT, unlike timm's: the three MLPs of a parallel block have weights of their own" in log
+
+
+def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
+    """The loss is that of the family's normalization, which its file does not write."""
+    size, rng = 64, np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        for split in ("train", "val"):
+            folder = tmp_path / "images" / split / f"class{number}"
+            folder.mkdir(parents=True)
+            Image.fromarray(image).save(folder / "image.png")
+    family = FIXTURES / "PVTv2"
+    run_script(
+        "main_single_gpu.py", f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}",
+        "-dataset=folder", f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}",
+        "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0",
+    )  # fmt: skip
+    model, _ = built("PVTv2", f"MODEL.PRETRAINED={family / 'weights.pdparams'}", is_random=False)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model.eval()(inputs), torch.arange(7)).item()
+    assert read_result(only_run(tmp_path / "out", "eval"))["loss"] == pytest.approx(loss, rel=1e-4)

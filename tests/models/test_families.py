@@ -1,0 +1,44 @@
+"""PaddleViT's families: its YAML files and weights give the logits that PaddlePaddle 3.3.1 computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.command_line import parse_command_line
+from models.build import build_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+def test_weights_give_paddles_logits(folder):
+    argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
+    config = parse_command_line(argv).config
+    model, _ = build_model(config.model, config.data, torch.device("cpu"), needs_head=True)
+    reference = np.load(folder / "reference.npz")
+    with torch.no_grad():
+        logits = model.eval()(torch.from_numpy(reference["images"]))
+    assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
+
+
+def test_both_heads_of_volo_are_new_for_other_classes_and_trained_with_a_frozen_backbone():
+    folder = FIXTURES / "VOLO"
+    options = ["-opts", "MODEL.NUM_CLASSES=5", "MODEL.FREEZE_BACKBONE=true"]
+    argv = [f"-cfg={folder / 'model.yaml'}", f"-pretrained={folder / 'weights.pdparams'}", *options]
+    config = parse_command_line(argv).config
+    model, notes = build_model(config.model, config.data, torch.device("cpu"))
+    assert "head: 1000 classes in the file, 5 in the model: new head" in notes
+    assert "aux_head: 1000 classes in the file, 5 in the model: new head" in notes
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"{head}.{kind}" for head in ("head", "aux_head") for kind in ("weight", "bias")}
+
+
+def test_the_position_embedding_of_mae_is_fixed():
+    config = parse_command_line([f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}"]).config
+    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["pos_embed"]
+    position, channel = 5, 6
+    expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
+    assert model.pos_embed[0, position, channel : channel + 2].tolist() == pytest.approx(expected, abs=1e-6)
