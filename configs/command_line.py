@@ -255,8 +255,8 @@ def _hint(dotted: str, family: str) -> str:
     leaf = dotted.rpartition(".")[2].upper()
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
-        alike = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
-        nearest = f"; did you mean {alike[0]}?" if alike else did_you_mean(leaf, own) or "; remove it"
+        similar = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
+        nearest = f"; did you mean {similar[0]}?" if similar else did_you_mean(leaf, own) or "; remove it"
         return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
     same_leaf = [key for key in known_keys(family) if key.rpartition(".")[2] == leaf]
     return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, known_keys(family))

@@ -22,6 +22,7 @@ def _check_path(path: str) -> str:
 
 
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+Bools = Annotated[tuple[bool, ...], BeforeValidator(_as_tuple)]
 Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[

@@ -39,7 +39,7 @@ def check_comparable(config: Config) -> None:
 def check_recipe(config: Config) -> None:
     """Raises UserError for an option that changes the result and has no equal in timm's train.py.
 
-    An option that is not in the table counts as one. RANDOM_ERASE_COUNT is no equal: timm draws a number up to it.
+    An option that is not in the table counts as one.
     """
     check_comparable(config)
     if config.model.type != "vit":

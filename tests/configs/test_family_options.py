@@ -114,6 +114,7 @@ def test_a_section_that_is_no_section(tmp_path):
 
 
 MISTAKES = {
+    ("poolformer", "MODEL.DOWNSAMPLES=[true, false, true, true]"): "MODEL.DOWNSAMPLES must be true in all stages",
     ("swin", "MODEL.STAGE_DEPTHS=[0, 2, 2, 2]"): r"MODEL.STAGE_DEPTHS is .* must be at least 1",
     ("swin", "MODEL.STAGE_DEPTHS=[2, 2]"): "MODEL.STAGE_DEPTHS has 2 values, NUM_HEADS 4; give one per stage",
     ("beit", "MODEL.NUM_HEADS=5"): "MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5",

@@ -1,1 +1,1 @@
-"""The model families: one file each, or one for a few that are alike; `registry.py` has the table."""
+"""The model families: one file each, or one for families with equal keys; `registry.py` has the table."""

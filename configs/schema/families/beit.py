@@ -6,7 +6,7 @@ from pydantic import Field
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
 
 
@@ -19,18 +19,10 @@ class BEiT(PlainTransformer, UnusedAttentionKeys):
 
 
 def _arguments(model: BEiT, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
+    return transformer_arguments(model, data) | {
         "use_abs_pos_emb": model.use_abs_pos_emb,
         "use_rel_pos_bias": model.use_rel_pos_bias,
         "init_values": model.init_values,
-        **dropout_arguments(model),
     }
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
 
 
@@ -17,18 +17,10 @@ class CaiT(PlainTransformer, UnusedAttentionKeys):
 
 
 def _arguments(model: CaiT, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
+    return transformer_arguments(model, data) | {
         "mlp_ratio_token_only": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
         "init_values": model.init_values,
         "depth_token_only": model.depth_token_only,
-        **dropout_arguments(model),
     }
 
 

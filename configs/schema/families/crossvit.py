@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.lists import Counts, check_divisible, check_lengths
 from configs.schema.families.vit import UnusedAttentionKeys
 from configs.section import Floats
@@ -55,17 +55,10 @@ class CrossViT(UnusedAttentionKeys):
 
 def _arguments(model: CrossViT, data: Data) -> dict[str, Any]:
     first, second = model.img_size
-    return {
+    return transformer_arguments(model, data) | {
         "img_size": first,
         "img_scale": (1.0, (second + 0.5) / first),  # timm truncates the product with img_size
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
         "multi_conv": model.multi_conv,
-        **dropout_arguments(model),
     }
 
 

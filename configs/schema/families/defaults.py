@@ -13,6 +13,16 @@ AUGMENTATION = {
 }
 # Families whose data pipeline in PaddleViT crops and flips only: these keys of their `config.py` have no effect.
 CROP_AND_FLIP = {"COLOR_JITTER": 0.0, "RAND_AUGMENT": False, "RANDOM_ERASE_PROB": 0.0}
+MOBILE_TRAINING = CROP_AND_FLIP | {
+    "WARMUP_EPOCHS": 3,
+    "WEIGHT_DECAY": 0.01,
+    "BASE_LR": 2e-3,
+    "WARMUP_START_LR": 2e-4,
+    "END_LR": 2e-4,
+    "LINEAR_SCALED_LR": None,
+    "MODEL_EMA": True,
+    "MODEL_EMA_DECAY": 0.9996,
+}
 
 
 def family_defaults(

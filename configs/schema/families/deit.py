@@ -1,12 +1,11 @@
 """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.vit import PlainTransformer
 
 
@@ -15,24 +14,11 @@ class DeiT(PlainTransformer):
     distilled: bool = Field(True, description="a distillation token and head; default: DISTILLATION_TYPE is not none")
 
 
-def _arguments(model: DeiT, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
-        **dropout_arguments(model),
-    }
-
-
 DEIT = Family(
     "DeiT",
     DeiT,
     timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
-    arguments=_arguments,
+    arguments=transformer_arguments,
     defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
     renames=[
         (r"^position_embedding$", "pos_embed"),

@@ -22,6 +22,12 @@ def dropout_arguments(model: Model) -> dict[str, float]:
     return {"pos_drop_rate": model.dropout, "proj_drop_rate": model.dropout, "drop_rate": 0.0}
 
 
+def transformer_arguments(model: Any, data: Data) -> dict[str, Any]:
+    """Names and values that timm's transformers with blocks of one size have in common with PaddleViT's keys."""
+    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
+    return {"img_size": data.image_size} | {key: getattr(model, key) for key in keys} | dropout_arguments(model)
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of PaddleViT's, built by timm.

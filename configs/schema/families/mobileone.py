@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from configs.schema.data import Data
-from configs.schema.families.defaults import CROP_AND_FLIP, family_defaults
+from configs.schema.families.defaults import MOBILE_TRAINING, family_defaults
 from configs.schema.families.family import Family
 from configs.schema.families.lists import Counts, check_lengths
 from configs.schema.model import Model
@@ -75,17 +75,7 @@ MOBILEONE = Family(
     timm="models.families.mobileone:mobileone",
     arguments=_arguments,
     defaults=family_defaults(
-        train={
-            **CROP_AND_FLIP,
-            "WARMUP_EPOCHS": 3,
-            "WEIGHT_DECAY": 0.01,
-            "BASE_LR": 2e-3,
-            "WARMUP_START_LR": 2e-4,
-            "END_LR": 2e-4,
-            "LINEAR_SCALED_LR": None,
-            "MODEL_EMA": True,
-            "MODEL_EMA_DECAY": 0.9996,
-        },
+        train=MOBILE_TRAINING,
     ),
     renames=[
         (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _block),

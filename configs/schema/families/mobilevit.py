@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from configs.schema.data import Data
-from configs.schema.families.defaults import CROP_AND_FLIP, family_defaults
+from configs.schema.families.defaults import MOBILE_TRAINING, family_defaults
 from configs.schema.families.family import Family, shifted
 from configs.schema.families.lists import Counts, check_lengths
 from configs.schema.model import Model
@@ -57,17 +57,7 @@ MOBILEVIT = Family(
     arguments=_arguments,
     defaults=family_defaults(
         data={"CROP_PCT": 0.9},
-        train={
-            **CROP_AND_FLIP,
-            "WARMUP_EPOCHS": 3,
-            "WEIGHT_DECAY": 0.01,
-            "BASE_LR": 2e-3,
-            "WARMUP_START_LR": 2e-4,
-            "END_LR": 2e-4,
-            "LINEAR_SCALED_LR": None,
-            "MODEL_EMA": True,
-            "MODEL_EMA_DECAY": 0.9996,
-        },
+        train=MOBILE_TRAINING,
     ),
     renames=[
         (r"^mv2_block_([1-7])\.conv\.([0-3])\.", lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}."),

@@ -10,16 +10,14 @@ from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family
 from configs.schema.families.lists import Counts, check_lengths
 from configs.schema.model import Model
-from configs.section import Floats
+from configs.section import Bools, Floats
 
 
 class PoolFormer(Model):
     type: Literal["poolformer"] = "poolformer"
     layers: Counts = Field((2, 2, 6, 2), description="blocks of each stage")
     embed_dims: Counts = Field((64, 128, 320, 512), description="channels of each stage")
-    downsamples: tuple[Literal[True], ...] | list[Literal[True]] = Field(
-        (True,) * 4, description="a convolution of stride 2 after each stage but the last"
-    )
+    downsamples: Bools = Field((True,) * 4, description="a convolution of stride 2 after each stage: always true")
     mlp_ratios: Floats = Field((4.0,) * 4, description="hidden channels of the MLP / channels: 4 in timm")
     layer_scale_init_value: float = Field(1e-5, gt=0, description="initial value of the layer scale")
 
@@ -28,6 +26,8 @@ class PoolFormer(Model):
         check_lengths(self, "LAYERS", "EMBED_DIMS")
         if any(one == other for one, other in pairwise(self.embed_dims)):
             raise ValueError("EMBED_DIMS has two equal values in a row: timm then does not downsample; change one")
+        if not all(self.downsamples):
+            raise ValueError("DOWNSAMPLES must be true in all stages: timm has no others")
         if set(self.mlp_ratios) != {4.0}:
             raise ValueError("MLP_RATIOS must be 4 in all stages: timm has no others")
         return self

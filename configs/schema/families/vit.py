@@ -17,7 +17,7 @@ def check_heads(section: Section) -> None:
 
 
 class PlainTransformer(Model):
-    """Keys of a transformer whose blocks are all alike."""
+    """Keys of a transformer whose blocks all have the same size."""
 
     patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
     embed_dim: int = Field(768, ge=1, description="channels of a token")

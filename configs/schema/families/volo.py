@@ -1,18 +1,16 @@
 """VOLO (Yuan et al., 2021): outlook attention, then self-attention, then class attention; an auxiliary head."""
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family
 from configs.schema.families.lists import Counts, check_divisible, check_lengths
 from configs.schema.model import Model
-from configs.section import Floats, Section
-
-_Bools = Annotated[tuple[bool, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+from configs.section import Bools, Floats, Section
 
 
 class Trans(Section):
@@ -21,8 +19,8 @@ class Trans(Section):
     embed_dims: Counts = Field((384, 768, 768, 768), description="channels of each stage")
     num_heads: Counts = Field((12, 16, 16, 16), description="attention heads of each stage")
     mlp_ratios: Floats = Field((4, 4, 4, 4), description="hidden channels of the MLP / channels, of each stage")
-    downsamples: _Bools = Field((True, False, False, False), description="halve height and width after the stage")
-    outlook_attention: _Bools = Field((True, False, False, False), description="outlook attention in the stage")
+    downsamples: Bools = Field((True, False, False, False), description="halve height and width after the stage")
+    outlook_attention: Bools = Field((True, False, False, False), description="outlook attention in the stage")
     qkv_bias: bool = Field(False, description="bias in the query, key and value projections")
     qk_scale: Literal[False] | None = Field(None, description="PaddleViT's custom attention scale: not in timm")
 

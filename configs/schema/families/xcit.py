@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, dropout_arguments
+from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
 
 
@@ -32,19 +32,11 @@ class XCiT(PlainTransformer, UnusedAttentionKeys):
 
 
 def _arguments(model: XCiT, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
+    return transformer_arguments(model, data) | {
         "eta": model.eta,
         "tokens_norm": model.tokens_norm,
         "cls_attn_layers": model.cls_attn_layers,
         "use_pos_embed": model.use_pos,
-        **dropout_arguments(model),
     }
 
 

@@ -30,7 +30,7 @@ from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.distillation import build_step_loss, class_logits
 from engine.training.loss import build_loss
-from engine.training.teacher import Teacher, build_teacher
+from engine.training.teacher import Teacher, _find_source, build_teacher
 from models.build import build_model
 from models.weights.read import _EXTENSIONS
 from utils.distributed import ProcessContext
@@ -116,9 +116,7 @@ def test_the_loss_equals_a_hand_computation(tiny_teacher, kind, targets, heads):
         "mixed": torch.softmax(torch.randn(4, 5), -1),
     }[targets]
     model = nn.Identity()
-    loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), STUDENT, fp32()
-    )
+    loss, _ = step_loss(options, model, STUDENT, fp32())
     teacher, _ = build(tiny_teacher)
 
     counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
@@ -148,9 +146,7 @@ def test_soft_targets_equal_timm(tiny_teacher):
     images, targets = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
     keys = {"DISTILLATION_ALPHA": 0.4, "DISTILLATION_TAU": 3.0}
     options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher.with_name("size8.pth")), **keys)
-    loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, student, ViT(NUM_CLASSES=5), STUDENT, fp32()
-    )
+    loss, _ = step_loss(options, student, STUDENT, fp32())
     actual = loss(student(images), targets, images) / len(images)
     torch.testing.assert_close(actual, task(images, targets)["loss"], rtol=1e-5, atol=1e-6)
 
@@ -211,6 +207,13 @@ def test_preprocessing_of_a_recipe_and_of_timm(tmp_path, cpu):
         assert re.search(expected, notes[0]), notes
 
 
+def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path):
+    """The recipe does not write Swin's normalization, which is that of its family and not of ViT."""
+    (tmp_path / "swin.pdparams").touch()
+    keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
+    assert _find_source(options_of("hard", **keys)).data.imagenet_mean == (0.485, 0.456, 0.406)
+
+
 def test_the_extensions_are_those_that_can_be_read():
     assert set(WEIGHTS_EXTENSIONS) == set(_EXTENSIONS)
 
@@ -236,9 +239,7 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     torch.manual_seed(0)
     model = DISTILLED[family]()
     data = STUDENT.model_copy(update={"image_size": 16})
-    loss, _ = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), data, precision
-    )
+    loss, _ = step_loss(options, model, data, precision)
     compute = precision.compute_copy(model).train()
     images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     with precision.autocast():
@@ -257,9 +258,7 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
 
 def test_a_distilled_model_without_distillation_trains_the_mean_of_its_heads():
     model, options = DISTILLED["deit"]().train(), options_of("none", TEACHER_WEIGHTS="nowhere.pth")
-    loss, notes = build_step_loss(
-        build_loss(LossOptions(), options.smoothing), options, model, ViT(NUM_CLASSES=5), STUDENT, fp32()
-    )
+    loss, notes = step_loss(options, model, STUDENT, fp32())
     outputs = model(torch.randn(4, 3, 16, 16))
     actual = loss(outputs, torch.tensor([0, 1, 2, 3]), None)
     assert "TEACHER_WEIGHTS is not used" in notes[0] and outputs.shape == (4, 5)
