@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.command_line import to_yaml
 from configs.keys import model_type
-from configs.layers import flatten
+from configs.layers import expand_switches, flatten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
@@ -38,8 +38,8 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set (DATA.DATASET, DATA.DATA_PATH), the model (MODEL without paths of weights,
-    dropout and kernels) and SEED.
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), the model (MODEL without paths of
+    weights, dropout and kernels) and SEED.
     """
     try:
         before = with_defaults(read_yaml(options_file)[0])
@@ -56,7 +56,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
 def _identifies_experiment(key: str) -> bool:
     is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
-    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "SEED")
+    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "SEED")
 
 
 def _comparable(key: str, value: Any) -> Any:
@@ -68,18 +68,27 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Options by dotted key, with the defaults of the keys that are not given."""
     # Not checked: general defaults, such as the image size, need not be possible for each family.
     defaults = Config.model_construct(model=MODEL_SECTIONS[model_type(values)].model_construct())
-    return dict(flatten(parse_value(to_yaml(defaults)))) | dict(flatten(values))
+    return dict(flatten(parse_value(to_yaml(defaults)))) | dict(flatten(expand_switches(values)))
+
+
+def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
+    defaults = with_defaults({"MODEL": {"TYPE": options["MODEL.TYPE"]}}) | {"MODEL.TYPE": Config().model.type}
+    return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
 
 
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
-    family = {"MODEL": {"TYPE": config.model.type}}
-    defaults = with_defaults(family) | {"MODEL.TYPE": Config().model.type}
-    values = flatten(parse_value(to_yaml(config)))
-    return {key: format_value(value) for key, value in values if value != defaults[key]}
+    options = dict(flatten(parse_value(to_yaml(config))))
+    return {key: format_value(value) for key, (value, _) in differing_from_defaults(options).items()}
 
 
 def non_default_lines(config: Config) -> str:
-    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns."""
-    parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
+    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
+
+    Without those of the training, if the run only evaluates.
+    """
+    unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    options = non_default_options(config)
+    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused)]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -88,7 +88,9 @@ def _set_paddle_classes(layers: OptionLayers, family: Family) -> None:
     """To evaluate PaddleViT's weights, NUM_CLASSES becomes that of its code, if that ignores the option."""
     model = layers.values["MODEL"]
     weights = model.get("PRETRAINED")
-    if not (family.paddle_classes and isinstance(weights, str) and layers.values.get("EVAL") is True):
+    section = layers.values.get("EVAL")
+    evaluates = isinstance(section, dict) and section.get("ENABLED") is True
+    if not (family.paddle_classes and isinstance(weights, str) and evaluates):
         return
     if weights.lower().endswith(".pdparams") or os.path.isfile(f"{weights}.pdparams"):
         layers.add_key("MODEL.NUM_CLASSES", family.paddle_classes, f"MODEL.TYPE {family.type}")

@@ -2,7 +2,8 @@
 
 import sys
 
-from configs.command_line import Command, entry_parser
+from configs.command_line import Command
+from configs.flags import entry_parser
 
 _TEXT = """
 -cfg, -dataset and -data_path are missing. Three commands to start with:

@@ -9,6 +9,7 @@ from configs.yaml_io import KeyPath, read_yaml, shorten
 from utils.errors import UserError
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
+RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: those of its recipe, without flags and -opts
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 
@@ -21,9 +22,7 @@ class OptionLayers:
         self._num_files = 0
 
     def add(self, values: dict[str, Any], origins: dict[KeyPath, str]) -> None:
-        if isinstance(values.get("AMP"), bool):
-            values = values | {"AMP": {"ENABLED": values["AMP"]}}
-        merge(self.values, values)
+        merge(self.values, expand_switches(values))
         self.origins |= origins
 
     def add_key(self, dotted: str, value: Any, origin: str) -> None:
@@ -82,6 +81,12 @@ def find_run_options(resume: str | None, weights: str | None) -> Path | None:
         return None
     file = (Path(named) if os.path.isdir(named) else Path(named).parent) / RUN_OPTIONS
     return file if os.path.isfile(file) else None
+
+
+def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
+    """The options with `AMP: true` and `EVAL: true`, PaddleViT's switches, as sections with the key ENABLED."""
+    switches = {key: {"ENABLED": values[key]} for key in ("AMP", "EVAL") if isinstance(values.get(key), bool)}
+    return values | switches
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ class Batch(NamedTuple):
     """B images with C channels and S pixels on a side.
 
     images: uint8 (B, C, S, S), zeros for padding.
-    targets: int64 (B,), `PADDING` if there is no sample.
+    targets: int64 (B,), `PADDING` if there is no sample; with DATA.MULTI_LABEL int8 (B, classes), 1 for each label, and
+        a row of `PADDING` if there is no sample.
     samples: positions with a sample.
     drawn: random parameters of the device operations, by the operation's name.
     bad: the images that could not be used; their positions are padding.

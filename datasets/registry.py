@@ -4,20 +4,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.checks import find_invalid_labels, find_single_class, find_too_few_samples
+from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
 from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.grey_levels import measure_grey_range
+from datasets.sources.held_out import check_test_split, find_test_split
 from datasets.sources.in_memory import digits, fake
 from datasets.sources.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings, did_you_mean
 
-# Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all'. It raises a
-# UserError if nothing can be read.
+# Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all', one in
+# `held_out.WITH_TEST` also 'test'. It raises a UserError if nothing can be read.
 DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "imagenet2012": imagenet2012,
     "folder": folder,
@@ -30,6 +32,7 @@ DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "digits": digits,
     "fake": fake,
 }
+_HUB_PREFIXES = ("hf:", "hfds/", "hfids/")  # the last two are timm's
 UNSPLIT = ("folder", "csv")  # may come without splits
 
 
@@ -39,12 +42,14 @@ def read_samples(
     context: ProcessContext,
     *splits: str,
     class_names: Sequence[str] | None = None,
+    predicts: bool = False,
 ) -> list[Samples]:
     """The samples of each split, with every check that does not open an image.
 
-    A split is 'train', 'val', or 'all': all images of data without splits, else 'val'. `num_classes` None stands for
-    `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if given;
-    'train' must have exactly these classes.
+    A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
+    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if
+    given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
+    and no label, and 'train' may be of any size and lack classes.
 
     Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
     other ranks only read the lists or list the folders.
@@ -54,18 +59,51 @@ def read_samples(
             folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
             does not contain, fewer training samples than one batch on every rank.
     """
+    if data.dataset.lower().startswith(_HUB_PREFIXES):
+        raise UserError(
+            f"DATA.DATASET: {data.dataset[:80]} is a data set of the Hugging Face hub, which is not available: runs "
+            "download no data; download it, and use -dataset folder or csv with -data_path"
+        )
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(
             f"DATA.DATASET: unknown data set {data.dataset[:80]}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
         )
-    samples, error = _read(data, num_classes, context, splits, class_names) if context.is_main else ([], None)
+    return _on_all_ranks(lambda: _read(data, num_classes, context, splits, class_names, predicts), context)
+
+
+def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
+    """The images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
+
+    Raises:
+        UserError: no such path, or no images; the main process's error, on every rank.
+    """
+
+    def read() -> tuple[list[Samples], UserError | None]:
+        try:
+            return [unlabelled(path)], None
+        except UserError as error:
+            return [], error
+
+    (samples,) = _on_all_ranks(read, context)
+    _set_grey_range(samples, data)
+    return samples
+
+
+def _on_all_ranks(read: Callable[[], tuple[list[Samples], UserError | None]], context: ProcessContext) -> list[Samples]:
+    """The samples that `read` returns, first on the main process; every rank raises the main process's error."""
+    samples, error = read() if context.is_main else ([], None)
     error = broadcast_object(error, context)
     if not (context.is_main or error):
-        samples, error = _read(data, num_classes, context, splits, class_names)
+        samples, error = read()
     if error:
         raise error
     return samples
+
+
+def _set_grey_range(samples: Samples, data: Data) -> None:
+    if isinstance(samples, EncodedImages):
+        samples.grey_range = None if data.grey_range == "auto" else data.grey_range
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -78,6 +116,19 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     root = Path(data.data_path)
     is_folder = context.is_main and not has_lists(root) and has_class_folders(root)
     return data.model_copy(update={"dataset": "folder"}) if broadcast_object(is_folder, context) else data
+
+
+def has_splits(data: Data) -> bool:
+    """Whether the data set comes in splits, so that the split 'all' is only a part of it."""
+    if data.dataset not in UNSPLIT:
+        return True
+    names = ("train", "val", "test", "train.csv", "val.csv", "test.csv")
+    return any((Path(data.data_path) / name).exists() for name in names)
+
+
+def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
+    """`find_test_split` of the main process. Every rank must call it."""
+    return broadcast_object(find_test_split(data) if context.is_main else (False, None), context)
 
 
 def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
@@ -100,33 +151,39 @@ def _read(
     context: ProcessContext,
     splits: tuple[str, ...],
     class_names: Sequence[str] | None,
+    predicts: bool,
 ) -> tuple[list[Samples], UserError | None]:
     samples, findings = {}, []
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
+            if split == "test":
+                check_test_split(data)
             samples[split] = DATASETS[data.dataset](data, source_split)
         except UserError as error:
             findings.append(str(error))
     for split, of_split in samples.items():
-        if isinstance(of_split, EncodedImages):
-            of_split.grey_range = None if data.grey_range == "auto" else data.grey_range
+        _set_grey_range(of_split, data)
         if not class_names:
             findings += find_single_class(of_split)
         elif not of_split.findings:
-            findings += number_by(class_names, of_split, needs_all=split == "train")
+            findings += number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
     if samples and num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     for split, of_split in samples.items():
-        findings += _find_problems(of_split, split, data, num_classes, context)
+        if data.multi_label:
+            of_split.fit_targets(num_classes)
+        findings += of_split.findings + find_invalid_labels(of_split, split, num_classes)
+        if not predicts:
+            findings += _find_problems(of_split, split, data, context)
     if not findings:
         return list(samples.values()), None
     findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
     return samples, combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
 
 
-def _find_problems(samples: Samples, split: str, data: Data, num_classes: int, context: ProcessContext) -> list[str]:
-    findings = samples.findings + find_invalid_labels(samples, split, num_classes)
+def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[str]:
+    findings = find_no_labels(samples, split)
     if split == "train" and not samples.findings:
         findings += find_too_few_samples(len(samples), data.dataset, data.batch_size, context.world_size)
     if context.is_main:  # many ranks at once would overload a shared disk

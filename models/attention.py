@@ -1,5 +1,7 @@
 """Which kernel computes attention: torch's fused kernels, or the explicit softmax(q k^T) v."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,18 @@ def use_attention(model: nn.Module, kind: str) -> None:
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = kind != EXPLICIT
+
+
+@contextmanager
+def explicit_attention(model: nn.Module) -> Iterator[None]:
+    """Explicit attention, whose maps can be read, inside the context."""
+    fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
+    use_attention(model, EXPLICIT)
+    try:
+        yield
+    finally:
+        for module, was_fused in fused.items():
+            module.fused_attn = was_fused
 
 
 def select_attention(model: nn.Module, option: str, device: torch.device) -> None:

@@ -27,19 +27,20 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import Parser, parse_command_line
+from configs.command_line import parse_command_line
+from configs.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.loading.workers import default_num_workers
 from datasets.registry import read_samples, recognize_dataset, resolve_grey_range
-from datasets.sources.lists import LABEL_DIGITS
 from datasets.sources.mapped_arrays import save_arrays
 from datasets.sources.packed import CHECKSUMS, index_checksums
+from datasets.sources.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
-from scripts.benchmarks.common import add_flag, positive, split_flags
+from scripts.flags import add_flag, positive, split_flags
 from utils.atomic_file import fsync_folder, temporary_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError, run_and_report_errors
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
     data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     if flags.output.exists():
         raise UserError(f"{flags.output}: exists; remove it, or give another folder with -output")
+    if data.multi_label:
+        raise UserError("DATA.MULTI_LABEL: a packed data set has one label per image; train from the CSV files")
     without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     data = recognize_dataset(data, without_gpu)
     splits = read_samples(data, ANY_NUM_CLASSES, without_gpu, *SPLITS)

@@ -100,13 +100,13 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
 
 
 def only_run(output: Path, kind: str = "train") -> Path:
-    """Returns the only run folder of this kind ('train', 'eval' or 'profile') in an output folder."""
+    """Returns the only run folder of this kind ('train', 'eval', 'predict' or 'profile') in an output folder."""
     (folder,) = run_folders(output, kind)
     return folder
 
 
 def run_folders(output: Path, kind: str = "train") -> set[Path]:
-    kinds = {"eval", "profile"}
+    kinds = {"eval", "predict", "profile"}
     folders = {folder: folder.name.partition("-")[0] for folder in output.glob("*-*")}
     return {folder for folder, prefix in folders.items() if (prefix if prefix in kinds else "train") == kind}
 

@@ -19,6 +19,8 @@ ENGINE_LAYERS = [
     {"commands"},
     {"profiling"},
     {"training"},
+    {"report"},
+    {"evaluation"},
     {"telemetry"},
     {"checkpoint", "precision", "parallel", "progress"},
 ]

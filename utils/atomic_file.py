@@ -8,12 +8,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal
 
 from utils.errors import UserError
+
+if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
+    import torch
 
 _DIGEST_CHARS = 64
 _NO_COMMENT = b"\0\0"
@@ -66,12 +68,42 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         ) from None
 
 
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Writes a file as `open_atomically` does."""
+    with open_atomically(path, "w" if isinstance(content, str) else "wb") as file:
+        file.write(content)
+
+
+@contextmanager
+def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO]:
+    """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
+
+    Several processes may write the same file: each has a temporary file of its own.
+
+    Raises:
+        OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""} if mode == "w" else {}
+    try:
+        with open(temporary, mode, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def iter_tensors(content: Any) -> Iterator[torch.Tensor]:
+def iter_tensors(content: Any) -> "Iterator[torch.Tensor]":
     """The tensors in nested dicts, lists and tuples."""
+    import torch
+
     if isinstance(content, torch.Tensor):
         yield content
     elif isinstance(content, dict | list | tuple):
@@ -85,6 +117,8 @@ def tensor_bytes(content: Any) -> int:
 
 
 def _write_with_checksum(file: BinaryIO, content: Any) -> None:
+    import torch
+
     writer = _HashingWriter(file)
     try:
         torch.save(content, writer)

@@ -120,6 +120,15 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     return values
 
 
+def gather_to_main(tensor: torch.Tensor, context: ProcessContext) -> list[torch.Tensor] | None:
+    """The tensors of all processes, of one shape, in the order of ranks; None except on the main process."""
+    if context.world_size == 1:
+        return [tensor]
+    gathered = [torch.empty_like(tensor) for _ in range(context.world_size)] if context.is_main else None
+    dist.gather(tensor, gathered, dst=0)
+    return gathered
+
+
 class DelayedMax:
     """The maximum of an integer over all ranks, one step late, so that ranks do not wait for each other.
 

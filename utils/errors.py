@@ -3,9 +3,11 @@
 import difflib
 import io
 import os
+import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from utils.signals import Interrupted, raise_on_signals
@@ -13,6 +15,7 @@ from utils.status import record_run_end
 from utils.streams import repair_standard_streams
 
 _MAX_SHOWN = 20
+_VARIABLE = re.compile(r"'[^']*'|[0-9]+")  # in the findings of one kind
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
@@ -25,10 +28,20 @@ class Findings(UserError):
 
 
 def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
-    """An error with the only finding, or with a headline and the first 20 findings."""
+    """An error with the only finding, or with a headline and 20 findings: the first of each kind, then the second, ...
+
+    They keep their order. The kind is the text after the file, without names in quotes and numbers.
+    """
     if len(findings) == 1:
         return UserError(findings[0])
-    lines = list(map(to_single_line, [headline, *findings[:_MAX_SHOWN]]))
+    kinds = Counter()
+    by_rank = []
+    for position, finding in enumerate(findings):
+        kind = _VARIABLE.sub("", finding.partition(": ")[2])
+        by_rank.append((kinds[kind], position))
+        kinds[kind] += 1
+    shown = sorted(position for _, position in sorted(by_rank)[:_MAX_SHOWN])
+    lines = list(map(to_single_line, [headline, *(findings[position] for position in shown)]))
     if len(findings) > _MAX_SHOWN:
         lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
     return Findings("\n  ".join(lines))
@@ -46,6 +59,8 @@ def escape_control_characters(text: str) -> str:
 
     File names may contain invalid UTF-8 or control sequences for the terminal.
     """
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text

@@ -15,16 +15,27 @@ _LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; 
 class Metrics:
     """Means over `samples` samples.
 
-    loss: mean per sample. top1, top5: percent. skipped_samples: samples of skipped steps, which no other field counts.
+    loss: mean per sample. top1, top5: percent; None if the evaluation has `mean_ap` instead: the mean average precision
+    of several labels per image, in percent. skipped_samples: samples of skipped steps, which no other field counts.
     grad_norm: mean over the optimizer steps that were not skipped, before clipping; None without such a step.
     """
 
     loss: float
-    top1: float
-    top5: float
+    top1: float | None
+    top5: float | None
     samples: int
     skipped_samples: int = 0
     grad_norm: float | None = None
+    mean_ap: float | None = None
+
+    @property
+    def score(self) -> float:
+        """The figure that decides which evaluation is the best: `mean_ap` if there is one, else `top1`."""
+        return self.top1 if self.mean_ap is None else self.mean_ap
+
+    def scores(self) -> dict[str, float]:
+        """Top-1 and top-5, or `mean_ap`, by the names that files use."""
+        return {"top1": self.top1, "top5": self.top5} if self.mean_ap is None else {"mean_ap": self.mean_ap}
 
     @property
     def total_samples(self) -> int:
@@ -36,8 +47,9 @@ class Metrics:
 class BatchSums:
     """The sums of a batch, on the device.
 
-    loss: () over the samples. hits: float32 (K,), how many targets have the highest to the K-th highest logit. samples:
-    known to the host.
+    loss: () over the samples. hits: float32 (K,), how many samples have their target at the highest to the K-th
+    highest logit; of several labels, the one with the highest logit counts. An image without any of several labels is a
+    hit at the highest if all its logits are negative: no class is more probable than not. samples: known to the host.
     """
 
     loss: torch.Tensor
@@ -47,9 +59,18 @@ class BatchSums:
     @classmethod
     @torch.no_grad()
     def of(cls, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, samples: int) -> "BatchSums":
-        """logits (B, classes); targets int64 (B,), negative for padding. K is 5, or the number of classes if lower."""
-        best = logits.topk(min(_MAX_RANK, logits.shape[-1]), dim=-1).indices
-        return cls(loss_sum.detach(), (best == targets.unsqueeze(-1)).sum(0, dtype=torch.float32), samples)
+        """logits (B, classes); targets int64 (B,) or multi-hot (B, classes), negative for padding.
+
+        K is 5, or the number of classes if lower.
+        """
+        values, best = logits.topk(min(_MAX_RANK, logits.shape[-1]), dim=-1)
+        if targets.ndim == 1:
+            hits = best == targets.unsqueeze(-1)
+        else:
+            hits = targets.gather(-1, best) > 0
+            hits = hits & (hits.cumsum(-1) == 1)
+            hits[:, 0] |= (targets == 0).all(-1) & (values[:, 0] < 0)
+        return cls(loss_sum.detach(), hits.sum(0, dtype=torch.float32), samples)
 
     def __add__(self, other: "BatchSums") -> "BatchSums":
         return BatchSums(self.loss + other.loss, self.hits + other.hits, self.samples + other.samples)
@@ -64,12 +85,6 @@ class MetricSums:
         self._skipped_samples = torch.zeros((), dtype=torch.float64, device=device)
         self._restored = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
-
-    def add_batch(self, batch: BatchSums) -> None:
-        """Adds a batch of an evaluation."""
-        self._sums[_LOSS].add_(batch.loss)
-        self._sums[_HITS : _HITS + len(batch.hits)].add_(batch.hits)
-        self._samples += batch.samples
 
     def add_step(self, batch: BatchSums, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
         """Adds the batch of an optimizer step; of a skipped step only its number of samples, as skipped.

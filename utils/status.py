@@ -5,6 +5,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ class RunStatus:
     `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (with a `message`).
     A finished run that TRAIN.PATIENCE ended has `stopped_early` and a `reason`. If the state is running but the process
     does not exist any more, the run was killed.
+
+    `on_end` is called when this process has written a final state. Its exceptions are suppressed: they would hide the
+    reason of that state.
     """
 
     def __init__(self, folder: Path, world_size: int) -> None:
@@ -29,6 +34,7 @@ class RunStatus:
             "started": _now(),
         }  # fmt: skip
         self._lock = threading.Lock()  # checkpoints are written in a thread
+        self.on_end: Callable[[], None] = lambda: None
         _current = self
 
     def begin(self) -> None:
@@ -43,6 +49,9 @@ class RunStatus:
             if written.get("state", "running") == "running":
                 self.facts = (written or self.facts) | facts
                 self._write()
+        if "state" in facts:
+            with suppress(Exception):
+                self.on_end()
 
     def _write(self) -> None:
         """Ignores a full disk: saving a checkpoint reports it."""

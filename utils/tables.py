@@ -1,10 +1,17 @@
-"""Tables: CSV files that grow row by row, and Markdown."""
+"""Tables: CSV files that grow row by row, Markdown, and text for a terminal."""
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm.utils import disp_len
+
+from utils.errors import escape_control_characters
+
+_FORMULA = ("=", "+", "-", "@")
 
 
 class CsvFile:
@@ -18,14 +25,14 @@ class CsvFile:
         self.columns = columns
         rows = read_rows(path) if path.exists() else []
         temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", newline="") as file:
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(row for row in rows if int(row[columns[0]]) <= last)
         os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", newline="") as file:
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.columns).writerow(row)
 
     def sync(self) -> None:
@@ -36,9 +43,52 @@ class CsvFile:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, without a last row that a crash left incomplete."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         complete_lines = (line for line in file if line.endswith("\n"))
         return [row for row in csv.DictReader(complete_lines) if None not in row.values()]
+
+
+def safe_cell(text: str) -> str:
+    """A cell with text from outside, such as a file name: on one line, and never a formula of a spreadsheet.
+
+    A text that begins with a character of `_FORMULA` gets an apostrophe in front, which spreadsheets do not show
+    (OWASP, CSV injection). Control characters, line breaks and invalid UTF-8 are escaped.
+    """
+    text = _on_one_line(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def unescaped_cell(cell: str) -> str:
+    """The text of a cell of `safe_cell`, without the apostrophe in front of a character of `_FORMULA`."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
+
+
+def table_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A CSV file."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
+    return lines.getvalue()
+
+
+def aligned_table(header: Sequence[str], rows: Iterable[Sequence[str]], max_width: int) -> str:
+    """Columns for a terminal, of at most `max_width` characters each; control characters are escaped."""
+    lines = [[_shortened(_on_one_line(cell), max_width) for cell in row] for row in (header, *rows)]
+    widths = [max(map(disp_len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell + " " * (width - disp_len(cell)) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _on_one_line(text: str) -> str:
+    return escape_control_characters(text).replace("\n", r"\n")
+
+
+def _shortened(text: str, max_width: int) -> str:
+    """The beginning and the end of a text: the names of the files of a folder differ at the end."""
+    half = (max_width - 3) // 2
+    return text if len(text) <= max_width else f"{text[:half]}...{text[-half:]}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

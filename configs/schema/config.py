@@ -1,16 +1,21 @@
 """The options of a run."""
 
+from typing import Any
+
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
+from configs.schema.evaluation import Evaluation
 from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.train import Train
-from configs.section import Path, Section
+from configs.section import Names, Path, Section
+from utils.errors import did_you_mean
 
 MAX_NAME_CHARS = 100
+LOGGERS = ("wandb", "mlflow")  # besides TensorBoard
 _IMAGE_SIZE_REACH = 1000  # pixels; searched for an image size that works
 
 
@@ -24,6 +29,7 @@ class Config(Section):
     save_freq_minutes: float | None = Field(15, gt=0, description="minutes between additional checkpoints; null: off")
     keep_checkpoints: int = Field(3, ge=0, description="number of periodic checkpoints to keep besides last and best")
     report_freq: int = Field(20, ge=1, description="steps between log lines")
+    loggers: Names = Field((), description="wandb, mlflow: where the figures of training go besides TensorBoard")
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
     deterministic: bool = Field(False, description="deterministic algorithms only, which are slower on a GPU")
@@ -33,7 +39,7 @@ class Config(Section):
         le=10**6,
         description="a rank aborts after waiting this long for another rank, or 0.9 times as long for its workers",
     )
-    eval: bool = Field(False, description="evaluate only")
+    eval: Evaluation = Evaluation()
     eval_raw: bool = Field(
         False, description="training with TRAIN.MODEL_EMA: evaluate the raw weights too; the average decides the best"
     )
@@ -50,6 +56,28 @@ class Config(Section):
             raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
         return name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_loss(cls, values: Any) -> Any:
+        """DATA.MULTI_LABEL makes bce the default of LOSS.NAME: no other loss accepts several labels."""
+        if not isinstance(values, dict):
+            return values
+        data, loss = values.get("DATA"), values.get("LOSS", {})
+        is_multi_label = isinstance(data, dict) and data.get("MULTI_LABEL") is True
+        if not is_multi_label or not isinstance(loss, dict):
+            return values
+        return values | {"LOSS": {"NAME": "bce"} | loss}
+
+    @field_validator("loggers")
+    @classmethod
+    def _check_loggers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in LOGGERS]:
+            near = did_you_mean(unknown[0], LOGGERS) or f"; give {' or '.join(LOGGERS)}"
+            raise ValueError(f"unknown logger {unknown[0][:80]}{near}")
+        if len(set(names)) < len(names):
+            raise ValueError("names a logger twice; remove one")
+        return names
+
     def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
@@ -60,14 +88,32 @@ class Config(Section):
         nearest = next((other for other in nearby if self.model.image_size_problem(other) is None), None)
         return f"; the nearest that works is {nearest}" if nearest else ""
 
+    def _check_multi_label(self) -> None:
+        if self.loss.name != "bce":
+            raise ValueError(
+                f"LOSS.NAME {self.loss.name} needs one label per image, but DATA.MULTI_LABEL is on; set LOSS.NAME=bce"
+            )
+        if self.train.distillation_type != "none":
+            raise ValueError(
+                f"TRAIN.DISTILLATION_TYPE {self.train.distillation_type} needs one label per image, but "
+                "DATA.MULTI_LABEL is on; set it to none"
+            )
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if problem := self.model.image_size_problem(self.data.image_size):
             raise ValueError(f"DATA.IMAGE_SIZE {self.data.image_size} {problem}{self._nearest_image_size()}")
-        if self.eval and not (self.model.pretrained or self.model.resume):
-            raise ValueError("EVAL needs weights; give -pretrained or -resume")
+        if self.eval.enabled and not (self.model.pretrained or self.model.resume):
+            raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
+        if self.data.multi_label:
+            self._check_multi_label()
+        if self.data.balanced_sampling and self.loss.class_weights == "balanced":
+            raise ValueError(
+                "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one "
+                "of them"
+            )
         patience = self.train.patience
         if patience is not None and patience < self.validate_freq:
             raise ValueError(

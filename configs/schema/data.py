@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from configs.section import Floats, Pair, Path, Probability, Section
+from configs.yaml_io import shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 
@@ -16,6 +17,9 @@ class Data(Section):
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
     dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")
+    multi_label: bool = Field(
+        False, description="data set csv: each image has no, one or several labels; LOSS.NAME is then bce"
+    )
     on_bad_image: Literal["error", "skip"] = Field(
         "error", description="unreadable images: abort the run, or skip them and list them"
     )
@@ -47,6 +51,9 @@ class Data(Section):
     repeated_augmentation: int = Field(
         1, ge=1, le=100, description="training: crops of an image per epoch, in place of other images (DeiT: 3)"
     )
+    balanced_sampling: bool = Field(
+        False, description="training: equally many images of each class in an epoch, which keeps its number of batches"
+    )
     affine_degrees: float = Field(0.0, ge=0, le=180, description="training: maximum random rotation, degrees")
     affine_translate: float = Field(0.0, ge=0, le=1, description="training: maximum random shift / image size")
     affine_scale: Pair = Field((1.0, 1.0), description="training: range of the random scale factor")
@@ -57,6 +64,15 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
+        if self.multi_label and self.dataset != "csv":
+            raise ValueError(
+                f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
+            )
+        if self.multi_label and self.balanced_sampling:
+            raise ValueError(
+                "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced "
+                "instead"
+            )
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")

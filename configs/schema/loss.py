@@ -23,7 +23,8 @@ class Loss(Section):
     class_weights: Literal["balanced"] | Floats | None = Field(
         None,
         description="factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / "
-        "training images, with a mean of 1 over these images; or a list of NUM_CLASSES values; null: 1",
+        "training images, with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or "
+        "a list of NUM_CLASSES values; null: 1",
     )
 
     @field_validator("class_weights")

@@ -4,8 +4,8 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from utils.errors import UserError, escape_control_characters
-from utils.tables import read_rows
+from utils.errors import UserError
+from utils.tables import read_rows, safe_cell
 
 _COLUMNS = ["path", "reason"]
 
@@ -41,7 +41,7 @@ class BadImageList:
             self._listed = {row.get("path", "") for row in read_rows(self.file)}
 
     def add(self, images: Iterable[BadImage]) -> None:
-        rows = {_to_cell(image.path): _to_cell(image.reason) for image in images}
+        rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
@@ -49,7 +49,3 @@ class BadImageList:
             header = [] if file.tell() else [_COLUMNS]
             csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()
-
-
-def _to_cell(text: str) -> str:
-    return escape_control_characters(text.replace("\n", r"\n"))

@@ -85,6 +85,7 @@ def build_train_batches(
         context.rank,
         context.world_size,
         repeats=data.repeated_augmentation,
+        balanced_targets=samples.targets if data.balanced_sampling else None,
     )
     return MapBatches(reader, sampler, context, timeout_seconds, bad_images)
 
@@ -97,7 +98,7 @@ def build_eval_loader(
     bad_images: BadImageList | None = None,
 ) -> Loader:
     """The validation batches of this rank: each sample once over all ranks."""
-    samples_per_rank = -(-len(samples) // context.world_size)
-    sampler = EvalSampler(len(samples), min(data.eval_batch_size, samples_per_rank), context.rank, context.world_size)
+    batch_size = min(data.eval_batch_size, len(samples))
+    sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
     reader = BatchReader(samples, data, build_eval_host_transform(data))
     return Loader(reader, sampler, context, timeout_seconds, bad_images)

@@ -26,6 +26,7 @@ from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import shared_zeros, tree_map_only
 
 PREFETCH_FACTOR = 2  # batches per worker
+_TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9
 
@@ -48,7 +49,8 @@ class BatchReader(Dataset):
     def _read(self, keys: list[Key]) -> Batch:
         channels, size = self.data.image_channels, self.data.image_size
         images = _zeros((len(keys), channels, size, size))
-        targets = torch.full((len(keys),), PADDING)
+        labels, samples = self.samples.targets, 0
+        targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
         bad = []
         for position, (epoch, index, repeat) in enumerate(keys):
@@ -62,8 +64,8 @@ class BatchReader(Dataset):
                     raise
                 bad.append(error)
             else:
-                targets[position] = int(self.samples.targets[index])
-        samples = int((targets != PADDING).sum())
+                targets[position] = torch.tensor(labels[index])
+                samples += 1
         return Batch(images, targets, samples, self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
 
 
@@ -96,6 +98,8 @@ class Loader:
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
         workers = num_workers(reader.samples, reader.data, context)
+        if len(sampler) == 1 and reader.data.num_workers is None:
+            workers = 0  # one worker would read the batch, after seconds for its start
         self._batches = DataLoader(
             reader,
             batch_sampler=sampler,

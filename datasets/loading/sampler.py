@@ -4,11 +4,13 @@ A key is (epoch, sample index, repeat). Epochs and repeats count from 0.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from datasets.batch import PADDING
+from datasets.loading.balanced import balanced_order
 from utils.seeding import seeded_generator
 
 Key = tuple[int, int, int]
@@ -25,6 +27,8 @@ class TrainSampler:
     With repeated augmentation (Hoffer et al., 2020) a sample takes `repeats` consecutive places of the order: with as
     many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
     1 / `repeats` of the samples.
+
+    With `balanced_targets`, the labels int64 (num_samples,), the order is that of `balanced_order`.
     """
 
     num_samples: int
@@ -35,6 +39,7 @@ class TrainSampler:
     world_size: int = 1
     first_batch: int = 0
     repeats: int = 1
+    balanced_targets: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -52,12 +57,17 @@ class TrainSampler:
         for number in range(self.first_batch, self.num_epochs * self.batches_per_epoch):
             epoch, position = divmod(number, self.batches_per_epoch)
             if epoch != order_epoch:
-                order_epoch, order = epoch, epoch_order(self.num_samples, self.seed, epoch)
+                order_epoch, order = epoch, self._order(epoch)
             start = position * self.batch_size * self.world_size
             stop = start + self.batch_size * self.world_size
             places = range(start + self.rank, stop, self.world_size)
             indices = order[torch.tensor(places) // self.repeats].tolist()
             yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        if self.balanced_targets is None:
+            return epoch_order(self.num_samples, self.seed, epoch)
+        return balanced_order(self.balanced_targets, -(-self.num_samples // self.repeats), self.seed, epoch)
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -69,7 +79,9 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
 class EvalSampler:
     """One rank's batches of an evaluation: each sample once over all ranks, the same number of full batches on each.
 
-    The remaining positions have the index `PADDING`.
+    Batch b of the data, the next `batch_size` samples, is on rank b % `world_size`: the samples that are computed
+    together, and so their results, do not depend on the number of ranks. The remaining positions have the index
+    `PADDING`.
     """
 
     num_samples: int
@@ -82,6 +94,6 @@ class EvalSampler:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for batch in range(len(self)):
-            start = batch * self.batch_size * self.world_size + self.rank
-            indices = range(start, start + self.batch_size * self.world_size, self.world_size)
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            indices = range(start, start + self.batch_size)
             yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]

@@ -7,20 +7,35 @@ from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
 
+_ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
     """A finding if there are labels for which the model has no class."""
-    indices = np.flatnonzero(samples.targets >= num_classes)
+    labels = samples.targets if samples.targets.ndim == 1 else _highest_labels(samples.targets)
+    indices = np.flatnonzero(labels >= num_classes)
     if not len(indices):
         return []
-    first, highest = indices[0], samples.targets.max()
-    images = f"{len(indices)} {'training' if split == 'train' else 'validation'} image(s)"
+    first, highest = indices[0], labels.max()
+    images = f"{len(indices)} {_ADJECTIVES.get(split, 'validation')} image(s)"
     return [
-        f"{samples.location(first)}: label {samples.targets[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
+        f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
         f"have labels >= {num_classes}); set it to {highest + 1} or more, or correct the labels"
     ]
+
+
+def find_no_labels(samples: ImageFiles, split: str) -> list[str]:
+    """A finding if no image of a multi-label split has a label, so that its average precision is not defined."""
+    if samples.targets.ndim == 1 or samples.targets.any():
+        return []
+    return [f"{samples.listing.file}: no image of the split {split} has a label; fill in the column target"]
+
+
+def _highest_labels(targets: np.ndarray) -> np.ndarray:
+    """The highest label of each image, int64 (N,), -1 without labels. targets: multi-hot (N, classes)."""
+    highest = targets.shape[1] - 1 - targets[:, ::-1].argmax(axis=1)
+    return np.where(targets.any(axis=1), highest, -1)
 
 
 def find_single_class(samples: Samples) -> list[str]:
@@ -41,20 +56,25 @@ def find_too_few_samples(num_samples: int, dataset: str, batch_size: int, world_
     ]
 
 
-def notes_on(train: Samples, val: Samples) -> list[str]:
-    """Facts that may be intended: the notes of both splits, few images, few gray levels, images in both splits."""
-    notes = list(dict.fromkeys(train.notes + val.notes))  # two splits of one list have the same notes
-    counts = np.bincount(train.targets, minlength=len(train.class_names))
+def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[str]:
+    """Facts that may be intended: the notes of the splits, few images, few gray levels, images in two splits."""
+    others = {"val": val} | ({"test": test} if test else {})
+    notes = [note for samples in (train, *others.values()) for note in samples.notes]
+    notes = list(dict.fromkeys(notes))  # two splits of one list have the same notes
+    counts = train.class_counts(len(train.class_names))
     empty = np.flatnonzero(counts == 0)
     if len(empty):
         example = train.class_names[empty[0]]
         notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {shorten(example)}")
+    if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
+        notes.append(f"{unlabelled} of {len(train)} training images have no label")
     notes += _notes_on_few_images(counts, train.class_names)
     notes += notes_on_grey_levels(train)
-    if isinstance(train, ImageFiles) and isinstance(val, ImageFiles) and train.listing.root == val.listing.root:
-        shared = _paths_in_both(train, val)
-        if shared:
-            notes.append(f"{len(shared)} image(s) are in both train and val, such as {shorten(min(shared))}")
+    for name, other in others.items():
+        if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
+            shared = _paths_in_both(train, other)
+            if shared:
+                notes.append(f"{len(shared)} image(s) are in both train and {name}, such as {shorten(min(shared))}")
     return notes
 
 

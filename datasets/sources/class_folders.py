@@ -12,10 +12,10 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import format_value
 from datasets.sources.image_files import ImageFiles
-from datasets.sources.listing import Listing, listing_arrays
+from datasets.sources.listing import Listing, listing_arrays, unlabelled_arrays
 from datasets.sources.split import split_listing
 from datasets.sources.strings import StringPacker
-from utils.errors import UserError
+from utils.errors import UserError, combine_findings
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_DEPTH = 100  # nested folders
@@ -23,24 +23,61 @@ _MAX_TRIED = 10  # folders in which images are looked for
 
 
 def folder(data: Data, split: str) -> ImageFiles:
-    """One folder per class in DATA_PATH/train and DATA_PATH/val; without val the images are split.
+    """One folder per class in DATA_PATH/train, DATA_PATH/val and DATA_PATH/test; without val the images are split.
 
-    The split 'all' is all images of DATA_PATH if it has neither train nor val, else val.
+    Without train, the class folders are in DATA_PATH; there may be a folder test beside them.
+
+    The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
     """
     root = Path(data.data_path)
     train, val = root / "train", root / "val"
+    if split == "test":
+        return ImageFiles(_with_checked_classes(root, "test"))
     if split == "all" and not (train.is_dir() or val.is_dir()):
-        return ImageFiles(read_class_folders(root, min_classes=1))
+        return ImageFiles(_read_root(root, min_classes=1))
     split = "train" if split == "train" else "val"
     if not val.is_dir():
-        return ImageFiles(split_listing(read_class_folders(train if train.is_dir() else root), data, split))
-    listing = read_class_folders(root / split)
+        return ImageFiles(split_listing(read_class_folders(train) if train.is_dir() else _read_root(root), data, split))
+    return ImageFiles(_with_checked_classes(root, split))
+
+
+def _with_checked_classes(root: Path, split: str) -> Listing:
+    """The folder of a split. A class that only this split, or only the training split, has is a finding."""
+    min_classes = 1 if split == "test" else 2  # else its classes, below, are the better finding
+    listing = read_class_folders(root / split, min_classes=min_classes)
+    train, other = root / "train", "val" if split == "train" else split
     if train.is_dir():
-        differing = sorted(set(class_names_in(train)) ^ set(class_names_in(val)))
-        listing.findings += [
-            f"{root}: class folder {name!r} is only in one of train and val; add or remove it" for name in differing
-        ]
-    return ImageFiles(listing)
+        names = class_names_in(train)
+    elif split == "test" and held_out_classes(root):
+        names = class_names_in(root, excluded="test")
+    else:
+        return listing
+    listing.findings += [
+        f"{root}: class folder {name!r} is only in one of train and {other}; add or remove it"
+        for name in sorted(set(names) ^ set(class_names_in(root / other, min_classes=min_classes)))
+    ]
+    return listing
+
+
+def _read_root(root: Path, min_classes: int = 2) -> Listing:
+    """The class folders in DATA_PATH, without a folder test that contains folders of the same names."""
+    if not (root / "test").is_dir() or held_out_classes(root):
+        return read_class_folders(root, "test", min_classes)
+    listing = read_class_folders(root, min_classes=min_classes)
+    listing.findings.append(
+        f"{root / 'test'}: is it a class, or are these test images? Move the folders of all classes to {root / 'train'}"
+    )
+    return listing
+
+
+def held_out_classes(root: Path) -> set[str]:
+    """The names of folders in root/test that are classes: folders in root/train, or beside test."""
+    train = root / "train"
+    try:
+        names = class_names_in(train) if train.is_dir() else class_names_in(root, excluded="test", min_classes=1)
+        return set(names).intersection(class_names_in(root / "test", min_classes=1))
+    except UserError:  # a folder cannot be listed, or contains no folders
+        return set()
 
 
 def has_class_folders(root: Path) -> bool:
@@ -100,6 +137,24 @@ def read_class_folders(root: Path, excluded: str | None = None, min_classes: int
     return Listing(root, names, arrays, None, scan.findings, scan.notes())
 
 
+def read_images(root: Path) -> Listing:
+    """Lists all images in a folder, at any depth and without labels, as `read_class_folders` does: each label is 0.
+
+    An image that is a broken link or not a file is listed, too.
+
+    Raises:
+        UserError: a folder cannot be listed, or there are no images.
+    """
+    scan, paths = _Scan(root, keeps_unreadable=True), StringPacker()
+    for path in _images_in(scan, "", (), set()):
+        paths.add(path)
+    if scan.findings:
+        raise combine_findings(f"{root}: {len(scan.findings)} problems", scan.findings)
+    if not len(paths):
+        raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder")
+    return Listing(root, ["0"], unlabelled_arrays(paths), notes=scan.notes(), has_class_names=False)
+
+
 def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are too few."""
     names = [
@@ -116,9 +171,10 @@ def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2
 
 @dataclass
 class _Scan:
-    """The state of one `read_class_folders`."""
+    """The state of one reading of folders. keeps_unreadable: broken links and pipes are images, and no findings."""
 
     root: Path
+    keeps_unreadable: bool = False
     findings: list[str] = field(default_factory=list)
     ignored_links: list[str] = field(default_factory=list)
     num_other_files: int = 0
@@ -166,12 +222,12 @@ def _images_in(scan: _Scan, folder: str, parents: tuple[Path, ...], visited: set
         scan.findings.append(str(error))
         return
     for entry in entries:
-        path = f"{folder}/{entry.name}"
+        path = f"{folder}/{entry.name}" if folder else entry.name
         if scan.ignores(entry, path):
             continue
         if entry.is_folder:
             yield from _images_in(scan, path, (*parents, resolved), visited)
-        elif entry.is_file:
+        elif entry.is_file or scan.keeps_unreadable:
             yield path
         else:
             scan.findings.append(f"{scan.root / path}: is a broken link or not a file; restore or remove it")

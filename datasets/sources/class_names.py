@@ -19,7 +19,7 @@ def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
 
-def number_by(known: Sequence[str], samples: Samples, needs_all: bool) -> list[str]:
+def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all: bool) -> list[str]:
     """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
 
     Returns findings, and then changes nothing: a class with images that is not in `known`; with `needs_all`, also a
@@ -29,20 +29,29 @@ def number_by(known: Sequence[str], samples: Samples, needs_all: bool) -> list[s
         samples.notes.append("the data has no class names; its labels are used as they are")
         return []
     labels = map_labels(samples.class_names, known)
-    used = range(len(labels)) if needs_all else np.unique(samples.targets)
+    used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
     findings = []
     if unknown:
+        hint = "" if needs_all else f"; -predict {data_path} labels unsorted images"
         findings.append(
-            f"{list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint has "
-            f"{list_names(known)})"
+            f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
+            f"has {list_names(known)}){hint}"
         )
     if missing:
-        findings.append(f"{list_names(missing)}: a class of the checkpoint that the data does not have; add it")
+        findings.append(
+            f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have; add it"
+        )
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
+
+
+def names_of_labels(samples: Samples, num_classes: int) -> list[str]:
+    """The name of each label of a model: that of its class, or the label itself if the data has no names for it."""
+    named = samples.class_names if samples.has_class_names else []
+    return [*named[:num_classes], *map(str, range(len(named), num_classes))]
 
 
 def list_names(names: Sequence[str]) -> str:

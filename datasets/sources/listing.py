@@ -14,7 +14,8 @@ class Listing:
     """N image files: their paths relative to `root`, their labels, and the name of each class.
 
     `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
-    and `lines` int32 (N,): the lines of `file` that name the images. Without a `file`, `lines` is empty.
+    or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
+    images. Without a `file`, `lines` is empty.
 
     `findings` are mistakes that must be corrected, `notes` are for the log: one line of text each. `has_class_names` is
     False if the names are only the labels.
@@ -47,3 +48,8 @@ def listing_arrays(paths: StringPacker, targets: np.ndarray, lines: np.ndarray) 
     """The `arrays` of a `Listing`."""
     columns = {"paths_crcs": paths.crcs(), "targets": targets, "lines": lines}
     return to_arrays(paths.strings(), "paths") | columns
+
+
+def unlabelled_arrays(paths: StringPacker) -> dict[str, np.ndarray]:
+    """The `arrays` of a `Listing` without a file, in which each image has the label 0."""
+    return listing_arrays(paths, np.zeros(len(paths), np.int64), np.empty(0, np.int32))

@@ -134,9 +134,6 @@ class _Packed(Samples):
     def name(self, index: int) -> str:
         return f"{self.path}: image {index} ({strings_in(self._arrays, 'names')[index]})"
 
-    def location(self, index: int) -> str:
-        return self.name(index)
-
     def read_bytes(self, index: int) -> bytes:
         """The image as it was packed; raises BadImage if it cannot be read or has changed."""
         ends = self._arrays["ends"]

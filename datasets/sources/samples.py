@@ -17,8 +17,9 @@ _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EST
 class Samples:
     """The images and labels of one split.
 
-    `targets` int64 (N,) are labels, indices of `class_names`. `has_class_names` is False if these names are only the
-    labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
+    `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
+    of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
+    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
     `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
     text each.
     """
@@ -36,16 +37,43 @@ class Samples:
         return len(self.targets)
 
     def number_classes(self, labels: np.ndarray, class_names: list[str]) -> None:
-        """Replaces each label by `labels[label]`, int64 (classes,), an index of the new `class_names`."""
-        self.targets, self.class_names = labels[self.targets], class_names
+        """Replaces each label by `labels[label]`, int64 (classes,), an index of the new `class_names`.
+
+        -1 in `labels`: of a class without images.
+        """
+        if self.targets.ndim == 1:
+            self.targets = labels[self.targets]
+        else:
+            targets = np.zeros((len(self), len(class_names)), dtype=self.targets.dtype)
+            targets[:, labels[labels >= 0]] = self.targets[:, : len(labels)][:, labels >= 0]
+            self.targets = targets
+        self.class_names = class_names
+
+    def fit_targets(self, num_classes: int) -> None:
+        """Gives targets (N, classes) `num_classes` columns. Columns beyond them stay if one of them has a label."""
+        if (missing := num_classes - self.targets.shape[1]) > 0:
+            self.targets = np.pad(self.targets, ((0, 0), (0, missing)))
+        elif missing < 0 and not self.targets[:, num_classes:].any():
+            self.targets = np.ascontiguousarray(self.targets[:, :num_classes])
+
+    def class_counts(self, num_classes: int) -> np.ndarray:
+        """The samples with each label, int64 (num_classes,); with DATA.MULTI_LABEL a sample may count several times."""
+        if self.targets.ndim == 1:
+            return np.bincount(self.targets, minlength=num_classes)
+        counts = self.targets.sum(axis=0, dtype=np.int64)[:num_classes]
+        return np.pad(counts, (0, num_classes - len(counts)))
 
     def open(self, index: int, channels: int) -> LazyImage:
         """An image with 1 or 3 channels; raises BadImage, now or when its pixels are decoded, if it is unusable."""
         raise NotImplementedError
 
+    def name(self, index: int) -> str:
+        """The image's name in tables and error messages, such as its path."""
+        return f"image {index}"
+
     def location(self, index: int) -> str:
         """Where a user finds the sample: a line of a list or a file."""
-        return f"image {index}"
+        return self.name(index)
 
     def check_files(self) -> list[str]:
         """Findings about missing and unreadable files, without reading any; adds a note if not all are checked."""
@@ -59,10 +87,6 @@ class EncodedImages(Samples):
 
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""
-        raise NotImplementedError
-
-    def name(self, index: int) -> str:
-        """The image's name in error messages."""
         raise NotImplementedError
 
     def open(self, index: int, channels: int) -> LazyImage:

@@ -11,9 +11,14 @@ _DEFAULT_VAL_FRACTION = 0.1
 
 
 def split_listing(listing: Listing, data: Data, split: str) -> Listing:
-    """The 'train' or the 'val' part of a listing, by DATA.VAL_FRACTION (a tenth by default) and DATA.SPLIT_SEED."""
+    """The 'train' or the 'val' part of a listing, by DATA.VAL_FRACTION (a tenth by default) and DATA.SPLIT_SEED.
+
+    Each class is split; images with several labels each are split as if they were of one class.
+    """
     fraction = data.val_fraction or _DEFAULT_VAL_FRACTION
-    train, val = split_stratified(listing.arrays["targets"], fraction, data.split_seed)
+    targets = listing.arrays["targets"]
+    strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
+    train, val = split_stratified(strata, fraction, data.split_seed)
     if not len(val):
         listing.findings.append(
             f"{data.data_path}: no class has two images, so no image can be held out; add a val split"

@@ -183,7 +183,7 @@ class TrainTransform(nn.Module):
         self.operations, self.mixup = nn.ModuleList(operations), mixup
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns images float32 (B, C, S, S), and targets int64 (B,) or, if mixed, float32 (B, classes).
+        """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).
 
         A batch with unreadable images is not mixed: its padding has no label. Noise and mixup use torch's global
         generator.

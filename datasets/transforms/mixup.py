@@ -33,6 +33,8 @@ class MixDraws(NamedTuple):
 class Mixup(nn.Module):
     """(images (B, C, S, S), targets (B,)) -> (images, targets float32 (B, classes)), or both unchanged.
 
+    Targets of several labels per image are multi-hot (B, classes).
+
     MIXUP_MODE batch draws once per batch, elem once per image, pair once per pair of images that are mixed with each
     other. The middle image of an odd batch is never mixed. The draws follow from torch's global generator of the CPU.
     """
@@ -107,8 +109,10 @@ class Mixup(nn.Module):
 
     def _mix_targets(self, targets: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
         """weight: a number, or (B, 1)."""
-        one_hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
-        return one_hot * weight + one_hot.flip(0) * (1 - weight)
+        hot = targets.float()
+        if targets.ndim == 1:
+            hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
+        return hot * weight + hot.flip(0) * (1 - weight)
 
 
 def mirrored(draws: MixDraws, batch: int) -> MixDraws:

@@ -1,5 +1,6 @@
 """Reading and finding checkpoints: every file is verified before it is used."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +39,13 @@ def find_checkpoint(
     output: Path,
     lock: Callable[[Path], Any] = lambda folder: None,
     is_candidate: Callable[[Path], bool] = lambda folder: True,
+    best_first: bool = False,
 ) -> FoundCheckpoint | None:
     """The checkpoint that `-resume` names.
 
-    A file: that file. The folder of a run: its most recent valid checkpoint. 'auto': the most recent valid checkpoint
-    of the runs in `output` for which `is_candidate` is true, or None if there is none yet. `lock` is called with a
-    run's folder before it is read.
+    A file: that file. The folder of a run: its most recent valid checkpoint; with `best_first`, as evaluations need it,
+    `best.pth` if that is valid. 'auto': that of the most recent run in `output` for which `is_candidate` is true and
+    which has a valid checkpoint, or None if there is none yet. `lock` is called with a run's folder before it is read.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
@@ -59,7 +61,10 @@ def find_checkpoint(
     for folder in folders:
         if is_run_folder(folder):
             lock(folder)
-        for path in [named] if named and named.is_file() else _checkpoints_by_progress(folder):
+        paths = _checkpoints_by_progress(folder)
+        if best_first:
+            paths.sort(key=lambda path: path.name != BEST)
+        for path in [named] if named and named.is_file() else paths:
             try:
                 return FoundCheckpoint(path, load_checkpoint(path), notes)
             except UserError as error:
@@ -126,6 +131,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         _upgrade_from_5(state)
     if isinstance(state, dict):
         state = {"class_names": None, "preprocessing": None} | state  # files of earlier versions lack them
+    if isinstance(state, dict) and isinstance(state.get("model"), dict) and "format" not in state:
+        raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     if not is_backed:
@@ -186,7 +193,16 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss may be NaN in files of format 4
         and is_description(state)
+        and (state["best"] is None or _is_best(state["best"]))
     )
+
+
+def _is_best(entry: dict[str, Any]) -> bool:
+    """Whether the entry has the form that `Best.to_entry` of `engine.training.snapshot` gives it."""
+    if entry.keys() not in ({"top1", "top5", "epoch", "loss"}, {"mean_ap", "epoch", "loss"}):
+        return False
+    numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]
+    return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)
 
 
 def _parsed_options(text: Any) -> dict[str, Any] | None:

@@ -16,10 +16,15 @@ import torch
 
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
+from configs.weight_options import OPTIONS_ENTRY
 from configs.yaml_io import parse_value
-from models.weights.read import checked_archive_bytes, find_weights
+from models.weights.find import find_weights
+from models.weights.read import checked_archive_bytes
+from utils.atomic_file import atomic_write
+from utils.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
+_DESCRIPTION = ("class_names", "preprocessing")
 _INTERPOLATION = "bicubic"  # of all crops
 # Entry of `preprocessing` -> field of the DATA section
 OPTION_OF = {
@@ -63,15 +68,14 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
 
 def write_classes(folder: Path, description: dict[str, Any]) -> None:
     """Writes `classes.json`; raises OSError if that fails."""
-    (folder / CLASSES_FILE).write_text(json.dumps(description, indent=2) + "\n")
+    atomic_write(folder / CLASSES_FILE, json.dumps(description, indent=2) + "\n")
 
 
 def is_description(state: dict[str, Any]) -> bool:
     """Whether the two entries are None, or have the form that `describe_data` gives them."""
     names, preprocessing = state["class_names"], state["preprocessing"]
-    return (names is None or (bool(names) and all(isinstance(name, str) for name in names))) and (
-        preprocessing is None or _is_preprocessing(preprocessing)
-    )
+    has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+    return (names is None or has_names) and (preprocessing is None or _is_preprocessing(preprocessing))
 
 
 def _is_preprocessing(values: dict[str, Any]) -> bool:
@@ -101,8 +105,16 @@ def _are_floats(values: Any, count: int) -> bool:
     )
 
 
+def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+    """The metadata of an exported file, as JSON, from which `read_trained_on` reads a .safetensors file's.
+
+    description: as from `describe_data`. options: sections of options, `configs.weight_options.options_to_export`.
+    """
+    return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
+
+
 def read_trained_on(weights: str) -> TrainedOn | None:
-    """The data of the checkpoint `weights`, without reading its tensors; None for weights of another program.
+    """The data of the checkpoint or export `weights`, without reading its tensors; None for another program's weights.
 
     A damaged file is not reported here but where its tensors are read.
 
@@ -110,20 +122,34 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         UserError: no such file, or a damaged archive.
     """
     path = find_weights(weights)
-    if path.suffix.lower() not in (".pth", ".pt"):
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
         return None
-    checked_archive_bytes(path)
+    if reader is _read_checkpoint:
+        checked_archive_bytes(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        options = parse_value(state["options"])
-        state = {"class_names": state.get("class_names"), "preprocessing": state.get("preprocessing")}
-        if not is_description(state):
+        description, options = reader(path)
+        if not is_description(description):
             return None
         data, model = dict(options["DATA"]), dict(options["MODEL"])
         number = model.get("NUM_CLASSES")
-        return TrainedOn(**state, data=data, model=model, num_classes=number if _is_positive(number) else None)
+        return TrainedOn(**description, data=data, model=model, num_classes=number if _is_positive(number) else None)
     except Exception:  # a file of another program has any content
         return None
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
+    """The entries of `describe_data`, and the options."""
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return {entry: state.get(entry) for entry in _DESCRIPTION}, parse_value(state["options"])
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
+    metadata = read_metadata(path)
+    return {entry: json.loads(metadata[entry]) for entry in _DESCRIPTION}, json.loads(metadata[OPTIONS_ENTRY])
+
+
+_READERS = {".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
 
 
 def resolve_path(path: Any) -> str | None:

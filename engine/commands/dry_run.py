@@ -8,10 +8,11 @@ from configs.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import check_writable, is_run_folder
-from engine.commands.evaluate import nothing_to_evaluate
 from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.open_evaluation import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.telemetry.flops import forward_flops
+from engine.telemetry.loggers.group import check_loggers
 from engine.training.build import build_eval_model, build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
@@ -27,12 +28,14 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     """
     logger, config = RunLogger(None, context), command.config
     log_options(command, logger)
+    if context.is_main and not config.eval.enabled:
+        check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger)
-    resumes = found and not config.eval and is_run_folder(found.path.parent)
+    resumes = found and not config.eval.enabled and is_run_folder(found.path.parent)
     folder = found.path.parent if resumes else Path(config.save)
     check_writable(folder)
-    if config.eval:
-        config, model = _build_evaluation(config, context, logger, found)
+    if config.eval.enabled:
+        config, model = _build_evaluation(command, context, logger, found)
     else:
         config, model = _build_training(config, context, logger, folder, found)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -58,12 +61,15 @@ def _build_training(
 
 
 def _build_evaluation(
-    config: Config, context: ProcessContext, logger: RunLogger, found: FoundCheckpoint | None
+    command: Command, context: ProcessContext, logger: RunLogger, found: FoundCheckpoint | None
 ) -> tuple[Config, nn.Module]:
+    config = command.config
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
     weights = str(found.path if found else config.model.pretrained)
-    config, _, notes = read_evaluation_data(config.with_model(pretrained=weights), context)
+    config, _, notes = read_evaluation_data(
+        config.with_model(pretrained=weights), context, command.split, command.prediction
+    )
     for note in notes:
         logger.info(f"----- {note}")
     return config, build_eval_model(config, context).fp32

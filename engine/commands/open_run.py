@@ -1,17 +1,20 @@
 """Opening a run: its log, the checkpoint from which it resumes, and, when all was checked, its folder."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command, to_yaml
+from configs.command_line import Command, parse_command_line, to_yaml
 from configs.compare import experiment_mismatch, non_default_lines
-from configs.layers import RUN_OPTIONS
+from configs.layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
+from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.status import RunStatus
 
@@ -51,6 +54,8 @@ def find_on_all_ranks(
 ) -> FoundCheckpoint | None:
     """The checkpoint that `-resume` names: the main process searches, the other ranks read the same file.
 
+    Of a run's folder, an evaluation or a prediction takes `best.pth`.
+
     'auto' passes over the runs of other experiments, with a line in the log.
     """
     if not config.model.resume:
@@ -64,7 +69,8 @@ def find_on_all_ranks(
 
     found = None
     if context.is_main:
-        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate)
+        best_first = config.eval.enabled
+        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first)
     path = broadcast_object(found.path if found else None, context)
     if path is not None and not context.is_main:
         found = FoundCheckpoint(path, load_checkpoint(path), [])
@@ -88,8 +94,20 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
     """Writes the log and the options of a run, which starts after `steps_done` steps, to its folder."""
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
+        _write_recipe(folder, command)
     logger.open(folder)
     logger.info(f"----- Output: {folder}")
+
+
+def _write_recipe(folder: Path, command: Command) -> None:
+    """Writes the options of the recipe alone, for the report page; a resumed run keeps those of its start.
+
+    A recipe that is complete only with flags, such as one that needs -pretrained, leaves no file.
+    """
+    if command.recipe is None or command.recipe.name == RUN_OPTIONS or (folder / RECIPE_OPTIONS).exists():
+        return
+    with suppress(UserError):
+        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line([f"-cfg={command.recipe}"]).config))
 
 
 def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
@@ -103,4 +121,4 @@ def _options(command: Command) -> str:
     """The options in a form that starts or resumes the same run: the checkpoint knows where its schedule restarted."""
     train = command.config.train.model_copy(update={"restart_schedule": False})
     config = command.config.model_copy(update={"name": command.run_name, "train": train})
-    return to_yaml(config if config.eval else config.with_model(resume=None))
+    return to_yaml(config if config.eval.enabled else config.with_model(resume=None))

@@ -14,6 +14,7 @@ def profile(command: Command, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
     logger = start_log(command, context)
     config, samples = read_run_data(command.config, context)
+    config = config.model_copy(update={"loggers": ()})  # a profile is no result
     run = build_run(config, samples, context, None, logger)
     folder = open_new_folder(replace(command, config=config), context, logger, "profile-")
     status = begin_status(folder, context)

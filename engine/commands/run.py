@@ -8,6 +8,7 @@ from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.commands.dry_run import dry_run
 from engine.commands.evaluate import evaluate_weights
+from engine.commands.predict import predict
 from engine.commands.profile import profile
 from engine.commands.train import train
 from engine.precision.policy import precision_name
@@ -18,7 +19,7 @@ from utils.errors import UserError
 from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
-_COMMANDS = {"train": train, "eval": evaluate_weights, "profile": profile, "dry_run": dry_run}
+_COMMANDS = {"train": train, "eval": evaluate_weights, "predict": predict, "profile": profile, "dry_run": dry_run}
 
 
 def run(command: Command, context: ProcessContext) -> int:
@@ -51,7 +52,7 @@ def run(command: Command, context: ProcessContext) -> int:
 
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
     data = config.data
-    evaluates = config.eval or shortage.in_evaluation
+    evaluates = config.eval.enabled or shortage.in_evaluation
     flag, size = ("-batch_size_eval", data.eval_batch_size) if evaluates else ("-batch_size", data.batch_size)
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
     if shortage.on_gpu:

@@ -5,31 +5,54 @@ from dataclasses import replace
 from typing import Any
 
 from configs.command_line import Command
+from configs.schema import Config
+from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import is_run_folder, lock_run_folder
 from engine.checkpoint.trained_on import write_classes
+from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
+from engine.report.page import REPORT
+from engine.telemetry.loggers.group import check_loggers
+from engine.telemetry.reporter import write_result
 from engine.training.build import build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
+from utils.signals import Interrupted
 
 
 def train(command: Command, context: ProcessContext) -> int:
     """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
     with ExitStack() as locks:
-        trainer = _open_trainer(command, context, locks)
+        trainer, config, test = _open_trainer(command, context, locks)
+        locks.callback(trainer.run.reporter.close)  # if training fails
         result = trainer.train()
+        if trainer.run.context.is_main:
+            write_result(trainer.run.folder, result)  # the evaluation after it may fail
+        if result["finished"] and result["epoch"] is not None:
+            try:
+                result |= evaluate_best(config, trainer, result["epoch"], test)
+            except Interrupted as signal:
+                trainer.interrupted = signal
+        trainer.run.reporter.finish(result)
         return _conclude(command, trainer, result)
 
 
-def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -> Trainer:
+def _open_trainer(
+    command: Command, context: ProcessContext, locks: ExitStack
+) -> tuple[Trainer, Config, Samples | None]:
     """Checks options, data and checkpoint; only then creates the run's folder, or changes that of a resumed run.
 
     A resumed run writes to the folder of its checkpoint, if that is the folder of a run. The main process locks it.
+
+    Returns:
+        the trainer, the completed options, and the held-out test images if there are any.
     """
     logger, config = start_log(command, context), command.config
+    if context.is_main:
+        check_loggers(config.loggers)
     # Lock before reading: the previous run may still be writing.
     found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
     if config.model.resume and not found:
@@ -50,7 +73,10 @@ def _open_trainer(command: Command, context: ProcessContext, locks: ExitStack) -
         run = run.in_folder(folder)
     if context.is_main:
         write_classes(folder, run.description)
-    return Trainer(run, begin_status(folder, context), position)
+    trainer = Trainer(run, begin_status(folder, context), position)
+    if trainer.report:
+        trainer.status.on_end = lambda: trainer.report.update(now=True)
+    return trainer, config, samples.test
 
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
@@ -70,11 +96,15 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         outcome = {"state": "finished", "stopped_early": True, "reason": result["reason"]}
     else:
         outcome = {"state": "finished"}
-    if result["top1"] is not None:
+    name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
+    if score is not None:
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
+        predict = next_command(command, f"-resume={folder}", "-predict")
         logger.info(
-            f"----- Best top-1: {result['top1']:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
-            f"      Evaluate it: {evaluate}"
+            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
+            f"      Report: {folder / REPORT}\n"
+            f"      Evaluate it: {evaluate}\n"
+            f"      Label images: {predict} FOLDER"
         )
     if trainer.run.context.is_main:
         trainer.status.update(**outcome)

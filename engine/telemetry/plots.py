@@ -1,9 +1,12 @@
 """Plots of a run, drawn from its CSV files."""
 
-import time
+import io
+import warnings
 from pathlib import Path
 from typing import Any
 
+from engine.telemetry.time_share import TimeShare
+from utils.atomic_file import atomic_write
 from utils.tables import read_rows
 
 _CURVES = {
@@ -18,11 +21,13 @@ _CURVES = {
             "val_top1": "validation top-1",
             "val_top5": "validation top-5",
             "raw_val_top1": "validation top-1, raw weights",
+            "val_mean_ap": "validation mAP",
+            "raw_val_mean_ap": "validation mAP, raw weights",
         },
     ),
 }
 _MAX_TIME_SHARE = 0.02
-_BEST = "val_top1"  # the best epoch has the highest
+_SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
 _MAX_MARKED_POINTS = 30  # of a curve; markers of more points overlap
 
 
@@ -35,19 +40,17 @@ class CurvePlots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._next_time = 0.0
+        self._drawing = TimeShare(self._draw, _MAX_TIME_SHARE)
 
     def update(self, now: bool = False) -> None:
         """Draws the plots, unless they were drawn a short while ago. now: draws them in any case."""
-        started = time.monotonic()
-        if not now and started < self._next_time:
-            return
+        self._drawing.update(now)
+
+    def _draw(self) -> None:
         rows = read_rows(self.folder / "metrics.csv")
         for name, (label, curves) in _CURVES.items():
             _plot_curves(rows, curves, label, self.folder / name)
         _plot_loss_scale(read_rows(self.folder / "steps.csv"), self.folder / "loss_scale.png")
-        finished = time.monotonic()
-        self._next_time = finished + (finished - started) / _MAX_TIME_SHARE
 
 
 def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str, path: Path) -> None:
@@ -56,9 +59,9 @@ def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str,
     for column, legend in curves.items():
         if points := curve(rows, column):
             plot_curve(axes, points, legend)
-    if _BEST in curves and (best := best_epoch(rows)):
-        epoch, top1 = best
-        axes.plot(epoch, top1, "*", color="black", markersize=10, label=f"best: {top1:.2f}%, epoch {epoch}")
+    if score_column(rows) in curves and (best := best_epoch(rows)):
+        epoch, score = best
+        axes.plot(epoch, score, "*", color="black", markersize=10, label=f"best: {score:.2f}%, epoch {epoch}")
     if axes.lines:
         axes.legend()
     write_png(figure, path)
@@ -70,18 +73,24 @@ def curve(rows: list[dict[str, str]], column: str) -> list[tuple[int, float]]:
 
 
 def best_epoch(rows: list[dict[str, str]]) -> tuple[int, float] | None:
-    """(epoch, top-1) of `best.pth`: the highest top-1, then the lowest loss; None without evaluation."""
-    evaluated = [(float(row[_BEST]), -float(row["val_loss"]), -int(row["epoch"])) for row in rows if row[_BEST]]
+    """(epoch, score) of `best.pth`: the highest top-1 or mAP, then the lowest loss; None without evaluation."""
+    column = score_column(rows)
+    evaluated = [(float(row[column]), -float(row["val_loss"]), -int(row["epoch"])) for row in rows if row[column]]
     if not evaluated:
         return None
-    top1, _, negative_epoch = max(evaluated)
-    return -negative_epoch, top1
+    score, _, negative_epoch = max(evaluated)
+    return -negative_epoch, score
+
+
+def score_column(rows: list[dict[str, str]]) -> str:
+    """The column of `metrics.csv` that decides which epoch is the best; of a multi-label run the mAP."""
+    return next((column for column in _SCORES if any(row.get(column) for row in rows)), _SCORES[-1])
 
 
 def plot_curve(axes: Any, points: list[tuple[int, float]], legend: str) -> Any:
     """Returns the line."""
     marker = "." if len(points) < _MAX_MARKED_POINTS else None
-    (line,) = axes.plot(*zip(*points, strict=True), label=_without_math(legend), marker=marker)
+    (line,) = axes.plot(*zip(*points, strict=True), label=without_math(legend), marker=marker)
     return line
 
 
@@ -105,7 +114,7 @@ def new_figure(x_label: str, y_label: str, title: str, size: tuple[float, float]
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(_without_math(title))
+    axes.set_title(without_math(title))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -113,12 +122,21 @@ def new_figure(x_label: str, y_label: str, title: str, size: tuple[float, float]
     return figure, axes
 
 
-def _without_math(text: str) -> str:
+def without_math(text: str) -> str:
     """matplotlib reads text between two dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 
 def write_png(figure: Any, path: Path) -> None:
+    """Raises OSError if the file cannot be written; the old file is then intact."""
+    atomic_write(path, png_bytes(figure))
+
+
+def png_bytes(figure: Any) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    FigureCanvasAgg(figure).print_png(path)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # its font lacks a character of a name
+        FigureCanvasAgg(figure).print_png(picture)
+    return picture.getvalue()

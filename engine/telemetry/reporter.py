@@ -6,18 +6,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.telemetry.loggers.group import LoggerGroup
 from engine.telemetry.mfu import MFUMeter, format_rates
-from engine.telemetry.run_files import RunFiles, cell, open_run_files, validation_cells
+from engine.telemetry.run_files import (
+    RunFiles,
+    best_scalars,
+    cell,
+    open_run_files,
+    training_scalars,
+    validation_cells,
+    validation_scalars,
+)
 from engine.telemetry.step_bar import StepBar
 from engine.telemetry.step_report import StepReport, epoch_line, format_speed, log_lines
 from engine.telemetry.time_left import TimeLeft
+from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger
@@ -43,7 +52,7 @@ class Reporter:
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         max_steps: the run ends after this many steps in all, if not before.
-        hyperparameters: for TensorBoard.
+        loggers: TensorBoard, and those that LOGGERS names.
     """
 
     def __init__(
@@ -57,12 +66,12 @@ class Reporter:
         num_epochs: int,
         report_freq: int,
         images_per_epoch: int,
+        loggers: LoggerGroup,
         max_steps: int | None = None,
-        hyperparameters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.context, self.folder, self.logger, self.scaler, self.meter = context, folder, logger, scaler, meter
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
-        self.hyperparameters = hyperparameters
+        self.loggers = loggers
         self.last: StepReport | None = None
         self._files: RunFiles | None = None
         self._bar: StepBar | None = None
@@ -76,7 +85,7 @@ class Reporter:
         """Opens the files of the run, new or resumed after these epochs and steps."""
         if self.context.is_main:
             self._files = open_run_files(self.folder, epochs_done, steps_done)
-            self._files.write_hyperparameters(self.hyperparameters)
+            self.loggers.start(self.folder, steps_done)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
@@ -110,21 +119,29 @@ class Reporter:
             self._report_unreadable_images()
 
     def stop(self, progress: EpochProgress) -> None:
-        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
+        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is.
+
+        `close` is to be called when the checkpoint, which is more urgent, was written.
+        """
         self._report(progress)
         self.last = replace(self.last, step=progress.step + 1)
         if self._files:
             self._files.append_step(self.last)
             self._files.plots.update(now=True)
-        self.close()
+        self._bar.close()
 
     def end_epoch(
-        self, progress: EpochProgress, validation: Metrics | None, train_seconds: float, raw: Metrics | None = None
+        self,
+        progress: EpochProgress,
+        validation: Metrics | None,
+        train_seconds: float,
+        raw: Metrics | None = None,
+        is_best: bool = False,
     ) -> None:
         """Logs the epoch, and appends it to `metrics.csv`.
 
         train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside that
-        of their average.
+        of their average. is_best: whether `validation` is the best so far.
         """
         sums = progress.sums.reduced(self.context)
         images_per_second = 0.0
@@ -137,7 +154,9 @@ class Reporter:
             for prefix, metrics in (("", validation), ("raw_", raw)):
                 row |= validation_cells(prefix, metrics)
                 if metrics:
-                    self._files.write_validation(prefix, metrics, progress.step)
+                    self.loggers.scalars(validation_scalars(prefix, metrics), progress.step)
+            if is_best:
+                self.loggers.scalars(best_scalars(validation, progress.epoch + 1), progress.step)
             self._files.epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
@@ -186,13 +205,13 @@ class Reporter:
         if self._files:
             self._files.plots.update(now=True)
             write_result(self.folder, result)
-        self.close()
+        self.close(result)
 
-    def close(self) -> None:
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
+        """Ends the loggers; a second call does nothing. result: None if the run failed."""
         if self._bar:
             self._bar.close()
-        if self._files:
-            self._files.board.close()
+        self.loggers.finish(result)
 
     def _report(self, progress: EpochProgress) -> None:
         """Logs the state of training, and starts a new interval. Every rank must call it."""
@@ -228,8 +247,7 @@ class Reporter:
             self.logger.rank(line)
         if latest.samples:
             self._bar.show_loss(latest.loss)
-        if self._files:
-            self._files.write_scalars(report)
+        self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
         self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
 
@@ -252,17 +270,21 @@ class Reporter:
 
 
 def write_result(folder: Path, result: dict) -> None:
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    """Writes `result.json`; raises OSError."""
+    atomic_write(folder / "result.json", json.dumps(result, indent=2) + "\n")
 
 
-def validation_line(title: str, metrics: Metrics, num_classes: int, num_samples: int, seconds: float) -> str:
+def validation_line(
+    title: str, metrics: Metrics, num_classes: int, num_samples: int, seconds: float, split: str = "Validation"
+) -> str:
     """PaddleViT's line, and a second line if there are unreadable images. Below ten classes, top-5 says nothing."""
     unreadable = num_samples - metrics.samples
-    top5 = f"Validation Acc@5: {metrics.top5:.2f}%, " if num_classes >= _MIN_CLASSES_FOR_TOP5 else ""
-    return (
-        f"----- {title}Validation Loss: {metrics.loss:.4f}, Validation Acc@1: {metrics.top1:.2f}%, {top5}"
-        f"time: {seconds:.2f} s"
-        + (f"\n----- Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else "")
+    labels = {"top1": "Acc@1", "top5": "Acc@5", "mean_ap": "mAP"}
+    if num_classes < _MIN_CLASSES_FOR_TOP5:
+        del labels["top5"]
+    scores = [f"{split} {labels[name]}: {value:.2f}%" for name, value in metrics.scores().items() if name in labels]
+    return f"----- {title}{', '.join([f'{split} Loss: {metrics.loss:.4f}', *scores])}, time: {seconds:.2f} s" + (
+        f"\n----- Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else ""
     )
 
 

@@ -16,12 +16,18 @@ from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.sources.checks import notes_on
+from datasets.sources.class_names import names_of_labels
+from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform, build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.trained_on import describe_data
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.file_names import EVALUATION
+from engine.evaluation.files import EvaluationFiles
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import build_strategy
+from engine.parallel.strategy import Strategy, build_strategy
 from engine.precision.policy import Precision
+from engine.telemetry.loggers.group import LoggerGroup
 from engine.telemetry.mfu import build_mfu_meter
 from engine.telemetry.reporter import Reporter
 from engine.training.distillation import build_step_loss
@@ -59,12 +65,12 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     _log_parts(config.model.num_classes, context, logger, state, notes, samples)
     weights, precision = state.precision.weights, state.precision
     meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
-    logger.info(f"----- Model: {meter}")
+    parameters = sum(parameter.numel() for parameter in weights.master.parameters())
+    logger.info(f"----- Model: {parameters / 1e6:.3f} M parameters, {meter}")
     total_steps = train.num_epochs * layout.steps_per_epoch
     rate_warnings = lr_warning(train, layout.global_batch_size), average_warning(train, total_steps)
-    for warning in (*samples.warnings, *rate_warnings):
-        if warning:
-            logger.info(f"----- Warning: {warning}")
+    for warning in filter(None, (*samples.warnings, *rate_warnings)):
+        logger.info(f"----- Warning: {warning}")
     return Run(
         context=context,
         folder=folder,
@@ -73,6 +79,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
         bad_images=bad_images,
         val_batches=build_eval_loader(data, samples.val, context, timeout, bad_images),
         num_val_samples=len(samples.val),
+        eval_files=build_eval_files(config, samples.val, state.evaluator, folder),
         num_classes=config.model.num_classes,
         layout=layout,
         state=state,
@@ -87,7 +94,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
             report_freq=config.report_freq,
             images_per_epoch=layout.batches_per_epoch * layout.batch_size,
             max_steps=train.max_steps,
-            hyperparameters=non_default_options(config),
+            loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger.info),
         ),
         plan=_build_plan(config),
         timeout_seconds=timeout,
@@ -144,7 +151,7 @@ def build_train_state(
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
         loss=loss,
         transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
-        eval_transform=build_eval_transform(data).to(context.device),
+        evaluator=build_evaluator(config, precision, strategy, context),
         batch_size=data.batch_size,
         accum_iter=train.accum_iter,
         max_norm=train.grad_clip,
@@ -155,13 +162,28 @@ def build_train_state(
     return state, notes
 
 
+def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
+    transform = build_eval_transform(config.data).to(context.device)
+    flips = config.eval.tta == "flip"
+    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label)
+
+
+def build_eval_files(
+    config: Config, samples: Samples, evaluator: Evaluator, folder: Path | None, name: str = EVALUATION
+) -> EvaluationFiles:
+    """The files of the evaluations of `samples`, in `name` in the folder of a run, which may be set later."""
+    names = names_of_labels(samples, config.model.num_classes)
+    files = EvaluationFiles(Path(name), samples, config.data, names, evaluator)
+    return files.in_run(folder) if folder else files
+
+
 @dataclass(frozen=True)
 class EvalModel:
     """The model of `MODEL.PRETRAINED`. `compute` runs the forward passes; `fp32` may be the same module."""
 
     compute: nn.Module
     fp32: nn.Module
-    precision: Precision
+    evaluator: Evaluator
     notes: list[str]
 
 
@@ -174,7 +196,8 @@ def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     notes = [f"Pretrained: {note}" for note in notes]
     with torch.inference_mode(), precision.autocast():
         notes += _attention_notes(compute_model, _dummy_images(config.data, context))
-    return EvalModel(compute_model, model, precision, notes)
+    evaluator = build_evaluator(config, precision, build_strategy(context), context)
+    return EvalModel(compute_model, model, evaluator, notes)
 
 
 def _dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
@@ -219,10 +242,11 @@ def _log_parts(
     for note in notes:
         logger.info(f"----- {note}")
     logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
+    test = f", {len(samples.test)} for the test at the end" if samples.test else ""
     logger.info(
         f"----- Data: {len(samples.train)} training images of {len(samples.train.class_names)} classes, "
-        f"{len(samples.val)} for validation; the model has {num_classes} classes"
+        f"{len(samples.val)} for validation{test}; the model has {num_classes} classes"
     )
     if context.is_main:
-        for note in notes_on(samples.train, samples.val):
+        for note in notes_on(samples.train, samples.val, samples.test):
             logger.info(f"----- Data: {note}")

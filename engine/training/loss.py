@@ -1,4 +1,4 @@
-"""The training loss and the evaluation loss: sums over samples, since the step divides by the global batch."""
+"""The training loss: a sum over samples, since the step divides by the global batch."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,8 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
     """logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
-    Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes).
+    Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
+    bce also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
 
     Args:
         smoothing: label smoothing, of mixed targets too.
@@ -51,9 +52,10 @@ def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tens
         dense = targets
         if targets.ndim == 1:
             dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+        padding = dense[:, 0] == PADDING if targets.ndim > 1 else targets == PADDING
         losses = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
         losses = losses.sum(-1) if options.sum_classes else losses.mean(-1)
-        return (losses.masked_fill(targets == PADDING, 0) if targets.ndim == 1 else losses).sum()
+        return losses.masked_fill(padding, 0).sum()
 
     return loss
 
@@ -64,16 +66,21 @@ def read_class_weights(
     """The weights float32 (classes,) of `LOSS.CLASS_WEIGHTS`; None if all are 1.
 
     balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
-    Their mean over the samples is 1. A class without samples gets the weight of a class with one.
+    Their mean over the samples is 1. With several labels per sample: (N - n) / n, with which the positive and the
+    negative terms of a class have equal weight, as torch's documentation of `pos_weight` has it. A class without
+    samples gets the weight of a class with one.
 
     Args:
-        targets: the labels of the training split, int64 (N,).
+        targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
     Raises:
         UserError: another number of weights than of classes.
     """
     weights = options.class_weights
     if weights is None:
         return None
+    if weights == "balanced" and targets.ndim == 2:
+        positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
+        return ((len(targets) - positive).clamp(min=1) / positive).to(device)
     if weights == "balanced":
         counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
         _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
@@ -84,11 +91,3 @@ def read_class_weights(
             "(MODEL.NUM_CLASSES); give one value per class, or balanced"
         )
     return torch.tensor(weights, device=device)
-
-
-def eval_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy without label smoothing and class weights.
-
-    logits (B, classes), targets int64 (B,) -> (), summed.
-    """
-    return F.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=PADDING)

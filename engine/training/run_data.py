@@ -5,7 +5,8 @@ from typing import Any
 
 from configs.schema import Config
 from configs.yaml_io import parse_value
-from datasets.registry import read_samples, resolve_grey_range
+from datasets.loading.balanced import describe_balance
+from datasets.registry import has_test_split, read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
@@ -14,12 +15,16 @@ from utils.distributed import ProcessContext
 
 @dataclass(frozen=True)
 class RunData:
-    """The samples of both splits, their class names if there are any, and warnings about options that do not fit."""
+    """The samples of the splits, their class names if there are any, and warnings about options that do not fit.
+
+    test: held-out samples, for the end of the run; None if there are none.
+    """
 
     train: Samples
     val: Samples
     class_names: list[str] | None
     warnings: list[str]
+    test: Samples | None = None
 
 
 def read_run_data(
@@ -37,12 +42,18 @@ def read_run_data(
     data = config.data
     if checkpoint and data.grey_range == "auto":
         data = data.model_copy(update={"grey_range": trained_grey_range(checkpoint, data.grey_range)})
-    splits = read_samples(data, config.model.num_classes, context, "train", "val", class_names=known)
+    has_test, note = has_test_split(data, context)
+    names = ("train", "val", "test") if has_test else ("train", "val")
+    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
+    train, val, *test = splits
+    train.notes += [note] if note else []
     check_images(splits, data, context, config.timeout_seconds)
     config = config.model_copy(update={"data": resolve_grey_range(data, splits, context)})
     config, warnings = _complete(config, splits)
-    class_names = splits[0].class_names if splits[0].has_class_names else known
-    return config, RunData(*splits, class_names, warnings)
+    if data.balanced_sampling:
+        train.notes.append(describe_balance(train.targets, train.class_names, data.repeated_augmentation))
+    class_names = train.class_names if train.has_class_names else known
+    return config, RunData(train, val, class_names, warnings, *test)
 
 
 def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:
@@ -69,4 +80,9 @@ def _complete(config: Config, splits: list[Samples]) -> tuple[Config, list[str]]
             f"NUM_EPOCHS {train.num_epochs}"
         )
         config = config.model_copy(update={"train": train})
+    elif train.warmup_epochs > train.num_epochs / 2:
+        warnings.append(
+            f"TRAIN.WARMUP_EPOCHS is {train.warmup_epochs:g}, more than half of NUM_EPOCHS {train.num_epochs}; lower "
+            f"it, such as to {train.num_epochs / 10:g}"
+        )
     return config, warnings

@@ -19,25 +19,34 @@ from utils.metrics import Metrics
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far; epochs count from 1, top-1 and top-5 in percent.
+    """The best evaluation so far: the values of the entry `best` of a checkpoint.
 
-    `loss` is None if it is not finite, or if an earlier version wrote the checkpoint.
+    scores: `Metrics.scores`, in percent. epoch: counts from 1. loss: None if it is not finite, or if an earlier version
+    wrote the checkpoint.
     """
 
-    top1: float
-    top5: float
+    scores: dict[str, float]
     epoch: int
     loss: float | None
 
     @classmethod
     def of(cls, metrics: Metrics, epoch: int) -> "Best":
-        return cls(metrics.top1, metrics.top5, epoch, metrics.loss if math.isfinite(metrics.loss) else None)
+        return cls(metrics.scores(), epoch, metrics.loss if math.isfinite(metrics.loss) else None)
+
+    @classmethod
+    def from_entry(cls, entry: dict[str, Any]) -> "Best":
+        scores = {name: value for name, value in entry.items() if name not in ("epoch", "loss")}
+        return cls(scores, entry["epoch"], entry["loss"])
+
+    def to_entry(self) -> dict[str, Any]:
+        return {**self.scores, "epoch": self.epoch, "loss": self.loss}
 
     def is_beaten_by(self, metrics: Metrics) -> bool:
-        """By a higher top-1, or by a lower loss if top-1 is equal."""
-        if metrics.top1 == self.top1:
+        """By a higher score, or by a lower loss if the score is equal."""
+        score = self.scores.get("mean_ap", self.scores.get("top1"))
+        if metrics.score == score:
             return self.loss is not None and metrics.loss < self.loss
-        return metrics.top1 > self.top1
+        return metrics.score > score
 
 
 @dataclass
@@ -68,7 +77,7 @@ def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
         "done_steps": progress.done_steps,
         "sums": progress.sums.reduced(run.context),
         "geometry": asdict(run.layout),
-        "best": asdict(position.best) if position.best else None,
+        "best": position.best.to_entry() if position.best else None,
         "train_seconds": position.clock.seconds,
         "images": position.clock.images,
         "options": run.options,
@@ -130,6 +139,14 @@ def _resume_schedule(run: Run, start: float, progress: EpochProgress, has_change
 
 def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch = checkpoint["epoch"]
+    if checkpoint["done_steps"] and "DATA.BALANCED_SAMPLING" in changed:
+        raise UserError(
+            f"DATA.BALANCED_SAMPLING: the checkpoint is inside an epoch with "
+            f"{format_value(changed['DATA.BALANCED_SAMPLING'][0])}; set it as before, or resume from a checkpoint at "
+            "the end of an epoch (epoch-*.pth)"
+        )
+    if "DATA.MULTI_LABEL" in changed:
+        raise UserError("DATA.MULTI_LABEL: differs from the checkpoint; set it to the same value to resume")
     if (checkpoint["ema"] is None) != (run.state.average is None):
         raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
     if checkpoint["optimizer_name"] != run.optimizer_name:
@@ -169,4 +186,4 @@ def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bo
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False
-    return Best(**best), not is_saved
+    return Best.from_entry(best), not is_saved

@@ -11,6 +11,8 @@ from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource
 from datasets.loading.loader import Loader
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
@@ -31,7 +33,7 @@ class TrainState:
         model: the module whose forward pass training calls: `precision.weights.compute`, wrapped by the strategy.
         average: of the weights; None without MODEL_EMA.
         transform: batch -> images (B, C, S, S), targets; on the device.
-        eval_transform: uint8 images -> normalized images.
+        evaluator: evaluates `eval_model`.
         batch_size: per device, of one micro-step.
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
@@ -45,7 +47,7 @@ class TrainState:
     schedule: Schedule
     loss: StepLoss
     transform: nn.Module
-    eval_transform: nn.Module
+    evaluator: Evaluator
     batch_size: int
     accum_iter: int
     max_norm: float | None
@@ -91,6 +93,7 @@ class Run:
         folder: of its files; None until all of its options, data and weights were checked.
         restarts_schedule: whether the schedule starts again where the run is resumed (TRAIN.RESTART_SCHEDULE).
         last_epoch: epochs that a fresh run skips (TRAIN.LAST_EPOCH).
+        eval_files: those of the validation.
         options: the resolved options as YAML, for the checkpoint.
         description: the class names and the preprocessing, for the checkpoint and `classes.json`.
     """
@@ -102,6 +105,7 @@ class Run:
     bad_images: BadImageList
     val_batches: Loader
     num_val_samples: int
+    eval_files: EvaluationFiles
     num_classes: int
     layout: EpochLayout
     state: TrainState
@@ -119,7 +123,7 @@ class Run:
         """This run with a folder for its files."""
         self.bad_images.open(folder)
         self.reporter.folder = folder
-        return replace(self, folder=folder)
+        return replace(self, folder=folder, eval_files=self.eval_files.in_run(folder))
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""

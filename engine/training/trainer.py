@@ -11,9 +11,10 @@ from datasets.batch import Batch
 from engine.checkpoint.reader import BEST, LAST
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
+from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes, validation_line
-from engine.training.evaluation import evaluate
+from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import Best, RunPosition, restore, take_snapshot
 from engine.training.state import Run
 from engine.training.step import NonFiniteGradients, train_steps
@@ -36,6 +37,7 @@ class Trainer:
         self._will_compile = run.compiles
         is_main = run.context.is_main
         self.writer = CheckpointWriter(run.folder, plan.keep_checkpoints, self._on_written) if is_main else None
+        self.report = RunReport(run) if is_main else None
 
     @property
     def progress(self) -> EpochProgress:
@@ -45,7 +47,8 @@ class Trainer:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives (then `interrupted` is set).
 
         Returns:
-            The content of `result.json`: best top-1 and top-5 in percent, the checkpoint's path, speed and memory.
+            The content of `result.json`: best top-1 and top-5 in percent, or the best mean average precision; the
+            checkpoint's path, speed and memory.
         """
         self.start()
         with defer_signals(self.trigger.signals):
@@ -59,9 +62,7 @@ class Trainer:
                 self.interrupted = signal
                 self._save()
             self.wait_until_saved()
-        result = self._result()
-        self.run.reporter.finish(result)
-        return result
+        return self._result()
 
     def start(self) -> None:
         """Opens the tables and starts the clock."""
@@ -99,20 +100,22 @@ class Trainer:
             self._save()
             return False
         epochs_done = progress.epoch + 1
-        validation = raw = None
+        evaluated = raw = None
         if plan.is_due(epochs_done, plan.validate_freq):
-            validation, raw = self._evaluate_all(epochs_done)
-        best = self.position.best
+            evaluated, raw = self._evaluate_all(epochs_done)
+        validation, best = evaluated and evaluated.metrics, self.position.best
         is_best = validation is not None and (best is None or best.is_beaten_by(validation))
         if is_best:
             self.position.best = Best.of(validation, epochs_done)
-        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw)
+        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.run.new_progress(epochs_done)
         ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps
         ends = ends or self._stops_early()
         if is_best or ends or plan.is_due(epochs_done, plan.save_freq):
             self._save(is_best)
         self.run.reporter.draw()
+        if self.report:
+            self.report.update(evaluated if is_best else None)
         return not ends
 
     def after_step(self, progress: EpochProgress) -> None:
@@ -134,29 +137,22 @@ class Trainer:
         """Images trained on in this epoch, over all ranks."""
         return self.progress.done_batches(self.run.state.accum_iter) * self.run.layout.batch_size
 
-    def _evaluate_all(self, epochs_done: int) -> tuple[Metrics, Metrics | None]:
-        """The metrics of the evaluated model, and those of the raw weights if EVAL_RAW is set."""
+    def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None]:
+        """The evaluation, and the metrics of the raw weights if EVAL_RAW is set."""
         state, title = self.run.state, f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
-        metrics = self._evaluate(state.eval_model, title)
+        model = state.eval_model
+        evaluated = Evaluated(model, *self._evaluate(model, title), epochs_done)
         if not self.run.plan.evaluates_raw:
-            return metrics, None
-        return metrics, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
+            return evaluated, None
+        return evaluated, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")[0]
 
-    def _evaluate(self, model: nn.Module, title: str) -> Metrics:
-        started, state = time.perf_counter(), self.run.state
-        metrics = evaluate(
-            model,
-            self.run.val_batches,
-            state.eval_transform,
-            state.precision,
-            state.strategy,
-            self.run.context,
-            self._after_eval_batch,
-        )
+    def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
+        started = time.perf_counter()
+        metrics, results = self.run.state.evaluator.evaluate(model, self.run.val_batches, self._after_eval_batch)
         seconds = time.perf_counter() - started
         line = validation_line(title, metrics, self.run.num_classes, self.run.num_val_samples, seconds)
         self.run.logger.info(line)
-        return metrics
+        return metrics, results
 
     def _after_eval_batch(self) -> None:
         """Saves if due. A run resumed from this checkpoint repeats the evaluation."""
@@ -194,8 +190,7 @@ class Trainer:
     def _result(self) -> dict[str, Any]:
         best, clock = self.position.best, self.position.clock
         result = {
-            "top1": best.top1 if best else None,
-            "top5": best.top5 if best else None,
+            **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
             "checkpoint": str(self.run.folder / (BEST if best else LAST)),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),

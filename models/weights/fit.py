@@ -8,8 +8,9 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from models.classifiers import classifiers
+from models.weights.find import find_weights
 from models.weights.names import paddlevit_to_timm, summarize_names
-from models.weights.read import Converter, State, find_weights, read_weights
+from models.weights.read import Converter, State, read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -3,7 +3,6 @@
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
 
-import os
 import pickle
 import re
 import zipfile
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from models.weights.find import EXTENSIONS, PADDLE, find_weights
 from models.weights.names import google_to_timm, paddlevit_to_timm, summarize_names
 from models.weights.pdparams import as_tensor, read_pdparams
 from utils.atomic_file import verify_checksum
@@ -29,18 +29,6 @@ _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 
 
-def find_weights(path: str) -> Path:
-    """The file at `path`, or at `path` with an extension added: .pdparams first, because PaddleViT's users omit it.
-
-    Raises:
-        UserError: no such file; names the extensions that were tried.
-    """
-    for candidate in (path, *(f"{path}{extension}" for extension in _EXTENSIONS)):
-        if os.path.isfile(candidate):
-            return Path(candidate)
-    raise UserError(f"{path}: no such file, also with {', '.join(_EXTENSIONS)} added; check the path")
-
-
 def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State:
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
@@ -53,10 +41,10 @@ def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State
     """
     file = find_weights(path)
     extension = file.suffix.lower()
-    if extension not in _EXTENSIONS:
-        raise UserError(f"{file}: unknown file extension; give one of {', '.join(_EXTENSIONS)}")
+    if extension not in EXTENSIONS:
+        raise UserError(f"{file}: unknown file extension; give one of {', '.join(EXTENSIONS)}")
     try:
-        if extension == _PADDLE:
+        if extension == PADDLE:
             return from_paddle(file, read_pdparams(file))
         return _READERS[extension](file)
     except UserError:
@@ -156,5 +144,3 @@ _READERS = {
     ".pt": _read_torch,
     ".npz": _read_npz,
 }
-_PADDLE = ".pdparams"
-_EXTENSIONS = (_PADDLE, *_READERS)

@@ -43,7 +43,8 @@ from scripts.amp_report.inspection import (
     gradient_underflow,
     listed_name,
 )
-from scripts.benchmarks.common import add_flag, flag_parser, split_flags, write_json
+from scripts.benchmarks.common import write_json
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.distributed import ProcessContext, process_group, single_process
 from utils.errors import run_and_report_errors
 from utils.logger import RunLogger

@@ -44,22 +44,18 @@ from scripts.benchmarks.amp_worker import (
     measure_mode,
 )
 from scripts.benchmarks.common import (
-    add_flag,
     add_modes_flag,
     baseline_of,
     environment,
     environment_line,
-    flag_parser,
     interleaved,
     last_error,
     mode_config,
-    new_file,
     parse_modes,
-    positive,
     print_progress,
-    split_flags,
     write_json,
 )
+from scripts.flags import add_flag, flag_parser, new_file, positive, split_flags
 from utils.distributed import visible_gpus
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table

@@ -38,20 +38,12 @@ from models.attention import fused_kernels
 from models.build import build_model
 from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
-from scripts.benchmarks.common import (
-    MODES,
-    add_flag,
-    flag_parser,
-    mode_config,
-    positive,
-    print_progress,
-    split_flags,
-    write_json,
-)
+from scripts.benchmarks.common import MODES, mode_config, print_progress, write_json
 from scripts.benchmarks.device_speed import copy_bytes_per_second, matmul_flops_per_second
 from scripts.benchmarks.gpu_parts import ROOT, Part, part_environment, run_part
 from scripts.benchmarks.gpu_report import write_figures
 from scripts.benchmarks.training_parts import build_plain_model
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, run_and_report_errors
 

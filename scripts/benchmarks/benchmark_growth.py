@@ -20,16 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from engine.profiling.measured_training import MeasuredTraining
-from scripts.benchmarks.common import (
-    add_flag,
-    environment,
-    environment_line,
-    flag_parser,
-    positive,
-    split_flags,
-    write_json,
-)
+from scripts.benchmarks.common import environment, environment_line, write_json
 from scripts.benchmarks.training_parts import build_new_run, ready_batches
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import single_process
 from utils.errors import run_and_report_errors

@@ -44,18 +44,15 @@ from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.augmentation_contenders import DEIT, deit_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
 from scripts.benchmarks.common import (
-    add_flag,
     environment,
     environment_line,
-    flag_parser,
     interleaved,
     median_and_range,
-    positive,
     print_progress,
-    split_flags,
     write_json,
 )
 from scripts.benchmarks.input_contenders import Contender, loader_contenders, one_process_contenders
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory, timed
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, run_and_report_errors

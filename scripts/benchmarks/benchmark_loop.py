@@ -31,16 +31,9 @@ from datasets.batch import Batch
 from engine.progress import EpochProgress
 from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.step import TrainState
-from scripts.benchmarks.common import (
-    environment,
-    environment_line,
-    flag_parser,
-    interleaved,
-    median_and_range,
-    split_flags,
-    write_json,
-)
+from scripts.benchmarks.common import environment, environment_line, interleaved, median_and_range, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, open_trainer, ready_batches, training_loop
+from scripts.flags import flag_parser, split_flags
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, run_and_report_errors
@@ -122,7 +115,7 @@ def bare_loop(state: TrainState, options: Train, batches: list[Batch]) -> Callab
     precision, model = state.precision, state.precision.weights.master
     optimizer = build_optimizer(model, options)
     scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
-    stream = cycle([(state.eval_transform(batch.images), batch.targets) for batch in batches])
+    stream = cycle([(state.evaluator.transform(batch.images), batch.targets) for batch in batches])
     steps_done = 0
 
     def run(steps: int) -> None:

@@ -41,20 +41,17 @@ from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (
     ENTRY,
-    add_flag,
     environment,
     environment_line,
-    flag_parser,
     interleaved,
     median_and_range,
-    positive,
     print_progress,
-    split_flags,
     write_json,
 )
 from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import build_plain_model, build_state, ready_batches
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import timed
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, did_you_mean, run_and_report_errors

@@ -1,4 +1,4 @@
-"""Shared by the scripts: flags, precision modes, the order of measurements, Markdown tables, the environment."""
+"""Shared by the scripts: precision modes, the order of measurements, Markdown tables, the environment."""
 
 import argparse
 import json
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from configs.command_line import Parser, entry_parser, parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
+from scripts.flags import add_flag
 from utils.atomic_file import temporary_path
 from utils.device import device_name
 from utils.distributed import visible_gpus
@@ -42,64 +43,12 @@ GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O2-bf16", "O3-fp1
 CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # on a CPU float16 is 10 to 100 times slower
 
 
-# Flags
-
-
-def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
-    """A parser of a script's own flags, with `-json`; `split_flags` returns the other flags unparsed.
-
-    Args:
-        script: path below `scripts/`.
-    """
-    parser = Parser(
-        prog=f"scripts/{script}",
-        usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
-        description=description,
-        epilog="All other flags, including -opts KEY=VALUE, are those of main_single_gpu.py: see its -h.",
-    )
-    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
-    return parser
-
-
-def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
-    parser.add_argument(f"-{name}", f"--{name}", **options)
+# Precision modes
 
 
 def add_modes_flag(parser: argparse.ArgumentParser) -> None:
     defaults = f"default: {','.join(GPU_MODES)} on a GPU, {','.join(CPU_MODES)} on a CPU"
     add_flag(parser, "modes", metavar="A,B", help=f"precision modes, of {', '.join(MODES)} ({defaults})")
-
-
-def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Splits `argv` into the script's own flags and the flags for `configs.command_line`.
-
-    Raises:
-        UserError: a flag is unknown to both.
-    """
-    flags, rest = parser.parse_known_args(argv)
-    others, unknown = entry_parser(parser.prog).parse_known_args(rest)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")
-    return flags, rest
-
-
-def positive(text: str) -> int:
-    """argparse type: a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return int(text)
-
-
-def new_file(text: str) -> Path:
-    """argparse type: an output file. A wrong path is reported before the measurements start."""
-    path = Path(text)
-    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is not a regular file, or its folder does not exist")
-    return path
-
-
-# Precision modes
 
 
 def parse_modes(text: str | None) -> list[str]:

@@ -20,22 +20,19 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from scripts.benchmarks.common import (
     ENTRY,
     MODES,
-    add_flag,
     add_modes_flag,
     baseline_of,
     environment,
     environment_line,
-    flag_parser,
     interleaved,
     last_error,
     mode_config,
     parse_modes,
-    positive,
     print_progress,
-    split_flags,
     write_json,
 )
 from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.errors import run_and_report_errors
 from utils.tables import markdown_table
 

@@ -43,20 +43,17 @@ from configs.schema import Config, Data
 from datasets.sources.in_memory import digits
 from scripts.benchmarks.common import (
     ENTRY,
-    add_flag,
     environment,
     environment_line,
-    flag_parser,
     interleaved,
     last_error,
-    positive,
     print_progress,
-    split_flags,
     write_json,
 )
 from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table, read_rows

@@ -143,7 +143,7 @@ YAML_MISTAKES = {
     "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),
     "heads": ("MODEL: {NUM_HEADS: 5}", r"MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5"),
     "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
-    "no weights": ("EVAL: true", r":1: EVAL needs weights"),
+    "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
     "no meaning": (
         "MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 3}",
         r"unknown key MODEL.DEPTH of MODEL.TYPE timm; remove it \(it is a key of vit, ",

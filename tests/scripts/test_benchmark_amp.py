@@ -11,7 +11,8 @@ from conftest import GREY, TINY_VIT
 from scripts.benchmarks import amp_worker, benchmark_amp
 from scripts.benchmarks.amp_tables import mode_figures, mode_table, seconds_table
 from scripts.benchmarks.benchmark_amp import largest_batch
-from scripts.benchmarks.common import MODES, flag_parser, interleaved, mode_config, parse_modes, split_flags
+from scripts.benchmarks.common import MODES, interleaved, mode_config, parse_modes
+from scripts.flags import flag_parser, split_flags
 from utils.errors import UserError, run_and_report_errors
 
 TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]

@@ -14,9 +14,9 @@ from conftest import TINY_VIT
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_gpu, benchmark_train, gpu_parts
 from scripts.benchmarks.benchmark_gpu import plan_parts
-from scripts.benchmarks.common import split_flags
 from scripts.benchmarks.gpu_parts import Part, part_environment, run_part
 from scripts.benchmarks.gpu_report import target_rows, training_rows
+from scripts.flags import split_flags
 from utils.errors import UserError
 
 

@@ -11,9 +11,9 @@ from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, figures_of, program_figures, speed_ratios, texts
-from scripts.benchmarks.common import split_flags
 from scripts.benchmarks.programs import PlainLog, Program, ProgramError, Reading, Window
 from scripts.benchmarks.training_parts import build_plain_model
+from scripts.flags import split_flags
 from utils.errors import UserError
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]

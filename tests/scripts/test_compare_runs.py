@@ -11,13 +11,12 @@ from conftest import train
 
 from configs.command_line import parse_command_line, to_yaml
 from engine.telemetry.run_files import EPOCH_COLUMNS
-from scripts.compare_runs import main, read_runs, sort_runs
-from scripts.run_summaries import differing_options
+from scripts.compare_runs import main, options_by_run, read_runs, sort_runs
 from utils.errors import UserError
 
 
-def make_run(folder, top1s, options=(), result=None, **status):
-    """A folder as a run writes it. top1s: per epoch; None without an evaluation."""
+def make_run(folder, scores, options=(), result=None, column="val_top1", **status):
+    """A folder as a run writes it. scores: of the column, per epoch; None without an evaluation."""
     folder.mkdir()
     argv = ["-dataset=digits", *(["-opts", *options] if options else [])]
     (folder / "config.yaml").write_text(to_yaml(parse_command_line(argv).config))
@@ -25,10 +24,10 @@ def make_run(folder, top1s, options=(), result=None, **status):
     with open(folder / "metrics.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, EPOCH_COLUMNS, restval="")
         writer.writeheader()
-        for epoch, top1 in enumerate(top1s, 1):
+        for epoch, score in enumerate(scores, 1):
             row = {
                 "epoch": epoch,
-                "val_top1": top1,
+                column: score,
                 "val_loss": 1.0,
                 "train_seconds": 60 * epoch,
                 "images_per_second": 1234.5,
@@ -54,10 +53,10 @@ def test_runs_are_sorted_by_top1_with_the_options_that_differ(tmp_path, capsys):
     )  # fmt: skip
     lines, errors = table_of(capsys, one, two)
     assert [line.split() for line in lines[1:]] == [
-        ["two", "70.50%", "2/300", "3m20s", "99.9", "2G", "finished", "SEED=3,", "TRAIN.BASE_LR=0.003"],
-        ["one", "50.00%", "1/300", "3m00s", "1234.5", "2G", "finished", "SEED=0,", "TRAIN.BASE_LR=0.001"],
+        ["two", "70.50%", "top-1", "2/300", "3m20s", "99.9", "2G", "finished", "SEED=3,", "TRAIN.BASE_LR=0.003"],
+        ["one", "50.00%", "top-1", "1/300", "3m00s", "1234.5", "2G", "finished", "SEED=0,", "TRAIN.BASE_LR=0.001"],
     ]
-    assert lines[0].split()[:3] == ["run", "best", "top-1"] and errors.strip() == f"Picture: {tmp_path / 'compare.png'}"
+    assert lines[0].split()[:3] == ["run", "best", "epoch"] and errors.strip() == f"Picture: {tmp_path / 'compare.png'}"
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -84,7 +83,7 @@ def test_folders_that_are_no_run_are_skipped_with_a_line(tmp_path, capsys):
     lines, errors = table_of(capsys, *sorted(tmp_path.iterdir()), tmp_path / "missing")
     assert len(lines) == 2 and lines[1].startswith("run ")
     skipped = [line for line in errors.splitlines() if line.startswith("skipped: ")]
-    assert len(skipped) == 3 and "notes: is not the folder of a training run (no config.yaml)" in errors
+    assert len(skipped) == 3 and "notes: is not the folder of a run (no config.yaml)" in errors
     assert "damaged/metrics.csv: cannot be read" in errors and run.is_dir()
 
 
@@ -120,5 +119,23 @@ def test_without_a_run_the_error_says_what_to_give(tmp_path):
 def test_a_run_of_this_version_is_read(digits_argv, cpu):
     folders = [train([*digits_argv, f"SEED={seed}", "TRAIN.NUM_EPOCHS=1"], cpu) for seed in (0, 1)]
     runs = sort_runs(read_runs(folders))
-    assert sorted(differing_options(runs)) == [["SEED=0"], ["SEED=1"]]
-    assert all(run.status == "finished" and run.best and run.train_seconds and run.images_per_second for run in runs)
+    assert sorted(options_by_run(runs)) == [["SEED=0"], ["SEED=1"]]
+    assert all(run.state == "finished" and run.best and run.train_seconds and run.images_per_second for run in runs)
+
+
+def test_a_prediction_is_no_evaluation(tmp_path, capsys):
+    run = make_run(tmp_path / "run", [50.0], state="finished")
+    prediction = tmp_path / "predict-run"
+    prediction.mkdir()
+    (prediction / "config.yaml").write_text(to_yaml(parse_command_line(["-eval", "-pretrained=best.pth"]).config))
+    lines, errors = table_of(capsys, run, prediction)
+    assert len(lines) == 2 and f"skipped: {prediction}: is the folder of a prediction" in errors
+
+
+def test_top1_and_mean_ap_are_not_ranked_against_each_other(tmp_path, capsys):
+    several = [make_run(tmp_path / f"several{score}", [score], column="val_mean_ap") for score in (80.0, 90.0)]
+    one = make_run(tmp_path / "one", [50.0])
+    lines, _ = table_of(capsys, *several, one)
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["one", "50.00%", "top-1"], ["several90.0", "90.00%", "mAP"], ["several80.0", "80.00%", "mAP"],
+    ]  # fmt: skip

@@ -28,8 +28,9 @@ from faults.runner import SINGLE, Fault, Outcome, run_fault, start
 from faults.scene import Scene
 from faults.soak import soak
 
-from configs.command_line import Parser
-from scripts.benchmarks.common import add_flag, new_file, positive, print_progress, write_json
+from configs.flags import Parser
+from scripts.benchmarks.common import print_progress, write_json
+from scripts.flags import add_flag, new_file, positive
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table
 

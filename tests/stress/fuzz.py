@@ -23,8 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import Parser
-from scripts.benchmarks.common import add_flag, new_file, positive, print_progress, write_json
+from configs.flags import Parser
+from scripts.benchmarks.common import print_progress, write_json
+from scripts.flags import add_flag, new_file, positive
 from utils.errors import UserError, did_you_mean, run_and_report_errors
 from utils.tables import markdown_table
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fuzz_data_kinds as data_kinds
 import fuzz_model_kinds as model_kinds
+import fuzz_run_kind as run_kind
 
 from utils.seeding import derive_seed
 
@@ -46,6 +47,8 @@ KINDS = {
     "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
+    "exports": Kind(model_kinds.export_examples, model_kinds.read_export),
+    "runs": Kind(run_kind.run_examples, run_kind.read_run_folder, is_text=True),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),
 }
 

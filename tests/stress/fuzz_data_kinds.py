@@ -1,5 +1,6 @@
 """Valid examples and readers of data: images, lists, CIFAR batches, packed images, augmentation policies."""
 
+import contextlib
 import hashlib
 import io
 import pickle
@@ -19,6 +20,7 @@ from datasets.decoding.decode import open_image
 from datasets.sources.cifar import read_batch
 from datasets.sources.lists import read_list, read_table
 from datasets.sources.packed import CHECKSUMS, COLUMNS, packed
+from datasets.sources.unlabelled import unlabelled
 from datasets.transforms.crops import center_crop
 from datasets.transforms.timm_policy import TimmPolicy
 from scripts.pack_dataset import Packable, write_packed
@@ -80,6 +82,11 @@ def list_examples() -> list[bytes]:
 def read_list_file(data: bytes, folder: Path) -> None:
     (folder / "a.png").touch()
     (folder / "list").write_bytes(data)
+    unlabelled_file = folder / ("list.csv" if data.startswith(b"image") else "list.txt")
+    unlabelled_file.write_bytes(data)
+    with contextlib.suppress(UserError):
+        images = unlabelled(str(unlabelled_file))
+        images.open(len(images) - 1, 3)
     if data.startswith(b"image"):
         read_table(folder / "list", folder / "list")
     else:

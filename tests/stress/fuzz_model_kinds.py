@@ -16,6 +16,7 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from models.weights.fit import load_pretrained
 from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
@@ -109,6 +110,21 @@ def weights_examples() -> list[bytes]:
         _bytes_written_by(lambda path: np.savez(path, **arrays)),
         _bytes_written_by(lambda path: np.savez_compressed(path, **arrays)),
     ]
+
+
+def export_examples() -> list[bytes]:
+    """.safetensors with class names, preprocessing and options in its metadata."""
+    data = parse_command_line([]).config.data
+    options = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 12, "NUM_HEADS": 3}, "DATA": {"DATASET": "digits"}}
+    metadata = to_metadata(describe_data(data, ["cat", "dog"]), options)
+    return [safetensors.torch.save({"a": torch.ones(2)}, {"format": "pt"} | metadata)]
+
+
+def read_export(data: bytes, folder: Path) -> None:
+    file = folder / "a.safetensors"
+    file.write_bytes(data)
+    read_trained_on(str(file))
+    parse_command_line(["-eval", f"-pretrained={file}"])
 
 
 def _bytes_written_by(write: Callable[[Path], None]) -> bytes:

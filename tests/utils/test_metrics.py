@@ -19,7 +19,8 @@ def test_metric_sums_count_each_sample_once(cpu):
         padding = 6 - len(batch)
         batch, labels = torch.cat([batch, torch.zeros(padding, 7)]), torch.cat([labels, torch.full((padding,), -1)])
         loss = nn.functional.cross_entropy(batch, labels, reduction="sum", ignore_index=-1)
-        sums.add_batch(BatchSums.of(loss, batch, labels, 6 - padding))
+        step = BatchSums.of(loss, batch, labels, 6 - padding)
+        sums.add_step(step, torch.tensor(1.0), torch.tensor(False))
     metrics = to_metrics(sums.reduced(cpu))
     top1, top5 = timm.utils.accuracy(logits, targets, topk=(1, 5))
     assert (metrics.top1, metrics.top5) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
@@ -27,9 +28,24 @@ def test_metric_sums_count_each_sample_once(cpu):
     assert metrics.samples == 23
 
 
+def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
+    """Top-1: images 0 and 3, and 4, which has no label and only negative logits; top-5: image 1 too.
+
+    Image 2 has no label but positive logits, the last row is padding.
+    """
+    down, up = [6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6]
+    logits = torch.tensor([down, up, up, down, [-1.0] * 6, [-1.0] * 6])
+    targets = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0] * 6, [1, 0, 0, 0, 0, 1], [0] * 6, [-1] * 6])
+    sums = MetricSums(cpu.device)
+    sums.add_step(BatchSums.of(torch.tensor(0.0), logits, targets, 5), torch.tensor(1.0), torch.tensor(False))
+    metrics = to_metrics(sums.reduced(cpu))
+    assert (metrics.top1, metrics.top5) == (60, 80)
+
+
 def test_fewer_than_five_classes(cpu):
     sums = MetricSums(cpu.device)
-    sums.add_batch(BatchSums.of(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]), 3))
+    batch = BatchSums.of(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]), 3)
+    sums.add_step(batch, torch.tensor(1.0), torch.tensor(False))
     assert to_metrics(sums.reduced(cpu)).top1 == pytest.approx(200 / 3)
     assert to_metrics(sums.reduced(cpu)).top5 == 100
 

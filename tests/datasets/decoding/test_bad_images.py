@@ -118,7 +118,8 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
     assert printed.count("3 of 40 training images could not be read and were skipped: see bad_images_*.csv") == 2
-    assert printed.count("1 of 7 images skipped: see bad_images_*.csv") == 2
+    # twice, and once more if the evaluation files of the best epoch were not written in time
+    assert printed.count("1 of 7 images skipped: see bad_images_*.csv") in (2, 3)
 
     argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
     run(parse_command_line(argv), cpu)
@@ -169,7 +170,7 @@ def test_an_image_that_breaks_during_the_run_ends_it(image_folder, tmp_path, cpu
 
 
 @pytest.mark.parametrize(
-    ("split", "words"), [("train", "no training image of epoch 1"), ("val", "no image of the val")]
+    ("split", "words"), [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")]
 )
 def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words):
     for path in (image_folder / split).rglob("*.png"):

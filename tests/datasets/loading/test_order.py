@@ -106,6 +106,13 @@ def test_the_error_about_an_unknown_data_set_suggests_a_name(cpu):
         samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
 
 
+def test_data_sets_of_the_hub_are_not_available(cpu):
+    with pytest.raises(
+        UserError, match=r"hf:food101 is a data set of the Hugging Face hub.*use -dataset folder or csv"
+    ):
+        samples_for(parse_command_line(["-dataset=hf:food101"]).config, cpu, "train")
+
+
 def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_workers(tmp_path, cpu):
     (tmp_path / "x.jpg").write_bytes(b"\xff\xd8 not an image")
     for split in ("train", "val"):

@@ -56,7 +56,10 @@ def test_one_class_folder_is_accepted_by_name_only(tmp_path, cpu):
 
 def test_unknown_classes_are_refused_with_the_list(tmp_path, cpu):
     write_classes(tmp_path, dog=1, eel=1, fox=1)
-    refusal = r"'eel', 'fox': not a class of the checkpoint; .* \(the checkpoint has 'ant', 'bee', 'cat', 'dog'\)$"
+    refusal = (
+        rf"^{tmp_path}: 'eel', 'fox': not a class of the checkpoint; .* \(the checkpoint has 'ant', 'bee', 'cat', "
+        rf"'dog'\); -predict {tmp_path} labels unsorted images$"
+    )
     with pytest.raises(UserError, match=refusal):
         read(tmp_path, cpu, "all")
 

@@ -56,6 +56,19 @@ class Timm(timm_mixup.Mixup):
         return weight.astype(np.float32), self.draws.is_cutmix
 
 
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_targets_of_several_labels_are_mixed_linearly(mode):
+    """A multi-hot target is the sum of the targets of its labels."""
+    images, labels = batch_of(6)
+    others = (labels + 1) % 5
+    multi_hot = (torch.eye(5)[labels] + torch.eye(5)[others]).to(torch.int8)
+    mixed = []
+    for targets in (multi_hot, labels, others):
+        torch.manual_seed(3)
+        mixed.append(mixup_of(BOTH, mode)(images.clone(), targets, epoch=0)[1])
+    assert torch.allclose(mixed[0], mixed[1] + mixed[2]) and not torch.equal(mixed[0], multi_hot)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 def test_images_and_targets_equal_timms(kind, mode, monkeypatch):

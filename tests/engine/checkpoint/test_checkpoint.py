@@ -102,6 +102,7 @@ def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
 INVALID = {
     "format": (make_state() | {"format": FORMAT + 1}, rf"is not a checkpoint of format {FORMAT}"),
     "a list": ([1], rf"is not a checkpoint of format {FORMAT}"),
+    "weights": ({"model": {}}, r"has weights only; start from them with -pretrained="),
     "only weights": ({"format": FORMAT, "model": {}}, r"is not a checkpoint of this program: ema, optimizer.* missing"),
     "type": (make_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
     "geometry": (make_state(geometry={}) | {"format": FORMAT}, r"its entries contradict"),
@@ -154,6 +155,27 @@ def test_checkpoint_of_format_5_is_upgraded(tmp_path):
     assert (read["format"], read["schedule_start"], read["best"]["loss"]) == (FORMAT, 0.0, None)
 
 
+@pytest.mark.parametrize(
+    "best",
+    [
+        {},
+        {"epoch": 1},
+        {"mean_ap": 1.0, "epoch": "1", "loss": None},
+        {"mean_ap": float("nan"), "epoch": 1, "loss": 0.5},
+    ],
+)
+def test_a_forged_best_evaluation_is_rejected(tmp_path, best):
+    atomic_save(tmp_path / "x.pth", make_state(best=best) | {"format": FORMAT})
+    with pytest.raises(UserError, match=r"x\.pth: .*its entries contradict each other"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def test_the_best_mean_average_precision_is_read(tmp_path):
+    best = {"mean_ap": 62.5, "epoch": 1, "loss": None}
+    atomic_save(tmp_path / "x.pth", make_state(best=best) | {"format": FORMAT})
+    assert load_checkpoint(tmp_path / "x.pth")["best"] == best
+
+
 def save_twice(folder: Path) -> None:
     checkpoints = writer(folder)
     for epoch in (1, 2):
@@ -182,7 +204,7 @@ def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     save_twice(run_folder)
     other = tmp_path / "train-0"
     other.mkdir()
-    for path in run_folder.iterdir():
+    for path in filter(Path.is_file, run_folder.iterdir()):
         (other / path.name).write_bytes(path.read_bytes())
     assert find_checkpoint("auto", tmp_path).path == other / LAST
     (tmp_path / "train-2").mkdir()

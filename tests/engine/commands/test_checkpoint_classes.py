@@ -16,6 +16,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
 from engine.commands.evaluation_data import _with_values_of, read_evaluation_data
 from engine.commands.run import run
+from engine.training.run_data import read_run_data
 from utils.errors import UserError
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -206,6 +207,15 @@ def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu
     assert "----- Warning: TRAIN.WARMUP_EPOCHS is 0.2: its default, 32, exceeds NUM_EPOCHS 2\n" in log
     saved = read_yaml(folder / "config.yaml")[0]
     assert (saved["TRAIN"]["WARMUP_EPOCHS"], saved["MODEL"]["NUM_CLASSES"]) == (0.2, 1000)
+
+
+def test_a_warm_up_of_more_than_half_of_the_run_is_warned_about(cpu):
+    def warnings(num_epochs: int) -> list[str]:
+        options = ["DATA.BATCH_SIZE=8", "TRAIN.WARMUP_EPOCHS=4", f"TRAIN.NUM_EPOCHS={num_epochs}"]
+        return read_run_data(parse_command_line(["-dataset=fake", "-opts", *options]).config, cpu)[1].warnings
+
+    assert warnings(6) == ["TRAIN.WARMUP_EPOCHS is 4, more than half of NUM_EPOCHS 6; lower it, such as to 0.6"]
+    assert warnings(8) == []
 
 
 def test_a_checkpoint_of_images_with_a_border_is_valid():

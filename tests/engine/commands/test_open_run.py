@@ -1,6 +1,7 @@
 """A run's folder: its name, its options, when it is created and changed; the commands that a run prints."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 from conftest import assert_same_state, read_result, run_folders, states, train
@@ -12,6 +13,10 @@ from engine.commands.run import run
 from utils.errors import UserError
 from utils.launch import torchrun_processes
 from utils.status import read_status
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def test_a_folder_implies_the_options_of_its_run(digits_argv, cpu, tmp_path):
@@ -57,10 +62,10 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_arg
 @pytest.mark.parametrize("option", ["MODEL.EMBED_DIM=32", "DATA.DATASET=unknown", "TRAIN.OPTIMIZER.NAME=SGD"])
 def test_a_failed_resume_does_not_change_the_run(digits_argv, cpu, option):
     folder = train(digits_argv, cpu)
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    before = contents(folder)
     with pytest.raises(UserError):
         run(parse_command_line([f"-resume={folder}", "-opts", option]), cpu)
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ GPU_SHORTAGES = [
 
 @pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
 def test_out_of_gpu_memory_in_an_evaluation(digits_argv, cpu, monkeypatch, kind, message):
-    monkeypatch.setattr("engine.training.evaluation.eval_loss", raise_error(kind(message)))
+    monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", raise_error(kind(message)))
     with pytest.raises(UserError, match=r"at -batch_size_eval 64, .*: lower -batch_size_eval, or use -amp"):
         run(parse_command_line(digits_argv), cpu)
 
@@ -133,7 +133,7 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
     if place == "optimizer":
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args: exhaust(device))
     if place == "evaluation":
-        monkeypatch.setattr("engine.training.evaluation.eval_loss", lambda *args: exhaust(device))
+        monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args: exhaust(device))
     memory = "GPU" if device.type == "cuda" else "host"
     flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
     with pytest.raises(UserError, match=rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}"):

@@ -282,12 +282,12 @@ def test_dry_run_counts_the_same_flops_in_every_level(digits_argv, cpu, level, c
 def test_evaluation_uses_the_level(digits_argv, cpu, level, monkeypatch):
     dtypes_of_head = []
 
-    def evaluate(model, *_):
+    def evaluate(evaluator, model, *_):
         dtypes_of_head.append(dtypes(model)["head.weight"])
         raise KeyboardInterrupt
 
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
-    monkeypatch.setattr("engine.commands.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("engine.evaluation.evaluate.Evaluator.evaluate", evaluate)
     argv = ["-eval", f"-pretrained={folder / 'last.pth'}", "-amp", *digits_argv, f"AMP.LEVEL={level}"]
     with pytest.raises(KeyboardInterrupt):
         run(parse_command_line(argv), cpu)

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -236,10 +237,11 @@ def shares(page: str) -> dict[str, float]:
     return {name: float(share) for name, share in rows}
 
 
-def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys):
-    """The profile spans several short epochs and writes no checkpoints."""
+def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
+    """The profile spans several short epochs, writes no checkpoints, and goes to no logger besides TensorBoard."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
     argv = ["-amp", "-profile", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=3"]
-    assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1"]), cpu) == 0
+    assert run(parse_command_line([*argv, "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1", "LOGGERS=wandb"]), cpu) == 0
     folder = only_run(tmp_path / "out", "profile")
     page = (folder / "profile.md").read_text()
     assert page in capsys.readouterr().out

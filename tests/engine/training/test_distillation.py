@@ -32,7 +32,7 @@ from engine.training.distillation import build_step_loss, class_logits
 from engine.training.loss import build_loss
 from engine.training.teacher import Teacher, _find_source, build_teacher
 from models.build import build_model
-from models.weights.read import _EXTENSIONS
+from models.weights.find import EXTENSIONS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed
@@ -215,7 +215,7 @@ def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path):
 
 
 def test_the_extensions_are_those_that_can_be_read():
-    assert set(WEIGHTS_EXTENSIONS) == set(_EXTENSIONS)
+    assert set(WEIGHTS_EXTENSIONS) == set(EXTENSIONS)
 
 
 # Distilled heads

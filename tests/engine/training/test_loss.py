@@ -85,6 +85,29 @@ def test_the_host_does_not_wait_for_a_device(kind):
         build_loss(options(**kind), 0.1, WEIGHTS.to("meta"))(logits.requires_grad_(), targets).backward()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
+    """timm smooths labels only; for several labels the same formula holds. Rows of padding do not count."""
+    logits, _ = logits_and_labels()
+    targets = (torch.rand((B, CLASSES), generator=torch.Generator().manual_seed(1)) < 0.4).to(torch.int8)
+    dense = targets * (1 - smoothing) + smoothing / CLASSES
+    expected = BinaryCrossEntropy(0.0, pos_weight=WEIGHTS, reduction="none")(logits, dense).mean(1)
+    loss = build_loss(options(NAME="bce"), smoothing, WEIGHTS)
+    assert loss(logits, targets).item() == pytest.approx(expected.sum().item(), rel=1e-6)
+    targets[[1, 4]] = PADDING
+    logits.requires_grad_()
+    assert loss(logits, targets).item() == pytest.approx(expected[[0, 2, 3, 5]].sum().item(), rel=1e-6)
+    loss(logits, targets).backward()
+    assert (logits.grad.abs().sum(1) > 0).tolist() == [True, False, True, True, False, True]
+
+
+def test_balanced_weights_of_several_labels_are_negatives_per_positive():
+    """As torch's documentation of pos_weight: with 100 positive and 300 negative samples it is 3."""
+    targets = np.zeros((400, 4), dtype=np.int8)
+    targets[:100, 0] = targets[:399, 1] = targets[:, 2] = 1
+    assert balanced(targets, 4).tolist() == pytest.approx([3, 1 / 399, 1 / 400, 399])
+
+
 def balanced(targets: np.ndarray, num_classes: int) -> torch.Tensor:
     return read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
 

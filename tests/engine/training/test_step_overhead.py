@@ -73,7 +73,7 @@ def kernels_of(step: Callable[[], object]) -> Counter[str]:
 def bare_step(state: TrainState, config: Config) -> Callable[[], None]:
     """A plain loop over the same compute model: passes, clipping, fused AdamW on its weights."""
     model, batch = state.model, ready_batches(config, CPU)[0]
-    images, optimizer = state.eval_transform(batch.images), build_optimizer(model, config.train)
+    images, optimizer = state.evaluator.transform(batch.images), build_optimizer(model, config.train)
 
     def step() -> None:
         with state.precision.autocast():

@@ -12,9 +12,11 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from weight_files import FIXTURE, PaddleTensor, google_arrays, logits, paddle_state, pickled, random_vit, small_vit
 
+from models.weights.find import find_weights
 from models.weights.fit import load_pretrained
-from models.weights.read import find_weights, read_weights
+from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
+from utils.errors import UserError
 
 SQUARE = "encoder.layers.0.attn.out.weight"
 
@@ -151,6 +153,8 @@ def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
     assert find_weights(str(tmp_path / "vit")) == tmp_path / "vit.pdparams"
     assert find_weights(str(tmp_path / "vit.pth")) == tmp_path / "vit.pth"
     assert find_weights(str(tmp_path / "vit.v2")) == tmp_path / "vit.v2.npz"
+    with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/best.pth, or -resume="):
+        find_weights(str(tmp_path))
 
 
 @pytest.mark.parametrize("size", [16, 48])

@@ -94,7 +94,7 @@ def test_missing_file_lists_the_tried_extensions(tmp_path):
     message = refusal(tmp_path / "vit")
     assert all(ending in message for ending in (".pdparams", ".safetensors", ".pth", ".pt", ".npz"))
     (tmp_path / "vit").mkdir()
-    assert "no such file" in refusal(tmp_path / "vit")
+    assert f"is a folder; give a file in it, such as {tmp_path / 'vit/best.pth'}" in refusal(tmp_path / "vit")
     assert "no such file" in refusal("/x" * 5000)
 
 

@@ -5,6 +5,7 @@ from faults.command_line import command_line_faults, recipe_faults
 from faults.data import data_set_faults, list_faults
 from faults.distillation import distillation_faults
 from faults.images import image_faults
+from faults.prediction import prediction_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
 from faults.weights import weights_faults
@@ -19,6 +20,7 @@ def all_faults() -> list[Fault]:
         *image_faults(),
         *weights_faults(),
         *distillation_faults(),
+        *prediction_faults(),
         *checkpoint_faults(),
         *resume_faults(),
         *output_faults(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from faults.runner import Fault, Provoke
-from faults.scene import Scene, flipped, torch_bytes, truncated
+from faults.scene import GREY, Scene, flipped, torch_bytes, truncated
 
 from engine.checkpoint.reader import load_checkpoint
 from utils.atomic_file import atomic_save
@@ -45,6 +45,14 @@ def checkpoint_faults() -> list[Fault]:
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
         "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"the checkpoint used AdamW"),
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
+        "with a forged best evaluation": (
+            _edited(best={"top1": "100", "top5": 1.0, "epoch": 1, "loss": None}),
+            r"its entries contradict each other",
+        ),
+        "of one label per image": (
+            _of_one_label,
+            r"DATA.MULTI_LABEL: differs from the checkpoint; set it to the same value",
+        ),
         "beyond the last epoch": (
             _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
             r"NUM_EPOCHS 1: the checkpoint has 2 finished epochs; set it to 2 or more",
@@ -58,6 +66,11 @@ def resume_faults() -> list[Fault]:
     return [
         Fault("resume: another run has locked the folder", _locked_folder, r"output/.*: is in use by"),
         Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
+        Fault(
+            "resume: balanced sampling, inside an epoch",
+            lambda scene: _inside_an_epoch(scene, "DATA.BALANCED_SAMPLING=true"),
+            r"DATA.BALANCED_SAMPLING: the checkpoint is inside an epoch with false; set it as before",
+        ),
         Fault(
             "resume a folder: the last is damaged",
             _damaged_in_folder,
@@ -85,6 +98,14 @@ def _resumed(change: Callable[[Path], Any], *options: str) -> Provoke:
 
 def _edited(**changes: Any) -> Provoke:
     return lambda scene: scene.digits(flags=(f"-resume={scene.edited_checkpoint(**changes)}",))
+
+
+def _of_one_label(scene: Scene) -> list[str]:
+    last = scene.run_copy() / "last.pth"
+    rows = "".join(f"train/cat/{number}.jpg,{number % 10}|{(number + 1) % 10}\n" for number in range(12))
+    for split in ("train", "val"):
+        (scene.data / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+    return scene.images("DATA.MULTI_LABEL=true", "LOSS.NAME=bce", *GREY, dataset="csv", flags=(f"-resume={last}",))
 
 
 def _not_finite(scene: Scene) -> list[str]:
@@ -116,6 +137,6 @@ def _locked_folder(scene: Scene) -> list[str]:
     return scene.digits(flags=(f"-resume={folder}",))
 
 
-def _inside_an_epoch(scene: Scene) -> list[str]:
+def _inside_an_epoch(scene: Scene, option: str = "DATA.BATCH_SIZE=80") -> list[str]:
     last = scene.edited_checkpoint(epoch=1, done_steps=3)
-    return scene.digits("DATA.BATCH_SIZE=80", flags=(f"-resume={last}",))
+    return scene.digits(option, flags=(f"-resume={last}",))

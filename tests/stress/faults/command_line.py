@@ -27,7 +27,7 @@ def command_line_faults() -> list[Fault]:
         "number of 9000 digits": (option("SEED=" + "9" * 9000), r"'9+\.\.\.9+' cannot be read as a value"),
         "long unknown flag": (given("-" + "x" * 50_000), r"unknown flag -x{70,90}"),
         "unknown half type": (given("-amp_dtype=int8"), r"-amp_dtype: AMP.DTYPE is 'int8'"),
-        "evaluation without weights": (given("-eval"), r"EVAL needs weights"),
+        "evaluation without weights": (given("-eval"), r"EVAL.ENABLED needs weights"),
         "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
         "patch size that does not divide the image size": (
             option("DATA.IMAGE_SIZE=9"),

@@ -52,6 +52,38 @@ def data_set_faults() -> list[Fault]:
             with_file("val.csv", "image_path,target\nval/cat/0.jpg,emu\n", dataset="csv"),
             r"val.csv:2: .*emu",
         ),
+        "several labels, without the option": (
+            with_file("train.csv", "image_path,target\ntrain/cat/0.jpg,0|1\n", dataset="csv"),
+            r"train.csv:2: .*has several labels; .* DATA.MULTI_LABEL=true",
+        ),
+        "several labels, of which one is unknown": (
+            with_file("val.csv", "image_path,target\nval/cat/0.jpg,0|x\n", "DATA.MULTI_LABEL=true", dataset="csv"),
+            r"val.csv:2: label 'x' is not a class number",
+        ),
+        "several labels, and none in val": (
+            with_file("val.csv", "image_path,target\nval/cat/0.jpg,\n", "DATA.MULTI_LABEL=true", dataset="csv"),
+            r"val.csv: no image of the split val has a label",
+        ),
+        "several labels in class folders": (
+            lambda scene: scene.images("DATA.MULTI_LABEL=true", dataset="folder"),
+            r"DATA.MULTI_LABEL needs the data set csv",
+        ),
+        "a data set of the Hugging Face hub": (
+            lambda scene: scene.images(dataset="hf:food101"),
+            r"hf:food101 is a data set of the Hugging Face hub, which is not available",
+        ),
+        "a class only in the test images": (
+            with_file("test/cat/0.jpg", image_bytes(), dataset="folder"),
+            r"class folder 'dog' is only in one of train and test",
+        ),
+        "test images beside class folders": (
+            _test_beside_classes,
+            r"data/train/test: is it a class, or are these test",
+        ),
+        "test images in a damaged file": (
+            with_file("test.csv", "image_path,target\nval/cat/9.jpg,0\n", dataset="csv"),
+            r"test.csv:2: 'val/cat/9.jpg' is not a file",
+        ),
         "a class without images": (_empty_class, r"emu: contains no images"),
         "one class": (_one_class, r"contains only one folder, cat"),
         "different classes in train and val": (
@@ -102,6 +134,12 @@ def _empty_class(scene: Scene) -> list[str]:
     (scene.data / "train" / "emu").mkdir()
     (scene.data / "val" / "emu").mkdir()
     return flags
+
+
+def _test_beside_classes(scene: Scene) -> list[str]:
+    """The folder train, which contains class folders and test, is given as the data."""
+    scene.write("data/train/test/0.jpg", image_bytes())
+    return scene.images(dataset="folder", flags=(f"-data_path={scene.data / 'train'}",))
 
 
 def _one_class(scene: Scene) -> list[str]:

@@ -1,0 +1,75 @@
+"""The flags of `-predict`, and `-split`."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from utils.errors import UserError
+
+Split = Literal["train", "val", "test", "all"]
+_ONLY_WITH_PREDICT = ("top_k", "json")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `-predict` labels, and what it writes.
+
+    path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
+    top_k: number of ranked classes per image.
+    folder: that of -output, which receives the predictions; None: a new folder in SAVE. json: write JSON, too.
+    """
+
+    path: str | None
+    top_k: int
+    folder: Path | None
+    json: bool
+
+
+def add_prediction_flags(group: Any) -> None:
+    """`group`: an argument group, whose flags have one dash or two."""
+    path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
+    _add(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
+    _add(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
+    _add(group, "split", choices=get_args(Split), help="-eval, and -predict without PATH: the split of the data")
+    _add(group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file")
+
+
+def _add(group: Any, name: str, **kwargs: Any) -> None:
+    group.add_argument(f"-{name}", f"--{name}", **kwargs)
+
+
+def read_split(arguments: argparse.Namespace) -> Split | None:
+    """The split that -split names.
+
+    Raises:
+        UserError: neither `-eval` nor `-predict` is given.
+    """
+    if arguments.split and not arguments.eval and arguments.predict is None:
+        raise UserError(f"-split {arguments.split}: is a flag of -eval and -predict; add one of them, or remove it")
+    return arguments.split
+
+
+def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
+    """The prediction that the flags ask for; None without `-predict`.
+
+    Raises:
+        UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
+    """
+    if arguments.predict is None:
+        for name in (name for name in _ONLY_WITH_PREDICT if getattr(arguments, name) is not None):
+            raise UserError(f"-{name} is a flag of -predict; add -predict, or remove it")
+        return None
+    for name in (name for name in ("eval", "profile") if getattr(arguments, name)):
+        raise UserError(f"-predict and -{name} are two commands; remove one of them")
+    path = None if arguments.predict is True else arguments.predict
+    if path == "":
+        raise UserError("-predict: the path is empty; give an image, a folder or a list, or remove the '='")
+    if path is not None:
+        for name in (name for name in ("split", "dataset", "data_path") if getattr(arguments, name) is not None):
+            raise UserError(f"-predict PATH labels the images of PATH; remove the path, or -{name}")
+    top_k = 5 if arguments.top_k is None else arguments.top_k
+    if top_k < 1:
+        raise UserError(f"-top_k {top_k}: must be at least 1")
+    folder = Path(arguments.output) if arguments.output else None
+    return Prediction(path, top_k, folder, bool(arguments.json))

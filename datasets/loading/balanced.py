@@ -1,0 +1,74 @@
+"""Balanced sampling: the order of an epoch in which every class has the same number of places.
+
+A pure function of (seed, epoch), as `epoch_order`. A weighted draw with replacement would show some images of a large
+class twice before others once; here each class cycles through permutations of its own images.
+
+Legend: N training images, K classes with images, R crops of an image (DATA.REPEATED_AUGMENTATION).
+"""
+
+import numpy as np
+import torch
+
+from configs.yaml_io import shorten
+from utils.seeding import seeded_generator
+
+
+def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) -> torch.Tensor:
+    """The sample index int64 (num_places,) of each place of an epoch.
+
+    The places form blocks of K, in which each class occurs once, in random order (the last block is incomplete). A
+    class with n images repeats none of them before all n were drawn, across epochs too, unless n is less than the
+    number of blocks.
+
+    Args:
+        targets: the labels of the samples, int64 (N,).
+        num_places: N, or N / R.
+    """
+    by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
+    labels, counts = np.unique(targets, return_counts=True)
+    blocks = -(-num_places // len(labels))
+    draws = np.stack(  # (K, blocks)
+        [
+            start + _class_draws(count, blocks, seed, epoch, label)
+            for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True)
+        ]
+    )
+    classes = _permutations(blocks, len(labels), seed, "classes", epoch)  # (blocks, K)
+    return by_class[torch.from_numpy(draws.T).gather(1, classes).flatten()[:num_places]]
+
+
+def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> np.ndarray:
+    """Which of its `count` images a class shows in the blocks of an epoch, int64 (blocks,).
+
+    All epochs are one sequence of rounds. A round has every image equally often, and at least as many draws as an
+    epoch: it spans two epochs at least partly if the class has more images than an epoch has blocks.
+    """
+    cycles = -(-blocks // count)
+    length = cycles * count
+    first = epoch * blocks
+    rounds = range(first // length, (first + blocks - 1) // length + 1)
+    draws = torch.cat([_permutations(cycles, count, seed, "class", label, number).flatten() for number in rounds])
+    return draws[first % length :][:blocks].numpy()
+
+
+def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
+    """Random permutations, int64 (number, size)."""
+    return torch.rand((number, size), generator=seeded_generator(*seed), dtype=torch.float64).argsort(1)
+
+
+def describe_balance(targets: np.ndarray, class_names: list[str], repeats: int = 1) -> str:
+    """A line for the log: the smallest and the largest class, and how often an epoch shows an image of each.
+
+    targets: int64 (N,). repeats: R; the crops of an image count as one showing.
+    """
+    labels, counts = np.unique(targets, return_counts=True)
+    places = len(targets) / repeats / len(labels)
+
+    def describe(position: int) -> tuple[str, str]:
+        name, count = class_names[labels[position]], counts[position]
+        return f"of {shorten(name)} ({count})", f"{places / count:.3g} times"
+
+    (small, often), (large, rarely) = describe(counts.argmin()), describe(counts.argmax())
+    return (
+        f"balanced sampling: {places:,.0f} per class and epoch; an image {small} is seen {often}, one {large} {rarely}"
+    )

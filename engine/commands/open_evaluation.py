@@ -1,0 +1,61 @@
+"""The parts that an evaluation and a prediction have in common: weights, data and model, checked and logged."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from configs.command_line import Command
+from configs.schema import Config
+from datasets.sources.samples import Samples
+from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.open_run import find_on_all_ranks
+from engine.evaluation.evaluate import Evaluator
+from engine.training.build import build_eval_model
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.logger import RunLogger
+
+_TITLES = {"train": "Training", "test": "Test"}  # of a split, in the log
+
+
+@dataclass(frozen=True)
+class OpenedEvaluation:
+    """The completed options, the samples, and the model of `MODEL.PRETRAINED`, ready for `evaluator`.
+
+    title: of the figures in the log.
+    """
+
+    config: Config
+    samples: Samples
+    model: nn.Module
+    evaluator: Evaluator
+    title: str
+
+
+def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> OpenedEvaluation:
+    """Reads the data and the weights of -pretrained, or those of the checkpoint that -resume names.
+
+    Raises:
+        UserError: as `read_evaluation_data`; no such checkpoint; the weights do not fit the model.
+    """
+    config = command.config
+    if config.model.resume:
+        found = find_on_all_ranks(config, context, logger)
+        if found is None:
+            raise nothing_to_evaluate(config)
+        config = config.with_model(pretrained=str(found.path))
+        del found  # the content of the checkpoint
+    config, samples, data_notes = read_evaluation_data(config, context, command.split, command.prediction)
+    built = build_eval_model(config, context)
+    for note in (*built.notes, *data_notes):
+        logger.info(f"----- {note}")
+    logger.info(f"----- {context.world_size} process(es), {context.device}, {built.evaluator.precision.describe()}")
+    # At O2 and O3 the fp32 weights of `built` are not needed.
+    return OpenedEvaluation(config, samples, built.compute, built.evaluator, _TITLES.get(command.split, "Validation"))
+
+
+def nothing_to_evaluate(config: Config) -> UserError:
+    return UserError(
+        f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate; name a run with "
+        "-resume=RUN, or give -pretrained"
+    )

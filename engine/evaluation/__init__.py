@@ -1,0 +1,1 @@
+"""Evaluation: one pass over the samples of all ranks, and all that is said about it."""

@@ -1,0 +1,124 @@
+"""Which classes fail, and how far the probabilities can be trusted: computed from the results of an evaluation.
+
+All figures are in percent. Legend: N samples, C classes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.evaluation.results import SampleResults
+
+NUM_BINS = 15  # of the confidence (Guo et al., 2017)
+NUM_MISTAKES = 16  # of each kind
+HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """Of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
+
+    A figure is NaN where it is not defined: precision of a class that was never predicted, the others of a class
+    without samples.
+    """
+
+    count: np.ndarray
+    predicted: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+    f1: np.ndarray
+    top5: np.ndarray
+
+    def macro(self) -> dict[str, float]:
+        """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
+        present = self.count > 0
+        figures = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+        return {name: float(np.nan_to_num(values[present]).mean()) for name, values in figures.items()}
+
+
+def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
+    """Precision, recall and F1 as scikit-learn defines them; recall is the top-1 accuracy of the class."""
+    from sklearn.metrics import precision_recall_fscore_support  # imported late: it takes a second
+
+    readable = results.readable
+    targets, predicted = results.targets[readable], results.labels[readable, 0]
+    precision, recall, f1, count = precision_recall_fscore_support(
+        targets, predicted, labels=np.arange(num_classes), zero_division=np.nan
+    )
+    hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
+    return ClassFigures(
+        count=count,
+        predicted=np.bincount(predicted, minlength=num_classes),
+        precision=100 * precision,
+        recall=100 * recall,
+        f1=np.where(count > 0, 100 * f1, np.nan),
+        top5=100 * _divide(hits, count),
+    )
+
+
+def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
+    """int64 (pairs, 3): true class, predicted class and count of each pair that occurs, equal classes included.
+
+    The most frequent first, equally frequent ones in the order of the classes. Unlike a matrix, the pairs of 20,000
+    classes fit into memory.
+    """
+    readable = results.readable
+    codes = results.targets[readable] * num_classes + results.labels[readable, 0]
+    pairs, counts = np.unique(codes, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return np.stack([pairs // num_classes, pairs % num_classes, counts], axis=1)[order]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The samples in bins of equal width by their confidence, the probability of the predicted class.
+
+    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin.
+    """
+
+    count: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def edges(self) -> np.ndarray:
+        """The limits of the bins (bins + 1,)."""
+        return np.linspace(0, 100, len(self.count) + 1)
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin."""
+        gaps = np.abs(np.nan_to_num(self.accuracy - self.confidence))
+        return float((self.count * gaps).sum() / self.count.sum())
+
+
+def calibration(results: SampleResults) -> Calibration:
+    readable = results.readable
+    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+    bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    count = np.bincount(bins, minlength=NUM_BINS)
+    means = [
+        100 * _divide(np.bincount(bins, values, minlength=NUM_BINS), count)
+        for values in (confidence, results.hits(1)[readable])
+    ]
+    return Calibration(count, *means)
+
+
+def worst_mistakes(results: SampleResults) -> list[tuple[str, int]]:
+    """(kind, index) of the samples with the highest loss, and of the most confident wrong ones, the worst first."""
+    readable = results.readable
+    wrong = readable[~results.hits(1)[readable]]
+    by_confidence = wrong[np.argsort(-results.probabilities[wrong, 0], kind="stable")]
+    return highest_losses(results) + [(MOST_CONFIDENT, int(index)) for index in by_confidence[:NUM_MISTAKES]]
+
+
+def highest_losses(results: SampleResults) -> list[tuple[str, int]]:
+    """(kind, index) of the samples with the highest loss, the highest first."""
+    readable = results.readable
+    by_loss = readable[np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")]
+    return [(HIGHEST_LOSS, int(index)) for index in by_loss[:NUM_MISTAKES]]
+
+
+def _divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The quotients; NaN where the count is 0."""
+    return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)

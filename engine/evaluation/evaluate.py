@@ -1,0 +1,126 @@
+"""One evaluation over all ranks: every sample counts once, and its result does not depend on the number of ranks.
+
+Legend: B images per batch, N samples, K ranked classes, C classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from datasets.batch import PADDING
+from datasets.loading.loader import Loader
+from datasets.loading.sampler import Key
+from engine.evaluation.multi_label import score_classes
+from engine.evaluation.results import SampleResults
+from engine.parallel.compile import run_eagerly
+from engine.parallel.strategy import Strategy
+from engine.precision.policy import Precision
+from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
+from utils.errors import UserError
+from utils.logger import progress_bar
+from utils.memory_shortage import IN_EVALUATION
+from utils.metrics import Metrics
+
+TOP_K = 5
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """How models are evaluated.
+
+    Attributes:
+        transform: uint8 images -> normalized images (B, channels, S, S), on the device.
+        flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
+        multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
+    """
+
+    transform: nn.Module
+    precision: Precision
+    strategy: Strategy
+    context: ProcessContext
+    flips: bool = False
+    multi_label: bool = False
+
+    def evaluate(
+        self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
+    ) -> tuple[Metrics, SampleResults | None]:
+        """The metrics on all ranks, and on the main process the results of all samples; a collective call.
+
+        Calls `after_batch` after each batch.
+
+        Raises:
+            UserError: no sample is readable.
+        """
+        results = self.classify(model, batches, TOP_K, after_batch)
+        metrics = broadcast_object(results and results.metrics(), self.context)
+        if not metrics.samples:
+            raise UserError(
+                "no image of the evaluation can be read; bad_images_*.csv in the run's folder has the reasons"
+            )
+        return metrics, results
+
+    @torch.inference_mode()
+    def classify(
+        self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None] = lambda: None
+    ) -> SampleResults | None:
+        """The results of all samples on the main process, None on the others; a collective call."""
+        model.eval()
+        self.strategy.sync_buffers(model)
+        parts: list[dict[str, torch.Tensor]] = []
+        errors: dict[int, str] = {}
+        try:
+            bar = progress_bar("Validation", self.context, len(batches), unit="batch", over=batches)
+            for batch, keys in zip(bar, batches.sampler, strict=True):
+                with self.precision.autocast(), run_eagerly():
+                    logits = self._forward(model, self.transform(batch.images))
+                rank_classes = score_classes if self.multi_label else _rank_classes
+                parts.append(rank_classes(logits, batch.targets, top_k))
+                if batch.bad:
+                    reasons = (error.reason for error in batch.bad)
+                    errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
+                after_batch()
+        except Exception as error:
+            error.add_note(IN_EVALUATION)
+            raise
+        arrays = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
+        all_errors = gather_objects(errors, self.context)
+        if not self.context.is_main:
+            return None
+        return SampleResults(**arrays, errors={index: text for part in all_errors for index, text in part.items()})
+
+    def _forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """The logits float32 (B, C)."""
+        logits = model(images).float()
+        return (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
+
+    def _gather(self, parts: list[torch.Tensor], batches: Loader) -> np.ndarray | None:
+        """One value per sample of all ranks in the order of the samples (N, ...), on the main process."""
+        gathered = gather_to_main(torch.stack(parts), self.context)  # of each rank: (batches, B, ...)
+        if gathered is None:
+            return None
+        on_host = [values.cpu() for values in gathered]
+        by_batch = torch.stack(on_host, dim=1).flatten(0, 2)  # batch b of the samples is on rank b % world size
+        return by_batch[: batches.sampler.num_samples].numpy()
+
+
+def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
+    """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
+    log_probabilities = logits.log_softmax(-1)
+    labels = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
+    return {
+        "targets": targets,
+        "labels": labels.int(),
+        "probabilities": log_probabilities.gather(-1, labels).exp(),
+        "losses": F.nll_loss(log_probabilities, targets, reduction="none", ignore_index=PADDING),
+    }
+
+
+def _unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
+    """The indices of the samples of a batch that could not be read."""
+    indices = [index for _, index, _ in keys]
+    is_padding = ((targets if targets.ndim == 1 else targets[:, 0]) == PADDING).tolist()
+    return [index for index, padded in zip(indices, is_padding, strict=True) if padded and index != PADDING]

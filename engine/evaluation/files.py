@@ -1,0 +1,217 @@
+"""The files of an evaluation: tables as CSV, two figures, a summary. The report page and other programs read them.
+
+All figures are in percent, the loss in nats. A class is written by its name, or by its label if the data has no names.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from configs.schema import Data
+from datasets.sources.samples import Samples
+from engine.evaluation.analysis import (
+    Calibration,
+    ClassFigures,
+    calibration,
+    class_figures,
+    confused_pairs,
+    highest_losses,
+    worst_mistakes,
+)
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.file_names import (
+    CALIBRATION,
+    CONFUSION,
+    CONFUSION_PICTURE,
+    MISTAKES,
+    PAIRS,
+    PER_CLASS,
+    PICTURES,
+    RELIABILITY_PICTURE,
+    SUMMARY,
+)
+from engine.evaluation.pictures import remove_other_pictures, write_attention, write_pictures
+from engine.evaluation.results import SampleResults
+from engine.telemetry.plots import new_figure, png_bytes, without_math
+from utils.atomic_file import atomic_write
+from utils.metrics import Metrics
+from utils.tables import safe_cell, table_text
+
+MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
+MAX_CLASSES_IN_PICTURE = 50
+MAX_PAIRS = 1000
+NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"
+
+
+@dataclass(frozen=True)
+class EvaluationFiles:
+    """The folder of the evaluations of one split; a later evaluation replaces the files of an earlier one.
+
+    class_names: of all labels of the model.
+    """
+
+    folder: Path
+    samples: Samples
+    data: Data
+    class_names: Sequence[str]
+    evaluator: Evaluator
+
+    def in_run(self, folder: Path) -> "EvaluationFiles":
+        """These files in the folder of a run."""
+        return replace(self, folder=folder / self.folder.name)
+
+    def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> dict[str, Any]:
+        """Writes all files, each atomically; returns the content of `summary.json`, which begins with `about`.
+
+        model: the evaluated one, for the attention maps; without it there are none.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self.folder.mkdir(exist_ok=True)
+        analyze = self._analyze if results.scores is None else self._analyze_several_labels
+        figures, mistakes = analyze(metrics, results, [safe_cell(name) for name in self.class_names])
+        note = self._write_pictures(sorted({index for _, index in mistakes}), model)
+        summary = {
+            **about,
+            "samples": metrics.samples,
+            "unreadable": len(results.errors),
+            "num_classes": len(self.class_names),
+            "tta": "flip" if self.evaluator.flips else "none",
+            "loss": metrics.loss,
+            **figures,
+            "attention": note,
+        }
+        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def _analyze(
+        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
+    ) -> tuple[dict[str, float], list[tuple[str, int]]]:
+        """Writes the tables and figures; returns the figures of the summary and the worst mistakes."""
+        figures = class_figures(results, len(self.class_names))
+        pairs = confused_pairs(results, len(self.class_names))
+        bins = calibration(results)
+        mistakes = worst_mistakes(results)
+        self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
+        self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
+        self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
+        self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
+        self._write_matrix(pairs, names)
+        atomic_write(self.folder / RELIABILITY_PICTURE, _draw_reliability(bins))
+        summary = {**metrics.scores(), **figures.macro(), "ece": bins.error}
+        return summary, mistakes
+
+    def _analyze_several_labels(
+        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
+    ) -> tuple[dict[str, float], list[tuple[str, int]]]:
+        """As `_analyze`; of the mistakes, those with the highest loss. The true classes are joined by ' | '."""
+        count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
+        columns = zip(names, count, results.average_precisions, strict=True)
+        rows = ([label, name, number, _cell(ap)] for label, (name, number, ap) in enumerate(columns))
+        self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, rows)
+        mistakes = highest_losses(results)
+        self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
+        return metrics.scores(), mistakes
+
+    def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        atomic_write(self.folder / name, table_text(header, rows))
+
+    def _write_matrix(self, pairs: np.ndarray, names: Sequence[str]) -> None:
+        if len(names) > MAX_CLASSES_IN_MATRIX:
+            return
+        matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+        matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
+        rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+        self._write_table(CONFUSION, ("true \\ predicted", *names), rows)
+        if len(names) <= MAX_CLASSES_IN_PICTURE:
+            atomic_write(self.folder / CONFUSION_PICTURE, _draw_matrix(matrix, names))
+
+    def _mistake_rows(
+        self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]
+    ) -> Iterable[list[Any]]:
+        for kind, index in mistakes:
+            target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
+            true = names[target] if target.ndim == 0 else " | ".join(names[label] for label in np.flatnonzero(target))
+            true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
+            probabilities = 100 * float(results.probabilities[index, 0]), true_probability
+            path = safe_cell(self.samples.name(index))
+            yield [kind, index, path, true, names[predicted], *map(_cell, probabilities), f"{loss:.6g}"]
+
+    def _write_pictures(self, indices: Sequence[int], model: nn.Module | None) -> str | None:
+        """Returns why there are no attention maps; None if there are some."""
+        crops = write_pictures(self.folder / PICTURES, indices, self.samples, self.data)
+        remove_other_pictures(self.folder / PICTURES, indices)
+        if not crops:
+            return "no image is readable"
+        if model is None:
+            return NOT_DRAWN
+        return write_attention(self.folder / PICTURES, crops, model, self.evaluator)
+
+
+_CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5")
+_SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
+_PAIR_COLUMNS = ("true", "predicted", "count", "share")
+_BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
+_MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
+
+
+def _class_rows(figures: ClassFigures, names: Sequence[str]) -> Iterable[list[Any]]:
+    columns = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
+    for label, name in enumerate(names):
+        counts = int(figures.count[label]), int(figures.predicted[label])
+        yield [label, name, *counts, *(_cell(column[label]) for column in columns)]
+
+
+def _pair_rows(pairs: np.ndarray, count: np.ndarray, names: Sequence[str]) -> Iterable[list[Any]]:
+    wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS]
+    for true, predicted, number in wrong.tolist():
+        yield [names[true], names[predicted], number, _cell(100 * number / count[true])]
+
+
+def _bin_rows(bins: Calibration) -> Iterable[list[Any]]:
+    for low, high, count, confidence, accuracy in zip(
+        bins.edges[:-1], bins.edges[1:], bins.count.tolist(), bins.confidence, bins.accuracy, strict=True
+    ):
+        yield [_cell(low), _cell(high), count, _cell(confidence), _cell(accuracy)]
+
+
+def _cell(percent: float) -> str:
+    """Four decimals; empty for a figure that is not defined."""
+    return "" if np.isnan(percent) else f"{percent:.4f}"
+
+
+def _draw_matrix(matrix: np.ndarray, names: Sequence[str]) -> bytes:
+    """PNG: each row in shares of the true class, so that rare classes are seen too."""
+    size = 3 + 0.25 * len(names)
+    figure, axes = new_figure("predicted class", "true class", "Confusion matrix", size=(size + 1, size))
+    shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.grid(False)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+    labels = [without_math(name[:24]) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90)
+    axes.set_yticks(range(len(names)), labels)
+    if len(names) <= 20:
+        for (row, column), number in np.ndenumerate(matrix):
+            if number:
+                color = "white" if shares[row, column] > 50 else "black"
+                axes.text(column, row, str(number), ha="center", va="center", color=color, fontsize="small")
+    figure.colorbar(image, ax=axes, label="% of the true class")
+    return png_bytes(figure)
+
+
+def _draw_reliability(bins: Calibration) -> bytes:
+    title = f"Expected calibration error {bins.error:.2f}%"
+    figure, axes = new_figure("confidence (%)", "accuracy (%)", title, size=(4.5, 4.5))
+    width = bins.edges[1]
+    axes.plot([0, 100], [0, 100], "--", color="gray", label="perfectly calibrated")
+    axes.bar(bins.edges[:-1] + width / 2, np.nan_to_num(bins.accuracy), 0.9 * width, label="accuracy of the bin")
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 100)
+    axes.legend()
+    return png_bytes(figure)

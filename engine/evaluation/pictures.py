@@ -1,0 +1,143 @@
+"""Pictures of single samples: what the model saw, and where it looked.
+
+Legend: B images, C channels, S pixels on a side, H heads, T tokens.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.sources.samples import Samples
+from datasets.transforms.host import build_eval_host_transform
+from engine.evaluation.evaluate import Evaluator
+from engine.parallel.compile import run_eagerly
+from models.attention import explicit_attention
+from utils.atomic_file import open_atomically
+
+_SIDE = 160  # pixels of a picture
+_JPEG_QUALITY = 80
+_ATTENTION = "-attention"
+
+
+def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
+    """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
+
+    An image that cannot be read has no picture.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    transform, crops = build_eval_host_transform(data), {}
+    for index in indices:
+        try:
+            crops[index], _ = transform(samples.open(index, data.image_channels), 0, index)
+        except BadImage:
+            continue
+        _save(_to_picture(crops[index]), folder / f"{index}.jpg")
+    return crops
+
+
+def remove_other_pictures(folder: Path, indices: Collection[int]) -> None:
+    """Removes the pictures of an earlier evaluation."""
+    for picture in folder.glob("*.jpg"):
+        if picture.stem.removesuffix(_ATTENTION) not in map(str, indices):
+            picture.unlink()
+
+
+def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
+    """Writes `<index>-attention.jpg` of each crop: the attention rollout over the picture.
+
+    Returns:
+        None, or why the model has no attention maps.
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for index, crop in crops.items():  # one by one: the maps of a large model take gigabytes
+        image = evaluator.transform(crop[None].to(evaluator.context.device))
+        try:
+            attention = attention_rollout(model, image, evaluator)
+        except torch.OutOfMemoryError:
+            return "attention maps: out of GPU memory; -eval draws them"
+        if isinstance(attention, str):
+            return attention
+        _save(_overlay(_to_picture(crop), attention[0]), folder / f"{index}{_ATTENTION}.jpg")
+    return None
+
+
+@torch.inference_mode()
+def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor | str:
+    """Images (B, C, S, S) -> float32 (B, rows, columns) in 0..1 on the CPU: how much each patch adds to the output.
+
+    Attention rollout (Abnar and Zuidema, 2020): the product over the layers of (A + I) / 2, A the mean over the heads.
+    The output is that of the class token, or the mean of the patches if the model pools them. Returns the reason for a
+    model whose layers do not all attend over one grid of patches.
+    """
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    modules = [module for name, module in model.named_modules() if name.endswith("attn_drop")]
+    if grid is None or not modules:
+        return "attention maps need a ViT: this model has no attention over one grid of patches"
+    num_prefix = getattr(model, "num_prefix_tokens", 1)
+    rollout = _Rollout(len(images), num_prefix + grid[0] * grid[1], images.device)
+    handles = [module.register_forward_hook(rollout.add_layer) for module in modules]
+    try:
+        with explicit_attention(model), evaluator.precision.autocast(), run_eagerly():
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not rollout.fits:
+        return "attention maps need a ViT: the layers of this model attend over different sets of patches"
+    pools = num_prefix == 0 or getattr(model, "global_pool", "token") != "token"
+    output = rollout.product[:, num_prefix:].mean(1) if pools else rollout.product[:, 0]
+    maps = output[:, num_prefix:]
+    low, high = maps.amin(1, keepdim=True), maps.amax(1, keepdim=True)
+    return ((maps - low) / (high - low).clamp(min=1e-12)).unflatten(1, grid).cpu()
+
+
+class _Rollout:
+    """The product over the layers, from forward hooks of timm's modules `attn_drop`, whose output are the maps.
+
+    timm's AttentionExtract would keep the maps (B, H, T, T) of all layers.
+    """
+
+    def __init__(self, batch_size: int, num_tokens: int, device: torch.device) -> None:
+        self.identity = torch.eye(num_tokens, device=device)
+        self.product = self.identity.expand(batch_size, -1, -1)
+        self.fits = True
+
+    def add_layer(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
+        """maps (B, H, T, T); others are not those of a layer over all tokens."""
+        self.fits = self.fits and maps.ndim == 4 and maps.shape[0] == len(self.product)
+        self.fits = self.fits and maps.shape[-2:] == self.identity.shape
+        if self.fits:
+            with torch.autocast(maps.device.type, enabled=False):
+                self.product = (maps.float().mean(1) + self.identity) / 2 @ self.product
+
+
+def _to_picture(crop: torch.Tensor) -> Image.Image:
+    """uint8 (C, S, S) -> RGB of `_SIDE` pixels; small images are enlarged pixel by pixel."""
+    pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+    resampling = Image.Resampling.NEAREST if len(pixels) < _SIDE else Image.Resampling.LANCZOS
+    return Image.fromarray(pixels).resize((_SIDE, _SIDE), resampling)
+
+
+def _overlay(picture: Image.Image, attention: torch.Tensor) -> Image.Image:
+    """The gray picture, colored by the attention (rows, columns)."""
+    from matplotlib import colormaps  # imported late: it takes a second
+
+    heat = F.interpolate(attention[None, None], size=picture.size[::-1], mode="bilinear")[0, 0].numpy()
+    colors = Image.fromarray(np.uint8(255 * colormaps["inferno"](heat)[..., :3]))
+    return Image.blend(picture.convert("L").convert("RGB"), colors, 0.6)
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    with open_atomically(path, "wb") as file:
+        picture.save(file, "JPEG", quality=_JPEG_QUALITY)

@@ -1,0 +1,202 @@
+"""Charts as SVG: curves and the reliability diagram. Colours come from the page's style sheet, for light and dark.
+
+Each chart has a title and a description for screen readers. The elements carry their values, which the page's script
+reads out at the pointer and with the arrow keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from markupsafe import Markup, escape
+
+from engine.report.formats import number, percent
+from engine.report.scales import Axis, Point, axis_of, downsample, tick_label
+
+WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
+_SIDE = 300  # of the reliability diagram
+NUM_COLOURS = 8  # then the curves are dashed
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve. points: (x, y) by ascending x, all finite. index: of its colour."""
+
+    name: str
+    points: list[Point]
+    index: int = 0
+
+    @property
+    def summary(self) -> str:
+        """For a screen reader, which cannot see the curve."""
+        first, last = self.points[0], self.points[-1]
+        lowest, highest = min(self.points, key=lambda p: p[1]), max(self.points, key=lambda p: p[1])
+        return (
+            f"{self.name}: from {number(first[1])} at {number(first[0])} to {number(last[1])} at {number(last[0])}; "
+            f"lowest {number(lowest[1])} at {number(lowest[0])}, highest {number(highest[1])} at {number(highest[0])}."
+        )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over each other.
+
+    unit: of the values, '' if they have none. log_base: of the y axis, if the values vary by more than a factor of
+    100. steps: the value stays until the next point. best: a marked point.
+    """
+
+    title: str
+    x_label: str
+    series: list[Series]
+    unit: str = ""
+    log_base: int | None = None
+    steps: bool = False
+    best: Point | None = None
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        points = [point for series in self.series for point in series.points]
+        x_axis = axis_of([x for x, _ in points], 6, integers=True)
+        return x_axis, axis_of([y for _, y in points], 5, log_base=self.log_base)
+
+    @property
+    def note(self) -> str:
+        """What the title says of the axis."""
+        return ", ".join(filter(None, [self.unit, "logarithmic" if self.axes[1].is_log else ""]))
+
+    def svg(self) -> Markup:
+        """The drawing. Its polylines have the values of their points as `data-x` and `data-y`."""
+        x_axis, y_axis = self.axes
+        summary = f"{self.title} by {self.x_label}. " + " ".join(series.summary for series in self.series)
+        frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
+        opening = _open_svg(WIDTH, HEIGHT, self.title, summary, frame, self.x_label)
+        parts = [opening, _grid(x_axis, y_axis, self.x_label)]
+        parts += [self._curve(series, x_axis, y_axis) for series in self.series]
+        if self.best:
+            x, y = _pixel(self.best, x_axis, y_axis)
+            parts.append(Markup('<circle class="best" cx="{}" cy="{}" r="4.5"/>').format(f"{x:.1f}", f"{y:.1f}"))
+        return Markup("").join([*parts, Markup("</svg>")])
+
+    def _curve(self, series: Series, x_axis: Axis, y_axis: Axis) -> Markup:
+        points = downsample(series.points)
+        pixels = [_pixel(point, x_axis, y_axis) for point in points]
+        corners = _as_steps(pixels) if self.steps else pixels
+        if len(pixels) == 1:  # a line of one point would be invisible
+            corners = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
+        return Markup('<polyline class="{}" points="{}" data-name="{}" data-x="{}" data-y="{}"/>').format(
+            series_class(series.index),
+            " ".join(f"{x:.1f},{y:.1f}" for x, y in corners),
+            series.name,
+            " ".join(f"{x:.10g}" for x, _ in points),
+            " ".join(f"{y:.6g}" for _, y in points),
+        )
+
+
+def element_id(kind: str, title: str) -> str:
+    """An HTML id for the title of a chart or section."""
+    return f"{kind}-" + "".join(character if character.isalnum() else "-" for character in title.lower())
+
+
+def series_class(index: int) -> str:
+    """The classes of the style sheet for the curve of this number, and for its entry in the legend."""
+    dash = index // NUM_COLOURS % 4
+    return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")
+
+
+def _open_svg(width: int, height: int, title: str, summary: str, frame: str = "", x_label: str = "") -> Markup:
+    """frame: left, right, top and bottom of the curves in pixels, and the values at its left and right."""
+    return Markup(
+        '<svg viewBox="0 0 {w} {h}" role="img" aria-labelledby="{i}-title" aria-describedby="{i}-text"{f}>'
+        '<title id="{i}-title">{t}</title><desc id="{i}-text">{d}</desc>'
+    ).format(
+        w=width,
+        h=height,
+        i=element_id("svg", title),
+        t=title,
+        d=summary,
+        f=Markup(' data-frame="{}" data-x="{}"').format(frame, x_label) if frame else "",
+    )
+
+
+def _pixel(point: Point, x_axis: Axis, y_axis: Axis) -> Point:
+    x = _LEFT + x_axis.position(point[0]) * (WIDTH - _LEFT - _RIGHT)
+    return x, HEIGHT - _BOTTOM - y_axis.position(point[1]) * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _as_steps(pixels: Sequence[Point]) -> list[Point]:
+    corners = list(pixels[:1])
+    for (_, before), (x, y) in pairwise(pixels):
+        corners += [(x, before), (x, y)]
+    return corners
+
+
+def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
+    bottom, middle = HEIGHT - _BOTTOM, (_LEFT + WIDTH - _RIGHT) / 2
+    parts = []
+    for tick in y_axis.ticks:
+        y = _pixel((x_axis.low, tick), x_axis, y_axis)[1]
+        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick)}</text>')
+    for tick in x_axis.ticks:
+        x = _pixel((tick, y_axis.low), x_axis, y_axis)[0]
+        parts.append(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick_label(tick)}</text>')
+    label = f'<text class="label" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
+    return Markup("<g>" + "".join(parts) + label + "</g>")
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A bin of the confidence, in percent. confidence, accuracy: means; None for an empty bin."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None
+    accuracy: float | None
+
+
+def reliability_diagram(bins: Sequence[Bin]) -> Markup:
+    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal."""
+    filled = [part for part in bins if part.count and part.accuracy is not None]
+    summary = "Accuracy by confidence. " + " ".join(
+        f"Confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(part.accuracy)} of {part.count:,} "
+        "images." for part in filled
+    )  # fmt: skip
+    edge = _SIDE - _LEFT - _RIGHT
+
+    def x(value: float) -> float:
+        return _LEFT + value / 100 * edge
+
+    def y(value: float) -> float:
+        return _TOP + (1 - value / 100) * edge
+
+    bottom = _TOP + edge
+    parts = [_open_svg(_SIDE, bottom + _BOTTOM, "Reliability diagram", summary)]
+    for tick in range(0, 101, 20):
+        parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y(tick), _SIDE - _RIGHT))
+        parts.append(Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(_LEFT - 6, y(tick) + 4, tick))
+        parts.append(
+            Markup('<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(x(tick), bottom + 16, tick)
+        )
+    for part in filled:
+        parts.append(
+            Markup(
+                '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+            ).format(
+                x(part.low) + 0.5,
+                y(part.accuracy),
+                x(part.high) - x(part.low) - 1,
+                bottom - y(part.accuracy),
+                f"confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(part.accuracy)}, "
+                f"{part.count:,} images",
+            )
+        )
+    parts.append(Markup('<path class="diagonal" d="M{} {}L{} {}"/>').format(x(0), y(0), x(100), y(100)))
+    parts.append(
+        Markup('<text class="label" x="{}" y="{}" text-anchor="middle">confidence (%)</text>').format(
+            x(50), bottom + _BOTTOM - 4
+        )
+    )
+    return Markup("").join([*parts, Markup("</svg>")])

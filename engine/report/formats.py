@@ -1,0 +1,62 @@
+"""Numbers and names as the page shows them."""
+
+import math
+from typing import Any
+
+from configs.yaml_io import format_value
+from utils.columns import format_duration
+from utils.errors import escape_control_characters
+
+NO_VALUE = "–"
+MAX_NAME_CHARS = 60
+
+
+def number(value: float) -> str:
+    """Four significant digits, thousands separated: '0.09312', '12.5', '12,500'; exponents below 0.0001."""
+    if not math.isfinite(value):
+        return NO_VALUE
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 0.0001 else f"{value:.3e}".replace("e-0", "e-")
+
+
+def percent(value: float | None) -> str:
+    """'99.17%' of 99.17."""
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.2f}%"
+
+
+def duration(seconds: float | None) -> str:
+    return NO_VALUE if seconds is None else format_duration(seconds)
+
+
+def gigabytes(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value / 1e9:.2f} GB"
+
+
+def option(value: Any) -> str:
+    """The value of an option, numbers with six significant digits."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(option, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else format_value(value)
+
+
+def to_float(text: str | float | None) -> float | None:
+    """The finite number in a cell of a table; None if there is none."""
+    try:
+        value = float(text or "nan")
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def visible(text: object) -> str:
+    """The text on one line, with escapes for control characters, invisible ones and invalid UTF-8."""
+    return escape_control_characters(str(text)).replace("\n", r"\n")
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """At most this many characters; the middle of a longer text is left out."""
+    half = max_chars // 2
+    return text if len(text) <= max_chars else f"{text[:half]}…{text[-half + 1 :]}"

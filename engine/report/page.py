@@ -1,0 +1,206 @@
+"""Writes the page of a run, and the comparison of several, as HTML files that need no other file and no network."""
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from engine.report.charts import element_id, reliability_diagram, series_class
+from engine.report.contents import Evaluation, RunContents, read_contents
+from engine.report.curves import curves_of_run, curves_of_runs
+from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, to_float, visible
+from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
+from engine.report.overview import SPLITS, evaluates_average, facts_of, status_of, tiles_of
+from engine.report.styles import matrix_rules
+from engine.report.tables import (
+    class_table,
+    compared_options,
+    matrix_rows,
+    most_confused,
+    options_off_defaults,
+    options_off_recipe,
+    ranked,
+    results,
+)
+from utils.atomic_file import atomic_write
+from utils.errors import UserError
+
+REPORT = "report.html"
+COMPARISON = "compare.html"
+MAX_BYTES = 5_000_000
+_MAX_TITLE_CHARS = 1000
+_STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed")
+
+
+def write_report(folder: Path) -> Path:
+    """Writes `report.html` in the folder of a run that trained or evaluated, from the files in it; returns its path.
+
+    Raises:
+        UserError: the folder is not that of a run, or its options or its `metrics.csv` are damaged.
+        OSError: the page cannot be written; an older page is unchanged.
+    """
+    path = folder / REPORT
+    atomic_write(path, run_page(read_contents(folder)))
+    return path
+
+
+def write_comparison(folders: Sequence[Path], path: Path) -> list[str]:
+    """Writes a page that compares runs; returns a line for each folder that is not a run.
+
+    Raises:
+        UserError: none of the folders is a run.
+        OSError: the page cannot be written; an older page is unchanged.
+    """
+    runs, problems = [], []
+    for folder in folders:
+        try:
+            runs.append(read_contents(folder))
+        except UserError as problem:
+            problems.append(f"left out: {problem}")
+    if not runs:
+        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
+    atomic_write(path, comparison_page(runs, problems, path.parent))
+    return problems
+
+
+def run_page(run: RunContents) -> str:
+    """The page of one run. Beyond 5 MB the last pictures are left out, with a line."""
+    evaluation = run.evaluation
+    status, resume = status_of(run)
+    values = {
+        "folder": run.summary.folder.resolve().name,
+        "summary": run.summary,
+        "states": _STATES,
+        "status": status,
+        "resume": resume,
+        "tiles": tiles_of(run),
+        "facts": facts_of(run),
+        "problems": run.problems,
+        "curves": curves_of_run(run),
+        "evaluates_average": evaluates_average(run),
+        "off_defaults": options_off_defaults(run),
+        "off_recipe": options_off_recipe(run),
+        "log": run.log,
+        "evaluation": evaluation,
+        **(_judgement(evaluation) if evaluation else {}),
+        "test": run.test,
+        **({"test_evaluated": _evaluated(run.test), "test_classes": class_table(run.test)} if run.test else {}),
+    }
+    galleries = galleries_of(evaluation) if evaluation else []
+    page = _render("run.html", values | _gallery(galleries, 0))
+    excess = len(page.encode()) - MAX_BYTES
+    if excess <= 0:
+        return page
+    galleries, dropped = without_last_pictures(galleries, excess + 1000)  # the line about it needs some
+    return _render("run.html", values | _gallery(galleries, dropped))
+
+
+def _judgement(evaluation: Evaluation) -> dict[str, Any]:
+    """The parts of an evaluation; a part whose file is missing is empty."""
+    matrix = matrix_rows(evaluation.confusion) if evaluation.confusion else []
+    return {
+        "evaluated": _evaluated(evaluation),
+        "no_attention": str(evaluation.summary.get("attention") or "they are drawn for ViT-like models"),
+        "classes": class_table(evaluation),
+        "confusion": evaluation.confusion,
+        "matrix": matrix,
+        "pairs": [] if matrix else most_confused(evaluation),
+        "reliability": reliability_diagram(evaluation.calibration) if evaluation.calibration else "",
+        "ece": to_float(evaluation.summary.get("ece")),
+    }
+
+
+def _evaluated(evaluation: Evaluation) -> str:
+    """What was measured with what; '' if the summary is missing."""
+    epoch, samples = evaluation.summary.get("epoch"), to_float(evaluation.summary.get("samples"))
+    split = SPLITS.get(str(evaluation.summary.get("split")), "")
+    images = f"{samples:,.0f} {split} images".replace("  ", " ") if samples else ""
+    parts = [images, f"of epoch {epoch}" if epoch else ""]
+    return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
+
+
+def _gallery(galleries: list[Gallery], dropped: int) -> dict[str, Any]:
+    mistakes = [mistake for gallery in galleries for mistake in gallery.mistakes]
+    return {
+        "galleries": galleries,
+        "pictures_dropped": dropped,
+        "has_pictures": any(mistake.picture for mistake in mistakes),
+        "has_attention": any(mistake.attention for mistake in mistakes),
+        "limit_megabytes": MAX_BYTES // 10**6,
+    }
+
+
+def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
+    """folder: that of the page, from which its links to the pages of the runs start."""
+    runs = ranked(runs)
+    entries = [
+        {"name": run.summary.name, "index": index, "link": _link(run, folder),
+         "has_curves": bool(run.summary.epochs or run.steps)}
+        for index, run in enumerate(runs)
+    ]  # fmt: skip
+    values = {
+        "runs": entries,
+        "tables": results(runs),
+        "problems": problems,
+        "options": compared_options(runs),
+        "curves": curves_of_runs(runs),
+    }
+    return _render("comparison.html", values)
+
+
+def _link(run: RunContents, folder: Path) -> str:
+    """The relative address of the page of a run; '' if it has none."""
+    page = run.summary.folder / REPORT
+    return quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
+
+
+def _render(template: str, values: dict[str, Any]) -> str:
+    style, script = _assets()
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; " + (
+        "base-uri 'none'; form-action 'none'"
+    )
+    common = {
+        "policy": policy,
+        "style": Markup(style),
+        "script": Markup(script),
+        "written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+    return _environment().get_template(template).render(common | values)
+
+
+@cache
+def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"name": _name, "visible": visible, "percent": percent, "option": option}
+    environment.globals |= {"element_id": element_id, "series_class": series_class}
+    return environment
+
+
+@cache
+def _assets() -> tuple[str, str]:
+    """The style sheet and the script; their hashes are in the page's policy."""
+    folder = Path(__file__).parent / "templates"
+    style = (folder / "style.css").read_text(encoding="utf-8").replace("{{ matrix_rules }}", matrix_rules())
+    return style, (folder / "page.js").read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _name(text: object, max_chars: int = MAX_NAME_CHARS) -> Markup:
+    """A name from outside: on one line, isolated from the direction of the text around it, its full text on hover."""
+    full = visible(text)
+    short = shortened(full, max_chars)
+    if short == full:
+        return Markup("<bdi>{}</bdi>").format(full)
+    return Markup('<bdi title="{}">{}</bdi>').format(full[:_MAX_TITLE_CHARS], short)

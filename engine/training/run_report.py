@@ -1,0 +1,94 @@
+"""What a training run writes about its best epoch while it runs."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from engine.evaluation.file_names import CONFUSION_PICTURE, EVALUATION, SUMMARY
+from engine.evaluation.files import NOT_DRAWN
+from engine.evaluation.results import SampleResults
+from engine.report.page import REPORT, write_report
+from engine.telemetry.time_share import TimeShare
+from engine.training.state import Run
+from utils.metrics import Metrics
+
+_MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
+_FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of an epoch (from 1). Only the main process has the results.
+
+    model: the evaluated one; None if training has changed its weights since.
+    """
+
+    model: nn.Module | None
+    metrics: Metrics
+    results: SampleResults | None
+    epoch: int
+
+
+class RunReport:
+    """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
+
+    The main process calls `update()` after the checkpoint of an epoch, and `update(now=True)` when the final
+    status.json is written. The end of the run evaluates `best.pth` if there was no time for its files. A file that
+    cannot be written, for example on a full disk, gives a line in the log and never ends the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._best: Evaluated | None = None
+        self._is_end = False
+        self._last_problem = ""
+        self._evaluation = TimeShare(lambda: self._try(self._write_evaluation), _MAX_TIME_SHARE, _FIRST_SECONDS)
+        self._page = TimeShare(lambda: self._try(self._write_page), _MAX_TIME_SHARE)
+
+    def update(self, best: Evaluated | None = None, now: bool = False) -> None:
+        """Writes the files, unless they were written a short while ago. now: writes them in any case.
+
+        best: the latest evaluation, if it is the best one so far. If there is no time for its files, only the end of
+        the run writes them.
+        """
+        self._best, self._is_end = best or self._best, now
+        self._evaluation.update(now)
+        self._page.update(now)
+        if self._best:
+            self._best = replace(self._best, model=None)
+
+    def _write_evaluation(self) -> None:
+        best, run = self._best, self.run
+        if best is None or not (best.model or self._is_end):
+            return
+        self._best, files = None, run.eval_files
+        files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+        picture = files.folder / CONFUSION_PICTURE
+        if picture.exists():
+            step = best.epoch * run.layout.steps_per_epoch
+            run.reporter.loggers.image("val/confusion", picture.read_bytes(), step)
+
+    def _write_page(self) -> None:
+        write_report(self.run.folder)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:  # a page is never worth a run
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_problem:  # a disk stays full for hours
+                self.run.logger.info(f"----- Warning: {REPORT} cannot be written: {problem}")
+            self._last_problem = problem
+
+
+def evaluated_epoch(folder: Path) -> int | None:
+    """The epoch whose evaluation files are in the folder of a run; None if there are none, or incomplete ones."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / EVALUATION / SUMMARY).read_text())
+        return None if summary["attention"] == NOT_DRAWN else summary["epoch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,24 @@
+"""Where a weight file is. This file needs no torch, so that the scripts report a wrong path at once."""
+
+import os
+from pathlib import Path
+
+from utils.errors import UserError
+
+PADDLE = ".pdparams"
+EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz")
+
+
+def find_weights(path: str) -> Path:
+    """The file at `path`, or at `path` with an extension added: .pdparams first, because PaddleViT's users omit it.
+
+    Raises:
+        UserError: no such file; names the extensions that were tried.
+    """
+    for candidate in (path, *(f"{path}{extension}" for extension in EXTENSIONS)):
+        if os.path.isfile(candidate):
+            return Path(candidate)
+    if os.path.isdir(path):
+        file = Path(path, "best.pth")
+        raise UserError(f"{path}: is a folder; give a file in it, such as {file}, or -resume={path}")
+    raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")

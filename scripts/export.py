@@ -1,0 +1,63 @@
+"""Exports a trained model: python scripts/export.py RUN|FILE -format FORMAT [-output PATH]
+
+    python scripts/export.py output/vit_digits-20260101-12-00 -format onnx
+    python scripts/export.py best.pth -cfg=configs/vit_digits.yaml -format hf -output digits
+
+RUN is the folder of a run: its best.pth, or its newest valid checkpoint. FILE is any file that -pretrained reads. The
+weights are the average where there is one, in fp32. The export is loaded again and compared with the model on
+validation images; if a logit differs by more than 1e-3, nothing is written.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from configs.command_line import parse_command_line
+from configs.flags import Parser
+from scripts.exporting.formats import FORMATS, check_packages, check_target
+from scripts.flags import split_flags, split_source
+from scripts.weights.source import find_source
+from utils.errors import UserError, run_and_report_errors
+
+SCRIPT = "scripts/export.py"
+
+
+def main(argv: list[str]) -> int:
+    path, argv = split_source(argv)
+    flags, rest = split_flags(_parser(), argv)
+    if path is None or flags.format is None:
+        raise UserError(
+            "give the folder of a run, or a weight file, as the first argument, and -format: "
+            f"python {SCRIPT} {path or 'output/RUN'} -format {flags.format or 'onnx'} (formats: {', '.join(FORMATS)})"
+        )
+    source = find_source(path)
+    if flags.output:
+        check_target(flags.output, flags.format, source)
+    config = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT).config
+    if flags.format == "onnx":
+        check_packages()
+    from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
+
+    return run(source, config, flags.format, flags.output)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=SCRIPT,
+        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [flags of main_single_gpu.py]",
+        description="Exports the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads, and "
+        "checks the result on validation images.",
+        epilog="All other flags, such as -cfg, -model, -data_path and -opts, are those of main_single_gpu.py: see its "
+        "-h.",
+    )
+    formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())
+    parser.add_argument("-format", "--format", choices=FORMATS, help=formats)
+    output = "file or folder to write (default: beside the weights, with their name)"
+    parser.add_argument("-output", "--output", type=Path, metavar="PATH", help=output)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""The formats of an export, and what is checked before the model is read. This file needs no torch."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from utils.errors import UserError
+
+OPSET = 18
+HF_FILES = {"config.json", "model.safetensors"}
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Format:
+    """file: in this folder, with the functions `write` and `load`. suffix: of the default output, which is named as the
+    weights. title: for the user."""
+
+    file: str
+    suffix: str
+    title: str
+
+    def module(self) -> ModuleType:
+        return importlib.import_module(f"scripts.exporting.{self.file}")
+
+
+FORMATS = {
+    "safetensors": Format("safetensors_file", ".safetensors", "for -pretrained"),
+    "hf": Format("hf_folder", "-hf", "a folder for timm and transformers"),
+    "onnx": Format("onnx_file", ".onnx", f"opset {OPSET}, any batch size"),
+    "torch_export": Format("torch_export_file", ".pt2", "torch.export, any batch size"),
+}
+
+
+def check_packages() -> None:
+    """Raises a UserError that says how to install what is missing."""
+    for name in _ONNX_PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(
+                f"-format onnx needs the package {name}; install it with: pip install -r requirements-export.txt"
+            ) from None
+
+
+def check_target(target: Path, kind: str, weights: Path) -> None:
+    """Raises a UserError if `target` holds something else than an earlier export of this kind.
+
+    weights: the file to export, or the folder of its run.
+    """
+    if target.is_file() and target.resolve() == weights.resolve():
+        raise UserError(f"-output {target}: is the file to export; give another path with -output")
+    if kind == "hf":
+        others = {path.name for path in target.iterdir()} - HF_FILES if target.is_dir() else set()
+        if others or (target.exists() and not target.is_dir()):
+            raise UserError(f"-output {target}: is not an exported folder; give another path with -output")
+    elif target.is_dir():
+        raise UserError(f"-output {target}: is a folder; give the name of a file in it")
+    elif target.suffix != FORMATS[kind].suffix:
+        raise UserError(f"-output {target}: must end with {FORMATS[kind].suffix}; add it")

@@ -1,0 +1,65 @@
+"""Flags of the scripts. This file needs no torch, so that wrong flags are reported at once."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from configs.flags import Parser, entry_parser
+from utils.errors import did_you_mean
+
+
+def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
+    """A parser of a script's own flags, with `-json`; `split_flags` returns the other flags unparsed.
+
+    Args:
+        script: path below `scripts/`.
+    """
+    parser = Parser(
+        prog=f"scripts/{script}",
+        usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
+        description=description,
+        epilog="All other flags, including -opts KEY=VALUE, are those of main_single_gpu.py: see its -h.",
+    )
+    add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
+    return parser
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
+    parser.add_argument(f"-{name}", f"--{name}", **options)
+
+
+def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Splits `argv` into the script's own flags and the flags for `configs.command_line`.
+
+    Raises:
+        UserError: a flag is unknown to both.
+    """
+    flags, rest = parser.parse_known_args(argv)
+    others, unknown = entry_parser(parser.prog).parse_known_args(rest)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")
+    return flags, rest
+
+
+def split_source(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The first argument if it is no flag, and the others.
+
+    argparse would take the value of a flag that it does not know, such as that of -opts, for a missing argument.
+    """
+    return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
+
+
+def positive(text: str) -> int:
+    """argparse type: a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+    return int(text)
+
+
+def new_file(text: str) -> Path:
+    """argparse type: an output file. A wrong path is reported before the measurements start."""
+    path = Path(text)
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a regular file, or its folder does not exist")
+    return path

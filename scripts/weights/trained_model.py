@@ -1,0 +1,79 @@
+"""Trained weights with the model and the validation images that belong to them, for the scripts that pass them on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.command_line import to_yaml
+from configs.schema import Config
+from configs.weight_options import options_to_export
+from configs.yaml_io import parse_value
+from datasets.registry import recognize_dataset
+from datasets.sources.samples import Samples
+from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.commands.evaluation_data import read_evaluation_data
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The options to evaluate the weights `MODEL.PRETRAINED`, and the validation samples.
+
+    class_names: those of the training; if the weights have none, those of the samples, or None.
+    notes: lines about the data for the user.
+    """
+
+    config: Config
+    samples: Samples
+    class_names: list[str] | None
+    notes: list[str]
+
+    @property
+    def weights(self) -> Path:
+        return Path(self.config.model.pretrained)
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """The options that travel with the weights: model, and data as an evaluation needs them."""
+        return options_to_export(parse_value(to_yaml(self.config)))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The class names and the preprocessing."""
+        return describe_data(self.config.data, self.class_names)
+
+    def metadata(self) -> dict[str, str]:
+        """Class names, preprocessing, and the options of model and data, as JSON texts."""
+        return to_metadata(self.description, self.options)
+
+
+def locate_weights(source: Path) -> Path:
+    """`source` if it is a file; of a run's folder `best.pth`, else its newest valid checkpoint.
+
+    Raises:
+        UserError: no checkpoint is valid.
+    """
+    return find_checkpoint(str(source), source, best_first=True).path if source.is_dir() else source
+
+
+def open_trained(config: Config, context: ProcessContext) -> TrainedModel:
+    """The model of the weights `MODEL.PRETRAINED`.
+
+    Raises:
+        UserError: the validation images are missing.
+    """
+    config = config.model_copy(update={"data": recognize_dataset(config.data, context)}).with_model(resume=None)
+    try:
+        config, samples, notes = read_evaluation_data(config, context)
+    except UserError as error:
+        raise UserError(
+            f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
+            "-dataset=NAME their kind)"
+        ) from None
+    trained_on = read_trained_on(str(config.model.pretrained))
+    names = trained_on.class_names if trained_on else None
+    if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
+        names = samples.class_names
+    return TrainedModel(config, samples, names, notes)

@@ -1,0 +1,59 @@
+"""The flags of -predict."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.command_line import parse_command_line
+from configs.prediction import Prediction
+from utils.errors import UserError
+
+WEIGHTS = "-pretrained=vit.pth"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-predict", "photos"], Prediction("photos", 5, None, False)),
+        (["-predict=photos", "-top_k=1", "-json"], Prediction("photos", 1, None, True)),
+        (["--predict", "-x.jpg", "-output=o"], None),  # a path that begins with a dash needs '='
+        (["-predict=-x.jpg", "-output=o"], Prediction("-x.jpg", 5, Path("o"), False)),
+        (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
+        (["-dataset=digits", "-predict"], Prediction(None, 5, None, False)),
+        ([], None),
+    ],
+)
+def test_a_prediction(argv, expected):
+    if "-x.jpg" in argv:
+        with pytest.raises(UserError, match="unknown flag -x"):
+            parse_command_line([WEIGHTS, *argv])
+        return
+    command = parse_command_line([WEIGHTS, *argv])
+    assert command.prediction == expected
+    assert command.name == ("predict" if expected else "train")
+    assert command.config.eval.enabled == bool(expected)
+    assert command.selects_run
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["-predict", "photos"], "-predict: EVAL.ENABLED needs weights; give -pretrained or -resume"),
+        (["-predict=", WEIGHTS], "-predict: the path is empty"),
+        (["-predict", "photos", WEIGHTS, "-top_k=0"], "-top_k 0: must be at least 1"),
+        (["-predict", "photos", WEIGHTS, "-eval"], "-predict and -eval are two commands; remove one of them"),
+        (["-predict", "photos", WEIGHTS, "-profile"], "-predict and -profile are two commands"),
+        (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),
+        (["-predict", "photos", WEIGHTS, "-dataset=digits"], "remove the path, or -dataset"),
+        (["-eval", WEIGHTS, "-top_k=3"], "-top_k is a flag of -predict; add -predict, or remove it"),
+        (["-json"], "-json is a flag of -predict"),
+    ],
+)
+def test_contradictions_are_one_line(argv, line):
+    with pytest.raises(UserError) as error:
+        parse_command_line(argv)
+    assert line in str(error.value)
+
+
+def test_a_dry_run_of_a_prediction_is_a_dry_run():
+    assert parse_command_line(["-predict", "photos", WEIGHTS, "-dry_run"]).name == "dry_run"

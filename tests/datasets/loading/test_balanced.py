@@ -1,0 +1,98 @@
+"""Balanced sampling: equal class frequencies, no needless repetition, the same on any number of ranks, exact resume."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from configs.command_line import parse_command_line
+from datasets.loading.balanced import balanced_order, describe_balance
+from datasets.loading.sampler import TrainSampler
+from utils.errors import UserError
+
+COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes
+TARGETS = np.random.default_rng(0).permutation(np.repeat(list(COUNTS), list(COUNTS.values())))
+
+
+@pytest.mark.parametrize("num_places", [500, 498, 167, 3])
+def test_every_class_has_the_same_number_of_places(num_places):
+    for epoch in range(3):
+        drawn = TARGETS[balanced_order(TARGETS, num_places, seed=3, epoch=epoch)]
+        frequencies = Counter(drawn.tolist())
+        assert len(drawn) == num_places and frequencies.keys() <= COUNTS.keys()
+        assert {frequencies[label] for label in COUNTS} <= {num_places // 4, -(-num_places // 4)}
+
+
+def test_classes_are_spread_over_the_epoch():
+    """Each block of 4 places has each class once, and the places within blocks are uniform."""
+    blocks = TARGETS[torch.cat([balanced_order(TARGETS, 500, 0, epoch) for epoch in range(8)])].reshape(-1, 4)
+    assert (np.sort(blocks) == sorted(COUNTS)).all()
+    for place in range(4):
+        share = np.bincount(blocks[:, place], minlength=8)[list(COUNTS)] / len(blocks)
+        assert abs(share - 0.25).max() < 0.05  # 1,000 blocks: the standard deviation is 0.014
+
+
+def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
+    """125 places per class: the class of 419 images needs 3.35 epochs, those of 2, 9 and 70 images less than two."""
+    drawn = [balanced_order(TARGETS, 500, 0, epoch).numpy() for epoch in range(12)]
+    rare, common = np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 7)
+    for order in drawn:
+        assert sorted(Counter(order[np.isin(order, rare)].tolist()).values()) == [62, 63]
+    sequence = np.concatenate([order[np.isin(order, common)] for order in drawn])
+    cycles = [sequence[start : start + 419] for start in range(0, len(sequence) - 418, 419)]
+    assert len(cycles) == 3 and all(sorted(cycle) == common.tolist() for cycle in cycles)
+    assert not (cycles[0] == cycles[1]).all()
+    shown = np.concatenate(drawn)
+    for label in (1, 3):
+        times = np.bincount(shown[TARGETS[shown] == label], minlength=500)[label == TARGETS]
+        assert times.min() > 0 and times.max() - times.min() <= 12
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    order = balanced_order(TARGETS, 500, 5, 2)
+    assert torch.equal(order, balanced_order(TARGETS, 500, 5, 2))
+    assert not torch.equal(order, balanced_order(TARGETS, 500, 5, 3))
+    assert not torch.equal(order, balanced_order(TARGETS, 500, 6, 2))
+
+
+def sampler(batch_size, rank=0, world_size=1, first_batch=0, repeats=1):
+    return TrainSampler(500, batch_size, 3, 7, rank, world_size, first_batch, repeats, balanced_targets=TARGETS)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_batches_do_not_depend_on_the_number_of_ranks_and_keep_their_number(world_size, repeats):
+    one = sampler(24, repeats=repeats)
+    assert len(one) == len(TrainSampler(500, 24, 3, 7)) == 60
+    ranks = [sampler(24 // world_size, rank, world_size, repeats=repeats) for rank in range(world_size)]
+    for whole, *parts in zip(one, *ranks, strict=True):
+        assert sorted(whole) == sorted(key for part in parts for key in part)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("first_batch", [0, 7, 20, 33])
+def test_a_resumed_run_continues_with_the_next_batch(first_batch, repeats):
+    whole = list(sampler(24, repeats=repeats))
+    assert list(sampler(24, first_batch=first_batch, repeats=repeats)) == whole[first_batch:]
+
+
+def test_repeated_augmentation_shows_each_drawn_image_three_times_in_a_row():
+    keys = [key for batch in sampler(24, repeats=3) for key in batch]
+    expected = [balanced_order(TARGETS, 167, 7, epoch) for epoch in range(3)]
+    assert keys == [(epoch, int(expected[epoch][place // 3]), place % 3) for epoch in range(3) for place in range(480)]
+
+
+def test_the_note_tells_how_often_images_are_seen():
+    names = [f"class {label}" for label in range(8)]
+    assert describe_balance(TARGETS, names) == (
+        "balanced sampling: 125 per class and epoch; an image of 'class 0' (2) is seen 62.5 times, one of "
+        "'class 7' (419) 0.298 times"
+    )
+
+
+def test_balanced_weights_would_correct_the_imbalance_twice():
+    options = ["-opts", "DATA.BALANCED_SAMPLING=true"]
+    with pytest.raises(UserError, match=r"DATA\.BALANCED_SAMPLING.* and LOSS\.CLASS_WEIGHTS balanced correct the same"):
+        parse_command_line([*options, "LOSS.CLASS_WEIGHTS=balanced"])
+    assert parse_command_line([*options, "LOSS.CLASS_WEIGHTS=[1.0, 2.0]"]).config.data.balanced_sampling

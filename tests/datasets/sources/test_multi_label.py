@@ -1,0 +1,173 @@
+"""Tables of images with several labels: reading, findings, splits, class numbers, batches."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import eval_loader_for, samples_for, train_batches_for
+from source_helpers import assert_refused, names_of, options, write_image
+
+from configs.command_line import parse_command_line
+from datasets.batch import PADDING
+from datasets.registry import read_samples
+from datasets.sources.checks import notes_on
+from datasets.sources.class_names import number_by
+from datasets.sources.lists import csv_tables
+from datasets.sources.multi_label import split_labels
+from utils.errors import UserError
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Writes train.csv and other tables, with the images that their lines name; returns the options."""
+
+    def write(train, **others):
+        for split, targets in {"train": train, **others}.items():
+            names = [f"{split}{number}.png" for number in range(len(targets))]
+            for name in names:
+                write_image(tmp_path / name)
+            rows = "".join(f'{name},"{target}"\n' for name, target in zip(names, targets, strict=True))
+            (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+        return options(tmp_path, dataset="csv", multi_label=True)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("target", "separator", "labels"),
+    [
+        ("cat|dog", "|", ["cat", "dog"]),
+        (" polar bear ; dog;", ";", ["polar bear", "dog"]),
+        ("0, 3", ",", ["0", "3"]),
+        ("[0, 3]", ",", ["0", "3"]),
+        ("['cat', 'polar bear']", ",", ["cat", "polar bear"]),
+        ("0 3  0", None, ["0", "3"]),
+        ("dog's", "|", ["dog's"]),
+        ("", "|", []),
+        ("[]", ",", []),
+    ],
+)
+def test_labels_of_a_target(target, separator, labels):
+    assert split_labels(target, separator) == labels
+
+
+def test_targets_have_a_column_for_each_class_of_the_model(tables, cpu):
+    """train.csv may have more classes than the weights to evaluate, if val.csv has no label of the others."""
+    given = tables(["0 9", "1"], val=["3", "0 4"])
+    (val,) = read_samples(given, 5, cpu, "val")
+    assert val.targets.tolist() == [[0, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
+    (val,) = read_samples(given, 12, cpu, "val")
+    assert val.targets.shape == (2, 12)
+    with pytest.raises(UserError, match=r"MODEL\.NUM_CLASSES is 4"):
+        read_samples(given, 4, cpu, "val")
+
+
+def test_names_are_sorted_and_targets_are_multi_hot(tables):
+    given = tables(["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
+    train, val = csv_tables(given, "train"), csv_tables(given, "val")
+    assert train.class_names == val.class_names == ["cat", "dog", "polar bear"] and train.has_class_names
+    assert train.findings == val.findings == [] and train.targets.dtype == np.int8
+    assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
+    assert val.targets.tolist() == [[0, 1, 0], [1, 1, 0]]
+    assert train.class_counts(4).tolist() == [2, 2, 2, 0]
+    assert "1 of 4 training images have no label" in notes_on(train, val)
+
+
+def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
+    given = tables(["0 2", "1", "", "2 0"], val=["4", "0 1"])
+    train, val = csv_tables(given, "train"), csv_tables(given, "val")
+    assert not train.has_class_names and (train.targets.shape, val.targets.shape) == ((4, 3), (2, 5))
+    config = parse_command_line(
+        [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"]
+    ).config
+    train, val = samples_for(config, cpu, "train", "val")
+    assert train.targets.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
+    assert val.targets.tolist() == [[0, 0, 0, 0, 1], [1, 1, 0, 0, 0]]
+    with pytest.raises(UserError, match=r"val.csv:2: label 4, but MODEL.NUM_CLASSES is 4"):
+        samples_for(config.with_model(num_classes=4), cpu, "train", "val")
+
+
+def test_a_single_table_is_split_at_random(tables):
+    given = tables([("cat|dog", "dog", "")[number % 3] for number in range(40)])
+    train, val = csv_tables(given, "train"), csv_tables(given, "val")
+    assert (len(train), len(val)) == (36, 4)
+    assert not set(names_of(train)) & set(names_of(val))
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "parts"),
+    [
+        (["cat|dog"], ["cat|emu"], ("val.csv:2: label 'emu' is not in", "train.csv")),
+        (["0|1"], ["0|x"], ("val.csv:2: label 'x' is not a class number",)),
+        (["cat", "dog"], ["cat|emu"], ("val.csv:2: label 'emu' is not in", "train.csv")),
+        (["", ""], ["cat"], ("train.csv: no image has a label",)),
+        (["0", "999999"] * 6000, ["0"], ("images of 1000000 classes need 12 GB", "check the highest label")),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, train, val, parts):
+    for split, targets in (("train", train), ("val", val)):
+        rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
+        (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+    given = options(tmp_path, dataset="csv", multi_label=True)
+    assert_refused(lambda: csv_tables(given, "train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts)
+
+
+def test_one_line_per_label_is_refused(tables, tmp_path):
+    given = tables(["cat"])
+    (tmp_path / "train.csv").write_text("image_path,target\ntrain0.png,cat\ntrain0.png,dog\ntrain0.png,cat\n")
+    findings = csv_tables(given, "train").findings
+    assert len(findings) == 1 and ":3: 'train0.png' has other labels in line 2; write all labels" in findings[0]
+
+
+def test_several_labels_without_the_option_name_it(tables):
+    given = tables(["cat", "dog", "cat|dog"]).model_copy(update={"multi_label": False})
+    assert_refused(lambda: csv_tables(given, "train"), "has several labels", "-opts DATA.MULTI_LABEL=true")
+
+
+def test_several_labels_without_the_option_are_one_finding(tables, tmp_path, cpu):
+    """The first: not those of the missing file, the images without a label and the name that no line has alone."""
+    given = tables(["", "cat", "dog", "cat|dog", "", "dog|cat", ""], val=["cat|dog", "emu", ""])
+    (tmp_path / "train0.png").unlink()
+    given = given.model_copy(update={"multi_label": False, "batch_size": 1})
+    with pytest.raises(UserError) as error:
+        read_samples(given, None, cpu, "train", "val")
+    headline, train, missing = str(error.value).splitlines()
+    assert headline.endswith("2 problems") and "train0.png" in missing
+    assert "train.csv:5: target 'cat|dog' has several labels;" in train and train.endswith("(1 other lines too)")
+
+
+def test_labels_follow_the_names_of_a_checkpoint(tables):
+    given = tables(["dog|cat", "emu"], val=["dog", "dog|cat"])
+    val = csv_tables(given, "val")
+    assert number_by(["dog", "yak", "cat"], val, "DIR", needs_all=False) == []
+    assert val.targets.tolist() == [[1, 0, 0], [1, 0, 1]] and val.class_names == ["dog", "yak", "cat"]
+    assert "'emu'" in number_by(["dog", "yak", "cat"], csv_tables(given, "train"), "DIR", needs_all=False)[0]
+
+
+def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):
+    given = tables(["cat|dog", "", "dog"], val=["cat", "dog", "cat|dog"])
+    (tmp_path / "val1.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    sizes = ["DATA.MULTI_LABEL=true", "DATA.ON_BAD_IMAGE=skip", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4"]
+    flags = [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-num_workers=0"]
+    config = parse_command_line([*flags, "-epochs=1", "-opts", *sizes, "TRAIN.MIXUP_ALPHA=0.8"]).config
+    assert config.loss.name == "bce"
+    train, val = samples_for(config, cpu, "train", "val")
+    (batch,) = train_batches_for(config, train, cpu)
+    assert batch.targets.dtype == torch.int8 and batch.targets.shape == (2, 2) and batch.samples == 2
+    first, second = eval_loader_for(config, val, cpu)
+    assert first.targets.tolist() == [[1, 0], [PADDING, PADDING]] and (first.samples, len(first.bad)) == (1, 1)
+    assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]] and second.samples == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"LOSS.NAME": "cross_entropy"}, r"LOSS\.NAME cross_entropy needs one label per image.* set LOSS\.NAME=bce"),
+        ({"DATA.BALANCED_SAMPLING": "true"}, r"DATA\.BALANCED_SAMPLING needs one label per image"),
+        ({"DATA.DATASET": "folder"}, r"DATA\.MULTI_LABEL needs the data set csv, but DATASET is 'folder'"),
+        ({"TRAIN.DISTILLATION_TYPE": "soft"}, r"TRAIN\.DISTILLATION_TYPE soft needs one label per image"),
+    ],
+)
+def test_options_that_need_one_label_are_refused(given, message):
+    values = {"DATA.DATASET": "csv", "DATA.MULTI_LABEL": "true"} | given
+    with pytest.raises(UserError, match=message):
+        parse_command_line(["-opts", *(f"{key}={value}" for key, value in values.items())])

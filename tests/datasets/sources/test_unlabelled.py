@@ -1,0 +1,125 @@
+"""Images without labels: an image, a folder, a list, a table."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from source_helpers import assert_refused, write_image
+
+from datasets.decoding.bad_images import BadImage
+from datasets.sources.class_folders import read_class_folders
+from datasets.sources.unlabelled import unlabelled
+
+
+def names(path) -> list[str]:
+    samples = unlabelled(str(path))
+    return [samples.name(index) for index in range(len(samples))]
+
+
+def test_a_folder_is_read_as_class_folders_are(tmp_path):
+    for name in ("b/2.jpg", "b/deep/1.PNG", "a/3.jpg", ".hidden.jpg", ".git/4.jpg", "a/.5.jpg"):
+        write_image(tmp_path / name)
+    (tmp_path / "b" / "notes.txt").touch()
+    (tmp_path / "b" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "same").symlink_to(tmp_path / "b")
+    samples = unlabelled(str(tmp_path))
+    assert [str(Path(samples.name(index)).relative_to(tmp_path)) for index in range(3)] == [
+        *("a/3.jpg", "a/same/2.jpg", "a/same/deep/1.PNG"),
+    ]
+    assert len(samples) == 3 and not samples.has_class_names
+    assert samples.targets.tolist() == [0, 0, 0]
+    assert samples.open(1, 3).pixels.shape == (3, 9, 12)
+    labelled = read_class_folders(tmp_path)  # here, each class is read by itself
+    assert labelled.arrays["targets"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_unusable_images_of_a_folder_are_found_when_they_are_read(tmp_path):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "b.jpg").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "c.jpg")
+    (tmp_path / "d.jpg").write_bytes(b"")
+    samples = unlabelled(str(tmp_path))
+    assert len(samples) == 4
+    for index, reason in ((1, "No such file"), (2, "not a regular file"), (3, "is empty")):
+        with pytest.raises(BadImage, match=reason):
+            samples.open(index, 3)
+
+
+def test_an_image_needs_no_extension(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").rename(tmp_path / "download")
+    assert names(tmp_path / "download") == [str(tmp_path / "download")]
+    monkeypatch.chdir(tmp_path)
+    assert unlabelled("download").open(0, 3).pixels.shape == (3, 9, 12)
+
+
+def test_a_list_has_paths_with_or_without_labels(tmp_path):
+    text = "\ufeffa.jpg 3\r\nb c.jpg\t12\n\n  d e.jpg\n/abs/f.jpg\n../g.jpg 0\na.jpg\n"
+    (tmp_path / "list.TXT").write_text(text, encoding="utf-8")
+    assert names(tmp_path / "list.TXT") == [
+        *(f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"),
+        f"{tmp_path}/a.jpg",
+    ]
+
+
+def test_a_list_may_have_paths_of_any_bytes(tmp_path):
+    (tmp_path / "list.txt").write_bytes(b"\xff.jpg 1\n=cmd().jpg\n")
+    assert [os.fsencode(name) for name in names(tmp_path / "list.txt")] == [
+        *(os.fsencode(tmp_path) + b"/\xff.jpg", os.fsencode(tmp_path) + b"/=cmd().jpg"),
+    ]
+
+
+def test_a_table_has_the_column_image_path(tmp_path):
+    (tmp_path / "t.csv").write_text('id,image_path,target\n1,"a, b.jpg",dog\n2,/abs/c.jpg,cat\n')
+    assert names(tmp_path / "t.csv") == [f"{tmp_path}/a, b.jpg", "/abs/c.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("missing", None, "no such file or folder"),
+        ("missing.txt", None, "no such file or folder"),
+        ("empty.txt", "\n\n", "lists no images"),
+        ("empty.csv", "image_path\n", "lists no images"),
+        ("no_column.csv", "path\na.jpg\n", "no_column.csv:1: the header lacks image_path"),
+        ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: image_path is empty"),
+        ("quote.csv", 'image_path\n"a.jpg" b\n', "quote.csv:2: is not valid CSV"),
+        ("utf16.txt", "a.jpg\n".encode("utf-16-le"), "utf16.txt:1: 'a\\0.\\0"),
+        ("folder", ..., "contains no images"),
+        ("long" * 100, None, "no such file or folder"),
+    ],
+)
+def test_mistakes_are_one_line(name, content, problem, tmp_path):
+    path = tmp_path / name
+    if content is ...:
+        (path / "sub").mkdir(parents=True)
+    elif content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert_refused(lambda: unlabelled(str(path)), str(path)[:80])
+    with pytest.raises(Exception) as error:
+        unlabelled(str(path))
+    assert problem in str(error.value) or "\\x00" in str(error.value)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert_refused(lambda: unlabelled(str(tmp_path)), "locked: cannot be listed (Permission denied)")
+
+
+def test_many_images_are_arrays(tmp_path):
+    """The samples of a list hold no object per image: paths, ends and labels are memory-mapped."""
+    (tmp_path / "list.txt").write_text("".join(f"{number:08d}.jpg\n" for number in range(20_000)))
+    samples = unlabelled(str(tmp_path / "list.txt"))
+    arrays = samples.listing.arrays
+    assert {type(values) for values in arrays.values()} == {np.ndarray}
+    assert sum(values.nbytes for values in arrays.values()) == 20_000 * (12 + 8 + 4 + 8)

@@ -1,0 +1,79 @@
+"""The held-out test images: evaluated once, at the end of a finished run, with the best weights."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from conftest import only_run, read_result, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from engine.commands.run import run
+from engine.training.schedule import Schedule
+from utils.errors import UserError
+
+TINY = [
+    "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_SIZE=8",
+    "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3",
+]  # fmt: skip
+
+
+@pytest.fixture
+def argv(tmp_path) -> list[str]:
+    """Red and blue images in the folders train, val and test."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 48), ("val", 12), ("test", 17)):
+        for label, name in enumerate(("blue", "red")):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 150, (8, 8, 3)).astype(np.uint8)
+                pixels[..., 2 - 2 * label] += 70
+                Image.fromarray(pixels).save(tmp_path / "data" / split / name / f"{number}.png")
+    flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]
+    return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
+
+
+def loss_of(weights, data, cpu, tmp_path) -> float:
+    output = tmp_path / weights.stem
+    sizes = [option for option in TINY if not option.startswith("TRAIN")]
+    flags = ["-eval", f"-pretrained={weights}", "-dataset=folder", f"-data_path={data}", "-num_workers=0"]
+    run(parse_command_line([*flags, "-batch_size_eval=8", f"-output={output}", "-opts", *sizes]), cpu)
+    return read_result(only_run(output, "eval"))["loss"]
+
+
+def test_the_best_weights_are_tested_when_the_last_are_worse(argv, cpu, tmp_path, monkeypatch, capsys):
+    """A negative learning rate in the last epoch raises the loss."""
+    monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step < 24 else -3e-3)
+    folder = train(argv, cpu)
+    result, data = read_result(folder), tmp_path / "data" / "test"
+    assert result["epoch"] == 2 and result["top1"] > 90 and result["finished"]
+    test = result["test"]
+    assert test.keys() == {"top1", "top5", "loss", "samples"} and test["samples"] == 34 and test["top1"] > 80
+    best, last = (loss_of(folder / f"{name}.pth", data, cpu, tmp_path) for name in ("best", "last"))
+    assert test["loss"] == best and last > 2 * best
+    log = (folder / "log.txt").read_text()
+    assert log.count("Test Loss") == 1 and f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
+    assert "24 for validation, 34 for the test at the end" in log
+    summary = json.loads((folder / "evaluation-test" / "summary.json").read_text())
+    assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
+    with open(folder / "evaluation-test" / "per_class.csv", newline="") as file:
+        assert [(row["class"], row["count"]) for row in csv.DictReader(file)] == [("blue", "17"), ("red", "17")]
+    assert json.loads((folder / "evaluation" / "summary.json").read_text())["samples"] == 24
+
+
+def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, cpu, monkeypatch):
+    folder = train([*argv, "TRAIN.MAX_STEPS=30"], cpu)
+    assert "test" not in read_result(folder) and not (folder / "evaluation-test").exists()
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert read_result(folder)["test"]["samples"] == 34 and (folder / "evaluation-test" / "mistakes.csv").exists()
+
+
+def test_their_problems_are_found_at_the_start(argv, cpu, tmp_path):
+    (tmp_path / "data" / "test" / "red" / "0.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"test/red/0\.png: is empty"):
+        train(argv, cpu)
+    (tmp_path / "data" / "test" / "red").rename(tmp_path / "data" / "test" / "rot")
+    with pytest.raises(UserError, match=r"class folder 'red' is only in one of train and test"):
+        train(argv, cpu)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,221 @@
+"""-predict: the same answers as -eval, from the checkpoint alone, for images of any origin."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from configs.schema.families.vit import TimmModel
+from datasets.sources.samples import Samples
+from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.trained_on import TrainedOn
+from engine.commands.evaluated_model import name_classes
+from engine.commands.run import run
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+CLASSES = ["<script>", "=ant", "a\nb", "dog"]
+MODEL = [option for option in TINY_VIT if not option.startswith("MODEL.NUM_CLASSES")]
+PER_CLASS = 12
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """A folder of four classes of gray images, of which some look like those of another class."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for label, name in enumerate(CLASSES):
+        (root / name).mkdir()
+        for number in range(PER_CLASS):
+            level = np.clip(60 * label + rng.normal(0, 30), 0, 255)
+            Image.fromarray(np.full((9, 8), level, np.uint8)).save(root / name / f"{number:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory) -> Path:
+    cpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0"]
+    options = [*MODEL, *GREY, "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", "DATA.VAL_FRACTION=0.25"]
+    return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options], cpu)
+
+
+def predict(folder: Path, cpu: ProcessContext, *argv: str) -> list[dict[str, str]]:
+    """The rows of predictions.csv."""
+    assert run(parse_command_line(["-predict", *argv, f"-output={folder}"]), cpu) == 0
+    return rows_of(folder)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "predictions.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def top1(rows: list[dict[str, str]]) -> float:
+    return 100 * sum(row["class_1"] == row["target"] for row in rows) / len(rows)
+
+
+def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp_path, cpu, capsys):
+    """Weights are named in two ways: by the run, and by a file that is away from it. Class names need no -cfg."""
+    moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
+    shutil.copytree(images, other := tmp_path / "other")  # the data of the training would be split
+    run(
+        parse_command_line(["-eval", f"-resume={trained / 'best.pth'}", f"-data_path={other}", f"-output={tmp_path}"]),
+        cpu,
+    )
+    expected = read_result(only_run(tmp_path, "eval"))
+    of_run = predict(tmp_path / "run", cpu, f"-resume={trained / 'best.pth'}", f"-data_path={other}")
+    printed = capsys.readouterr().out
+    of_file = predict(tmp_path / "file", cpu, f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
+    assert len(of_run) == 4 * PER_CLASS and 30 < expected["top1"] < 100
+    assert top1(of_run) == expected["top1"]
+    assert of_run == of_file
+    assert {row["target"] for row in of_run} == {"<script>", "'=ant", r"a\nb", "dog"}
+    assert "Class names: those of the checkpoint" in printed and "images/s)" in printed
+    assert f"Validation Acc@1: {expected['top1']:.2f}%" in printed
+    # Without labels: the same images in the same order, the same probabilities
+    unlabelled = predict(tmp_path / "paths", cpu, str(other), f"-pretrained={moved}", "-top_k=1")
+    assert list(unlabelled[0]) == ["path", "class_1", "probability_1", "error"]
+    for row, labelled in zip(unlabelled, of_run, strict=True):
+        assert {key: labelled[key] for key in row} == row
+
+
+def test_an_evaluation_takes_the_best_checkpoint_of_a_run(trained, tmp_path):
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    assert find_checkpoint(str(folder), tmp_path).path.name == "last.pth"
+    assert find_checkpoint(str(folder), tmp_path, best_first=True).path.name == "best.pth"
+    assert find_checkpoint("auto", tmp_path, best_first=True).path == folder / "best.pth"
+    (folder / "best.pth").write_bytes(b"damaged")
+    found = find_checkpoint(str(folder), tmp_path, best_first=True)
+    assert found.path.name == "last.pth" and "best.pth" in found.notes[0]
+
+
+def test_splits_of_the_data_of_the_run(trained, tmp_path, cpu):
+    weights = f"-resume={trained}"
+    counts = {}
+    for split in ("val", "train", "all"):
+        counts[split] = predict(tmp_path / split, cpu, weights, f"-split={split}")
+    assert {split: len(rows) for split, rows in counts.items()} == {"val": 12, "train": 36, "all": 48}
+    assert predict(tmp_path / "default", cpu, weights) == counts["val"]
+    assert top1(counts["val"]) == read_result(trained)["top1"]
+    with pytest.raises(UserError, match="-split all: digits comes in splits; give one of them"):
+        predict(tmp_path / "no", cpu, weights, "-split=all", "-dataset=digits")
+
+
+def test_the_test_split_of_other_data(images, trained, tmp_path, cpu):
+    weights = [f"-pretrained={trained / 'best.pth'}", "-dataset=folder", f"-data_path={tmp_path}", "-split=test"]
+    shutil.copytree(images, tmp_path / "train")
+    shutil.copytree(images, tmp_path / "test", ignore=shutil.ignore_patterns("0?.png"))
+    rows = predict(tmp_path / "out", cpu, *weights)
+    assert len(rows) == 4 * 2 and all("/test/" in row["path"] for row in rows)
+
+
+def test_several_labels_have_independent_probabilities(images, tmp_path, cpu):
+    """An image of the last class has two labels; their probabilities are sigmoids, also away from the run."""
+    for label, name in enumerate(CLASSES):
+        shutil.copytree(images / name, tmp_path / "data" / str(label))
+    targets = ("0", "1", "2", "0,2")
+    rows = [f'{label}/{number:02d}.png,"{targets[label]}"' for label in range(4) for number in range(PER_CLASS)]
+    table = tmp_path / "data" / "all.csv"
+    table.write_text("\n".join(["image_path,target", *rows, ""]))
+    data = ["-dataset=csv", f"-data_path={table}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}"]
+    options = ["DATA.MULTI_LABEL=true", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", *GREY, *MODEL]
+    weights = f"-pretrained={shutil.copy(train([*data, '-opts', *options], cpu) / 'best.pth', tmp_path)}"
+    unlabelled = predict(tmp_path / "paths", cpu, str(table), weights, "-top_k=3")
+    sums = [sum(float(row[f"probability_{rank}"]) for rank in (1, 2, 3)) for row in unlabelled]
+    assert max(abs(total - 1) for total in sums) > 0.05
+    labelled = predict(tmp_path / "labelled", cpu, *data[:2], weights, "-split=all", "-top_k=3")
+    assert {row["target"] for row in labelled} == {"0", "1", "2", "0 | 2"}
+    assert [{**row, "target": None} for row in labelled] == [{**row, "target": None} for row in unlabelled]
+
+
+def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, capsys):
+    shutil.copytree(images / "dog", folder := tmp_path / "photos")
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(64, 64), dtype=np.uint8)).save(folder / "14.jpg")
+    for name, content in (("0.jpg", b"hello"), ("13.png", b""), ("14.jpg", (folder / "14.jpg").read_bytes()[:900])):
+        (folder / name).write_bytes(content)
+    (tmp_path / "list.txt").write_text("photos/00.png 3\nphotos/nothing.png\n\nphotos/01.png\n")
+    weights = f"-pretrained={trained / 'best.pth'}"
+    rows = predict(tmp_path / "out", cpu, str(folder), weights, "-json", "-num_workers=1", "-batch_size_eval=4")
+    assert [Path(row["path"]).name for row in rows] == sorted(path.name for path in folder.iterdir())
+    errors = {Path(row["path"]).name: row["error"] for row in rows if row["error"]}
+    assert errors.keys() == {"0.jpg", "13.png", "14.jpg"} and errors["13.png"] == "is empty (0 bytes)"
+    assert all((row["class_1"] == "") == bool(row["error"]) for row in rows)
+    content = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert [image["predictions"] == [] for image in content] == [bool(row["error"]) for row in rows]
+    assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
+    assert "3 of them could not be read" in capsys.readouterr().out
+    listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
+    assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["predictions.csv", "predictions.json"]
+
+
+def test_a_missing_image_of_labelled_data_is_a_row(images, trained, tmp_path, cpu):
+    shutil.copy(images / "dog" / "00.png", tmp_path / "a.png")
+    (tmp_path / "val_list.txt").write_text("a.png 3\nmissing.png 1\n")
+    rows = predict(
+        tmp_path / "out", cpu, f"-pretrained={trained / 'best.pth'}", "-dataset=imagenet2012", f"-data_path={tmp_path}"
+    )
+    assert [(row["target"], row["error"]) for row in rows] == [
+        *(("dog", ""), ("'=ant", "cannot be read (No such file or directory)")),
+    ]
+
+
+def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path, cpu):
+    (tmp_path / "a.jpg").write_bytes(b"hello")
+    with pytest.raises(UserError, match=r"none of the 1 images can be read; .*predictions.csv has the reasons"):
+        predict(tmp_path / "out", cpu, str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
+    assert rows_of(tmp_path / "out")[0]["error"].startswith("is not an image of a supported format")
+
+
+def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
+    argv = ["-predict", str(images / "dog" / "00.png"), f"-resume={trained}"]
+    run(parse_command_line([*argv, "-dry_run"]), cpu)
+    assert run(parse_command_line(argv), cpu) == 0
+    folder = only_run(trained.parent, "predict")
+    assert folder.name.startswith(f"predict-{trained.name[:3]}")
+    assert {path.name for path in folder.iterdir()} >= {"predictions.csv", "log.txt", "config.yaml"}
+    assert f"Predictions: {folder}/predictions.csv" in (folder / "log.txt").read_text()
+    assert len(rows_of(folder)) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_path, cpu, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is not writable: Not a directory"):
+        predict(tmp_path / "file", cpu, str(images), f"-resume={trained}")
+    assert "Pretrained" not in capsys.readouterr().out
+
+
+def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
+    """48 images and a bad one are 7 batches, which two processes cannot share equally."""
+    shutil.copytree(images, folder := tmp_path / "photos")
+    (folder / "dog" / "13.png").write_bytes(b"hello")
+    weights = [f"-resume={trained}", "-batch_size_eval=7", "-num_workers=0", "-json"]
+    predict(tmp_path / "one", cpu, str(folder), *weights)
+    run_script("main_multi_gpu.py", "-ngpus=2", "-predict", str(folder), f"-output={tmp_path / 'two'}", *weights)
+    for name in ("predictions.csv", "predictions.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_names_of_classes_are_never_guessed():
+    """A model of 1000 classes may be of any data, unless timm published its weights and says on what they learned."""
+
+    def names(pretrained: str, num_classes: int = 1000, trained_on: TrainedOn | None = None) -> list[str]:
+        samples = Samples(["0"])
+        samples.has_class_names = False
+        model = TimmModel.model_construct(
+            type="timm", name="vit_tiny_patch16_224", pretrained=pretrained, num_classes=num_classes
+        )
+        assert name_classes(samples, trained_on, model).startswith("Class names: ")
+        return samples.class_names if samples.has_class_names else []
+
+    published = names("timm")
+    assert len(published) == 1000 and published[3] == "tiger shark, Galeocerdo cuvieri"
+    assert names("weights.pth") == names("timm", num_classes=10) == []
+    assert names("timm", trained_on=TrainedOn(["a", "b"], None, {}, {}, 2)) == ["a", "b"]

@@ -1,0 +1,119 @@
+"""Figures of an evaluation against scikit-learn, a published definition, and cases worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    classification_report,
+    confusion_matrix,
+    precision_recall_fscore_support,
+    top_k_accuracy_score,
+)
+
+from datasets.batch import PADDING
+from engine.evaluation.analysis import (
+    calibration,
+    class_figures,
+    confused_pairs,
+    worst_mistakes,
+)
+from engine.evaluation.results import SampleResults
+
+CLASSES = 7
+
+
+@pytest.fixture
+def evaluated() -> tuple[SampleResults, torch.Tensor, torch.Tensor]:
+    """Results of 200 samples of 6 of 7 classes, three of them unreadable; logits and targets of the others."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, CLASSES, generator=generator)
+    targets = torch.randint(0, CLASSES - 1, (200,), generator=generator)
+    logits[torch.arange(200), targets] += 1
+    logits[:, 5] -= 9  # never predicted
+    return results_of(logits, targets, unreadable=(3, 50, 199)), *(
+        values[torch.tensor([index not in (3, 50, 199) for index in range(200)])] for values in (logits, targets)
+    )
+
+
+def results_of(logits: torch.Tensor, targets: torch.Tensor, unreadable: tuple[int, ...] = ()) -> SampleResults:
+    probabilities = logits.softmax(-1)
+    best = probabilities.topk(min(5, logits.shape[-1]), dim=-1)
+    losses = -probabilities.log()[torch.arange(len(logits)), targets]
+    given = targets.clone()
+    given[list(unreadable)] = PADDING
+    return SampleResults(
+        given.numpy(),
+        best.indices.int().numpy(),
+        best.values.numpy(),
+        losses.numpy(),
+        dict.fromkeys(unreadable, "truncated"),
+    )
+
+
+def test_metrics_are_means_over_the_readable_samples(evaluated):
+    results, logits, targets = evaluated
+    metrics = results.metrics()
+    assert metrics.samples == 197
+    assert metrics.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item())
+    for top_k, value in ((1, metrics.top1), (5, metrics.top5)):
+        expected = top_k_accuracy_score(targets, logits, k=top_k, labels=np.arange(CLASSES))
+        assert value == pytest.approx(100 * expected)
+
+
+def test_class_figures_are_those_of_scikit_learn(evaluated):
+    results, logits, targets = evaluated
+    predicted = logits.argmax(-1)
+    figures = class_figures(results, CLASSES)
+    expected = precision_recall_fscore_support(targets, predicted, labels=np.arange(CLASSES), zero_division=0)
+    assert figures.count.tolist() == expected[3].tolist()
+    assert figures.predicted.tolist() == np.bincount(predicted, minlength=CLASSES).tolist()
+    for values, theirs in zip((figures.precision, figures.recall, figures.f1), expected, strict=False):
+        assert np.nan_to_num(values) == pytest.approx(100 * theirs)
+    assert np.isnan(figures.precision[5]) and figures.recall[5] == figures.f1[5] == 0  # never predicted
+    assert np.isnan([figures.recall[6], figures.f1[6], figures.top5[6]]).all()  # no samples
+    report = classification_report(targets, predicted, output_dict=True, labels=range(6), zero_division=0)
+    assert figures.macro() == pytest.approx(
+        {name: 100 * report["macro avg"][f"{name}-score" if name == "f1" else name] for name in figures.macro()}
+    )
+
+
+def test_confused_pairs_are_the_confusion_matrix(evaluated):
+    results, logits, targets = evaluated
+    pairs = confused_pairs(results, CLASSES)
+    matrix = np.zeros((CLASSES, CLASSES), dtype=int)
+    matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
+    expected = confusion_matrix(targets, logits.argmax(-1), labels=np.arange(CLASSES))
+    assert (matrix == expected).all()
+    assert (np.diff(pairs[:, 2]) <= 0).all() and pairs[:, 2].min() > 0
+
+
+def test_calibration_error_of_a_case_by_hand():
+    """Ten samples at 95% of which 7 are right, and ten at 65% (bin 60..66.7%) of which 6 are right."""
+    confidences = [0.95] * 10 + [0.65] * 10
+    is_right = [True] * 7 + [False] * 3 + [True] * 6 + [False] * 4
+    labels = np.zeros((20, 1), dtype=np.int32)
+    targets = np.where(is_right, 0, 1)
+    results = SampleResults(targets, labels, np.array(confidences, np.float32)[:, None], np.zeros(20, np.float32))
+    bins = calibration(results)
+    assert bins.error == pytest.approx((10 * 25 + 10 * 5) / 20, abs=1e-4)
+    assert bins.count.tolist() == [0] * 9 + [10] + [0] * 4 + [10]
+    assert bins.accuracy[[9, 14]].tolist() == pytest.approx([60, 70])
+
+
+def test_a_confidence_of_one_is_in_the_last_bin_and_nan_in_the_first():
+    results = SampleResults(
+        np.zeros(2, np.int64), np.zeros((2, 1), np.int32), np.array([[1.0], [np.nan]], np.float32), np.zeros(2)
+    )
+    assert calibration(results).count[[0, -1]].tolist() == [1, 1]
+
+
+def test_worst_mistakes_come_worst_first_and_without_unreadable_images(evaluated):
+    results, _, _ = evaluated
+    mistakes = worst_mistakes(results)
+    by_loss, confident = (
+        [index for kind, index in mistakes if kind == name] for name in ("highest_loss", "most_confident")
+    )
+    assert len(by_loss) == len(confident) == 16 and not {3, 50, 199} & {*by_loss, *confident}
+    assert results.losses[by_loss].tolist() == sorted(results.losses[results.readable], reverse=True)[:16]
+    wrong = results.readable[~results.hits(1)[results.readable]]
+    assert results.probabilities[confident, 0].tolist() == sorted(results.probabilities[wrong, 0], reverse=True)[:16]

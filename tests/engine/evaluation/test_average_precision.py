@@ -1,0 +1,115 @@
+"""Average precision of several labels per image: scikit-learn, a case by hand, several ranks, files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+from test_evaluate import results_on
+from test_evaluation_files import files_for
+from torch import nn
+
+from configs.command_line import parse_command_line
+from datasets.batch import PADDING
+from engine.evaluation.multi_label import average_precisions, mean_average_precision, score_classes
+from engine.evaluation.results import SampleResults
+from tests.conftest import samples_for
+from tests.datasets.sources.source_helpers import write_image
+
+N, C = 200, 6
+
+
+def results_for(targets: torch.Tensor, logits: torch.Tensor) -> SampleResults:
+    return SampleResults(**{name: value.numpy() for name, value in score_classes(logits, targets, top_k=2).items()})
+
+
+def random_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multi-hot targets int8 (N, C), of which the last class has no positive, and logits."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = (torch.rand((N, C), generator=generator) < torch.linspace(0.5, 0.05, C)).to(torch.int8)
+    targets[:, -1] = 0
+    return targets, targets + 2 * torch.randn((N, C), generator=generator)
+
+
+def test_a_case_by_hand():
+    """Precision at the hits: of class 0 at ranks 1 and 3, 1/1 and 2/3; of class 1 at rank 4, 1/4; class 2 has none."""
+    targets = np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0]], dtype=np.int8)
+    scores = np.array([[9, 4, 1], [8, 3, 1], [7, 2, 1], [6, 1, 1]], dtype=np.float32)
+    found = average_precisions(targets, scores)
+    assert found[:2].tolist() == pytest.approx([100 * (1 + 2 / 3) / 2, 25]) and np.isnan(found[2])
+    assert mean_average_precision(found) == pytest.approx((83.3333333 + 25) / 2)
+    assert mean_average_precision(np.full(3, np.nan)) == 0
+
+
+def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
+    targets, logits = random_case()
+    metrics = results_for(targets, logits).metrics()
+    expected = average_precision_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average="macro")
+    assert metrics.mean_ap == metrics.score == pytest.approx(100 * expected)
+    assert metrics.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
+    assert (metrics.top1, metrics.top5, metrics.samples) == (None, None, N)
+
+
+def test_unreadable_images_do_not_count():
+    targets, logits = random_case()
+    padded = targets.clone()
+    padded[::7] = PADDING
+    kept = torch.arange(N) % 7 != 0
+    given, expected = results_for(padded, logits).metrics(), results_for(targets[kept], logits[kept]).metrics()
+    assert given == expected and given.samples == int(kept.sum())
+
+
+def test_a_score_that_is_not_a_number_is_the_lowest():
+    targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
+    assert average_precisions(targets, scores).tolist() == pytest.approx([100 / 3])
+
+
+def test_results_do_not_depend_on_the_number_of_ranks(tmp_path, monkeypatch, cpu):
+    rows = "".join(f"{number}.png,{('a|b', 'b', '', 'c')[number % 4]}\n" for number in range(23))
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+    for number in range(23):
+        write_image(tmp_path / f"{number}.png", (10 * number, 50, 200 - 7 * number))
+    flags = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size_eval=4", "-num_workers=0"]
+    sizes = ["DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.MULTI_LABEL=true"]
+    config = parse_command_line([*flags, "-opts", *sizes]).config
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    one = results_on(1, config, model, monkeypatch)
+    (samples,) = samples_for(config, cpu, "val")
+    assert (one.targets == samples.targets).all() and one.scores.shape == (23, 3)
+    for world_size in (2, 3):
+        other = results_on(world_size, config, model, monkeypatch)
+        assert (one.scores == other.scores).all() and (one.losses == other.losses).all()
+        assert one.metrics() == other.metrics()
+
+
+def test_images_without_labels_are_only_ranked():
+    """A prediction of unlabelled images by a model of several labels: probabilities are independent of each other."""
+    fields = score_classes(torch.tensor([[2.0, 1.0, -1.0]]), torch.zeros(1, dtype=torch.int64), top_k=2)
+    assert fields["labels"].tolist() == [[0, 1]]
+    assert fields["probabilities"][0].tolist() == pytest.approx([0.880797, 0.731059], rel=1e-5)
+
+
+def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu):
+    targets, logits = random_case()
+    results, names = results_for(targets, logits), ["=sum", "dog", "cat", "emu", "yak", "unseen"]
+    summary = files_for(tmp_path / "e", names, [f"{index}.jpg" for index in range(N)], cpu).write(
+        results.metrics(), results, nn.Identity(), epoch=3
+    )
+    assert summary == json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert summary["mean_ap"] == results.metrics().mean_ap and not {"top1", "f1", "ece"} & summary.keys()
+    with open(tmp_path / "e" / "per_class.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
+    assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()
+    assert [row["ap"] for row in rows] == [*(f"{ap:.4f}" for ap in results.average_precisions[:-1]), ""]
+    with open(tmp_path / "e" / "mistakes.csv", newline="") as file:
+        worst = next(csv.DictReader(file))
+    index = int(results.losses.argmax())
+    assert (int(worst["index"]), worst["kind"]) == (index, "highest_loss")
+    assert set(worst["true"].split(" | ")) == {rows[label]["class"] for label in np.flatnonzero(targets[index])} or {""}
+    assert not (tmp_path / "e" / "confusion.csv").exists() and not (tmp_path / "e" / "calibration.csv").exists()

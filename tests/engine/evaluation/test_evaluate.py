@@ -1,0 +1,121 @@
+"""One evaluation: the same results on any number of ranks, unreadable images, test-time augmentation."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from configs.command_line import parse_command_line
+from configs.schema import Amp, Config
+from datasets.transforms.device import build_eval_transform
+from engine.evaluation import evaluate
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.results import SampleResults
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+from tests.conftest import GREY, eval_loader_for, samples_for
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def digits() -> Config:
+    options = [*GREY, "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "MODEL.PATCH_SIZE=4", "MODEL.NUM_CLASSES=10"]
+    return parse_command_line(["-dataset=digits", "-batch_size_eval=50", "-opts", *options]).config
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.GELU(), nn.Linear(300, 10))
+
+
+def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
+    precision = Precision(Amp(), context.device)
+    return Evaluator(build_eval_transform(config.data), precision, Single(), context, flips, config.data.multi_label)
+
+
+def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -> SampleResults:
+    """The results that `world_size` ranks have together; the ranks run one after the other, the main process last."""
+    sent: dict[int, list[torch.Tensor]] = {}
+
+    def gather(tensor: torch.Tensor, context: ProcessContext) -> list[torch.Tensor] | None:
+        sent.setdefault(context.rank, []).append(tensor)
+        number = len(sent[context.rank]) - 1
+        return [sent[rank][number] for rank in range(world_size)] if context.is_main else None
+
+    monkeypatch.setattr(evaluate, "gather_to_main", gather)
+    monkeypatch.setattr(evaluate, "gather_objects", lambda errors, context: [errors])
+    (samples,) = samples_for(config, ProcessContext(0, 0, 1, 1, CPU), "val")
+    for rank in reversed(range(world_size)):
+        context = ProcessContext(rank, rank, world_size, world_size, CPU)
+        loader = eval_loader_for(config, samples, context)
+        results = evaluator_for(config, context).classify(model, loader, top_k=3)
+        assert (results is None) == (rank > 0)
+    return results
+
+
+def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model, monkeypatch):
+    (samples,) = samples_for(digits, ProcessContext(0, 0, 1, 1, CPU), "val")
+    one = results_on(1, digits, model, monkeypatch)
+    assert (one.targets == samples.targets).all() and one.labels.shape == (len(samples), 3)
+    for world_size in (2, 3, 9):
+        other = results_on(world_size, digits, model, monkeypatch)
+        for field in fields(SampleResults):
+            mine, theirs = getattr(one, field.name), getattr(other, field.name)
+            assert mine == theirs if field.name in ("errors", "scores") else (mine == theirs).all(), field.name
+
+
+def test_losses_and_probabilities_are_those_of_torch(digits, model, cpu):
+    (samples,) = samples_for(digits, cpu, "val")
+    evaluator, loader = evaluator_for(digits, cpu), eval_loader_for(digits, samples, cpu)
+    metrics, results = evaluator.evaluate(model, loader)
+    images = torch.cat([batch.images for batch in loader])[: len(samples)]
+    with torch.no_grad():
+        logits = model(evaluator.transform(images))
+    losses = nn.functional.cross_entropy(logits, torch.from_numpy(samples.targets), reduction="none")
+    assert torch.allclose(torch.from_numpy(results.losses), losses, atol=1e-5)
+    best = logits.softmax(-1).topk(5)
+    assert torch.equal(torch.from_numpy(results.labels).long(), best.indices)
+    assert torch.allclose(torch.from_numpy(results.probabilities), best.values, atol=1e-6)
+    assert metrics.loss == pytest.approx(losses.mean().item(), abs=1e-5)
+
+
+def test_flip_averages_the_logits_of_an_image_and_its_mirror_image(digits, model, cpu):
+    (samples,) = samples_for(digits, cpu, "val")
+    loader = eval_loader_for(digits, samples, cpu)
+    flipped = evaluator_for(digits, cpu, flips=True).classify(model, loader, top_k=10)
+    images = evaluator_for(digits, cpu).transform(torch.cat([batch.images for batch in loader])[: len(samples)])
+    with torch.no_grad():
+        expected = ((model(images) + model(images.flip(-1))) / 2).softmax(-1).topk(10)
+    assert torch.equal(torch.from_numpy(flipped.labels).long(), expected.indices)
+    assert torch.allclose(torch.from_numpy(flipped.probabilities), expected.values, atol=1e-6)
+
+
+def folder_config(root: Path) -> Config:
+    argv = ["-dataset=folder", f"-data_path={root}", "-batch_size_eval=2", "-num_workers=0", "-opts"]
+    options = ["DATA.IMAGE_SIZE=8", "DATA.ON_BAD_IMAGE=skip", "MODEL.PATCH_SIZE=4", "MODEL.NUM_CLASSES=2"]
+    return parse_command_line([*argv, *options]).config
+
+
+def test_an_unreadable_image_is_named_and_does_not_count(tmp_path, cpu):
+    for name in ("val/a/0.png", "val/a/1.png", "val/b/2.png", "val/b/3.png", "val/b/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * int(name[-5]), 0, 0)).save(tmp_path / name)
+    (tmp_path / "val/b/3.png").write_bytes(b"no image")
+    config = folder_config(tmp_path)
+    (samples,) = samples_for(config, cpu, "val")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    metrics, results = evaluator_for(config, cpu).evaluate(model, eval_loader_for(config, samples, cpu))
+    assert metrics.samples == 4 and results.readable.tolist() == [0, 1, 2, 4]
+    assert list(results.errors) == [3] and "not an image" in results.errors[3]
+    for name in ("0", "1", "2", "4"):
+        (path,) = tmp_path.rglob(f"{name}.png")
+        path.write_bytes(b"no image")
+    with pytest.raises(UserError, match="no image of the evaluation can be read"):
+        evaluator_for(config, cpu).evaluate(model, eval_loader_for(config, samples, cpu))

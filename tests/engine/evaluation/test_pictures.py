@@ -1,0 +1,75 @@
+"""Attention rollout against the formula, over models that have it and models that do not."""
+
+import pytest
+import timm
+import torch
+
+from configs.schema import Amp, Data
+from datasets.transforms.device import build_eval_transform
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.pictures import attention_rollout
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+
+
+def evaluator_for(context, **amp) -> Evaluator:
+    precision = Precision(Amp.model_validate(amp), context.device)
+    return Evaluator(build_eval_transform(Data()), precision, Single(), context)
+
+
+def tiny_vit(**options) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
+    return timm.models.vision_transformer.VisionTransformer(**sizes | options).eval()
+
+
+def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+    """The attention matrices (B, H, T, T) of each block, computed from its query and key weights."""
+    tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+    layers = []
+    for block in model.blocks:
+        attention, normed = block.attn, block.norm1(tokens)
+        qkv = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        layers.append((qkv[0] * attention.scale @ qkv[1].mT).softmax(-1))
+        tokens = block(tokens)
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [({}, 1), ({"global_pool": "avg", "class_token": False}, 0), ({"reg_tokens": 2}, 3)],
+)
+def test_rollout_is_the_product_over_the_layers(options, prefix, cpu):
+    model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        product = torch.eye(16 + prefix)
+        for layer in layers_by_hand(model, images):
+            product = (layer.mean(1) + torch.eye(16 + prefix)) / 2 @ product
+    seen = product[:, 0, prefix:] if prefix else product.mean(1)
+    low, high = seen.min(1, keepdim=True).values, seen.max(1, keepdim=True).values
+    expected = ((seen - low) / (high - low)).view(2, 4, 4)
+    assert torch.allclose(attention_rollout(model, images, evaluator_for(cpu)), expected, atol=1e-4)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_fused_attention_is_restored(cpu):
+    model = tiny_vit()
+    for block in model.blocks:
+        block.attn.fused_attn = True
+    maps = attention_rollout(model, torch.randn(1, 3, 32, 32), evaluator_for(cpu, ENABLED=True))
+    assert maps.shape == (1, 4, 4) and maps.dtype == torch.float32
+    assert all(block.attn.fused_attn for block in model.blocks)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
+        ("cait_xxs24_224", {"img_size": 32, "depth": 2, "embed_dim": 24}),
+        ("resnet18", {}),
+    ],
+)
+def test_models_without_one_grid_of_patches_say_so(name, options, cpu):
+    model = timm.create_model(name, num_classes=5, **options).eval()
+    size = options.get("img_size", 32)
+    assert "attention maps need a ViT" in attention_rollout(model, torch.randn(2, 3, size, size), evaluator_for(cpu))

@@ -1,0 +1,126 @@
+"""Folders of runs as a training or an evaluation writes them, small and without training."""
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from configs.command_line import parse_command_line, to_yaml
+from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
+
+LOG = """\
+2026-01-02 03:04:05,678 ----- Options that differ from the defaults (all: config.yaml):
+      DATA.DATASET=digits
+2026-01-02 03:04:05,679 ----- 2 process(es), cuda:0, O1: bfloat16 autocast over float32 weights
+2026-01-02 03:04:05,680 ----- Data: 1437 training images of 3 classes, 360 for validation; the model has 3 classes
+2026-01-02 03:04:05,681 ----- Model: 0.455 M parameters, 0.0466 GFLOP per training image; no datasheet peak
+2026-01-02 03:04:05,682 ----- Warning: 12 of 1000 classes have one training image, such as 'newt'
+2026-01-02 03:04:05,683 ----- Output: output/digits
+2026-01-02 03:04:06,683 Epoch[001/080], Step[0000/0044], Lr: 0.000001, skipped steps 3
+2026-01-02 03:04:07,683 ----- Epoch[001/080], epoch time: 1.1s, 1291 img/s, skipped steps: 3
+"""
+
+
+def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **status: Any) -> Path:
+    """A training run of digits. Epoch e has val_top1 10 e, val_loss 1 / e, and two rows of steps."""
+    _write_options(folder, ["-dataset=digits"], options)
+    write_json(folder / "status.json", {"state": "finished", "pid": os.getpid(), "world_size": 1} | status)
+    rows = [
+        {
+            "epoch": epoch, "step": 20 * epoch, "lr": 0.1 / epoch, "train_loss": 2 / epoch, "train_top1": 5 * epoch,
+            "val_loss": 1 / epoch, "val_top1": 10 * epoch, "val_top5": 20 * epoch, "images_per_second": 1000 + epoch,
+            "data_wait_share": 0.05 / epoch, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 2e9,
+            "train_seconds": 60 * epoch,
+        }
+        for epoch in range(1, epochs + 1)
+    ]  # fmt: skip
+    write_table(folder / "metrics.csv", EPOCH_COLUMNS, rows)
+    steps = (
+        {"step": step, "lr": 0.1 / step, "loss_scale": 1.0, "skipped_steps": 0, "grad_norm": 1 + 1 / step}
+        for step in range(10, 20 * epochs + 1, 10)
+    )
+    write_table(folder / "steps.csv", STEP_COLUMNS, steps)
+    (folder / "log.txt").write_text(LOG, encoding="utf-8")
+    write_json(folder / "classes.json", {"class_names": ["cat", "dog", "fox"], "preprocessing": {"crop_pct": 0.9}})
+    return folder
+
+
+def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox")) -> Path:
+    """The folder of `-eval`: without metrics.csv and status.json."""
+    _write_options(folder, ["-dataset=digits", "-eval", "-pretrained=best.pth"], [])
+    write_json(folder / "result.json", {"top1": 87.5, "top5": 99.0, "loss": 0.5, "images_per_second": 5000.0})
+    (folder / "log.txt").write_text("2026-01-02 03:04:05,680 ----- Data: 8 images of 3 of 3 classes\n")
+    add_evaluation(folder, names)
+    return folder
+
+
+def add_evaluation(folder: Path, names: Sequence[str], pictures: bool = True, picture_side: int = 32) -> None:
+    """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
+    folder = folder / "evaluation"
+    (folder / "pictures").mkdir(parents=True)
+    number = len(names)
+    summary = {"epoch": 3, "samples": 4 * number, "num_classes": number, "loss": 0.25, "top1": 75.0, "ece": 4.5}
+    write_json(folder / "summary.json", summary | {"attention": None})
+    write_table(
+        folder / "per_class.csv",
+        ["label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5"],
+        (
+            {"label": label, "class": name, "count": 4, "predicted": 4, "precision": 75, "recall": 75 + label / 100,
+             "f1": 75 - label / 100, "top1": 75 + label / 100, "top5": 100}
+            for label, name in enumerate(names)
+        ),
+    )  # fmt: skip
+    matrix = [[3 if j == i else int(j == (i + 1) % number) for j in range(number)] for i in range(number)]
+    with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:
+        rows = ([name, *counts] for name, counts in zip(names, matrix, strict=True))
+        csv.writer(file).writerows([["true \\ predicted", *names], *rows])
+    following = [*names[1:], names[0]]
+    pairs = (
+        {"true": true, "predicted": predicted, "count": 1, "share": 25}
+        for true, predicted in zip(names, following, strict=True)
+    )
+    write_table(folder / "confused_pairs.csv", ["true", "predicted", "count", "share"], pairs)
+    bins = (
+        {"low": 20 * i, "high": 20 * i + 20, "count": i, "confidence": 20 * i + 10 if i else "",
+         "accuracy": 15 * i if i else ""}
+        for i in range(5)
+    )  # fmt: skip
+    write_table(folder / "calibration.csv", ["low", "high", "count", "confidence", "accuracy"], bins)
+    mistakes = [
+        {"kind": kind, "index": index, "path": f"{index}.png", "true": names[index % number],
+         "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}
+        for kind, first in (("highest_loss", 0), ("most_confident", 2))
+        for index in range(first, first + 4)
+    ]  # fmt: skip
+    write_table(folder / "mistakes.csv", list(mistakes[0]), mistakes)
+    for index in range(6 if pictures else 0):
+        noise = Image.effect_noise((picture_side, picture_side), 90)
+        noise.save(folder / "pictures" / f"{index}.jpg", quality=95)
+        noise.save(folder / "pictures" / f"{index}-attention.jpg", quality=95)
+
+
+def add_split(folder: Path, split: str | None) -> None:
+    """The split in the summary of the evaluation."""
+    path = folder / "evaluation" / "summary.json"
+    write_json(path, json.loads(path.read_text()) | {"split": split})
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values))
+
+
+def _write_options(folder: Path, flags: list[str], options: Sequence[str]) -> None:
+    folder.mkdir(parents=True)
+    command = parse_command_line([*flags, *(["-opts", *options] if options else [])])
+    (folder / "config.yaml").write_text(to_yaml(command.config))

@@ -1,0 +1,110 @@
+"""The charts of the page: points, axes, colours."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from engine.report.charts import Bin, Chart, Series, reliability_diagram, series_class
+from engine.report.scales import MAX_POINTS, axis_of, downsample, tick_label
+from engine.report.styles import BLACK, THEMES, WHITE, contrast, mix
+
+PIXELS = re.compile(r'points="([^"]*)"')
+
+
+def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
+    """The values of all curves, from their pixels and the frame, with y from the grid lines and their numbers."""
+    left, right, _, _, low, high = map(float, re.search(r'data-frame="([^"]*)"', svg)[1].split())
+    grid = re.findall(r'class="grid" d="M\S+ ([\d.]+)H.*?text-anchor="end">([^<]*)<', svg)
+    (first, first_label), (last, last_label) = grid[0], grid[-1]
+    y_per_pixel = (float(last_label) - float(first_label)) / (float(last) - float(first))
+    return [
+        [
+            (
+                low + (x - left) / (right - left) * (high - low),
+                float(first_label) + (y - float(first)) * y_per_pixel,
+            )
+            for x, y in (map(float, pair.split(",")) for pair in line.split())
+        ]
+        for line in PIXELS.findall(svg)
+    ]
+
+
+def test_the_points_of_a_curve_are_its_values():
+    points = [(epoch, 2.5 * math.exp(-epoch / 10)) for epoch in range(1, 41)]
+    svg = str(Chart("Loss", "epoch", [Series("training", points)]).svg())
+    (drawn,) = values_at_pixels(svg)
+    assert np.allclose(drawn, points, atol=0.02)
+    xs, ys = (list(map(float, re.search(rf' data-{axis}="([^"]* [^"]*)"/?', svg)[1].split())) for axis in "xy")
+    assert xs == [x for x, _ in points] and np.allclose(ys, [y for _, y in points], rtol=1e-5)
+    assert "training: from 2.262 at 1 to 0.04579 at 40; lowest 0.04579 at 40, highest 2.262 at 1." in svg
+    assert 'role="img"' in svg and "<title" in svg
+
+
+def test_a_long_curve_keeps_its_first_last_and_extreme_points():
+    values = np.random.default_rng(0).normal(size=100_000)
+    values[[12_345, 77_777]] = 50, -50
+    points = list(enumerate(values.tolist()))
+    kept = downsample(points)
+    assert len(kept) <= MAX_POINTS and kept == sorted(kept) and set(kept) <= set(points)
+    assert kept[0] == points[0] and kept[-1] == points[-1] and {points[12_345], points[77_777]} <= set(kept)
+    assert downsample(points[:400]) == points[:400]
+
+
+def test_axes_have_round_ticks_around_the_values():
+    axis = axis_of([0.13, 2.27], 5)
+    assert axis.ticks == (0, 0.5, 1, 1.5, 2, 2.5) and axis.position(1.25) == pytest.approx(0.5)
+    assert axis_of([1, 80], 6, integers=True).ticks == (20, 40, 60, 80)
+    assert axis_of([1, 2], 6, integers=True).ticks == (1, 2)
+    flat = axis_of([3.0, 3.0], 5)
+    assert flat.low < 3 < flat.high
+
+
+def test_values_of_many_magnitudes_have_a_logarithmic_axis():
+    axis = axis_of([1, 65536], 5, log_base=2)
+    assert axis.is_log and axis.ticks[0] == 1 and axis.position(256) == pytest.approx(0.5)
+    assert not axis_of([1, 50], 5, log_base=10).is_log and not axis_of([0, 1e6], 5, log_base=10).is_log
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        (0.05, "0.05"),
+        (1200, "1,200"),
+        (20_000, "20k"),
+        (3.5e6, "3.5M"),
+        (1e-5, "1e-5"),
+        (2e12, "2e12"),
+        (0, "0"),
+        (-2.5, "-2.5"),
+    ],
+)
+def test_labels_of_ticks_are_short(value, label):
+    assert tick_label(value) == label
+
+
+def test_a_loss_scale_is_drawn_in_steps():
+    svg = str(Chart("Loss scale", "step", [Series("scale", [(0, 1), (10, 2)])], steps=True).svg())
+    (drawn,) = PIXELS.findall(svg)
+    (x0, y0), (x1, y1), (x2, y2) = (pair.split(",") for pair in drawn.split())
+    assert y0 == y1 != y2 and x1 == x2 != x0
+
+
+def test_the_reliability_diagram_has_a_bar_per_filled_bin():
+    bins = [Bin(0, 50, 0, None, None), Bin(50, 100, 8, 75.0, 62.5)]
+    svg = str(reliability_diagram(bins))
+    (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
+    low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
+    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50%, 8 images" in svg
+
+
+def test_after_eight_colours_the_curves_are_dashed():
+    assert [series_class(index) for index in (0, 7, 8, 16)] == ["curve c0", "curve c7", "curve c0 d1", "curve c0 d2"]
+
+
+def test_numbers_on_the_confusion_matrix_can_be_read():
+    """WCAG 2 asks for 4.5 to 1."""
+    for background, *colours in THEMES.values():
+        mixed = [mix(background, colour, level / 9) for colour in colours for level in range(1, 10)]
+        assert min(max(contrast(text, colour) for text in (WHITE, BLACK)) for colour in mixed) >= 4.5

@@ -1,0 +1,97 @@
+"""Pages in a real browser: no console error, no network request, no horizontal scrolling, keyboard and sorting."""
+
+import pytest
+from browser import CHROMIUM, Browser
+from run_folders import add_evaluation, make_evaluation_run, make_run
+from test_report_page import HOSTILE
+
+from engine.report.page import write_comparison, write_report
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+NAMES = ("cat", "dog", "fox", "n" * 300)
+TELEPHONE = 360
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """By name: the pages of a finished, failed, resumed and evaluated run, of hostile names, and of a comparison."""
+    folder = tmp_path_factory.mktemp("runs")
+    hostile = [name.encode("utf-8", "backslashreplace").decode() for name in HOSTILE]
+    runs = {
+        "finished": make_run(folder / "finished", 40, ["MODEL.NUM_CLASSES=10"]),
+        "failed": make_run(folder / "failed", 0, state="failed", message="x" * 400),
+        "resumed": make_run(folder / "resumed", 10, started="2026-01-03", state="interrupted", resume="y" * 200),
+        "evaluation": make_evaluation_run(folder / "evaluation", [f"class {index}" for index in range(60)]),
+        "hostile": make_run(folder / "<script>alert(1)<x>" / ("r" * 200)),
+    }  # fmt: skip
+    add_evaluation(runs["finished"], NAMES)
+    add_evaluation(runs["hostile"], hostile)
+    log = runs["resumed"] / "log.txt"
+    log.write_text(2 * log.read_text())
+    pages = {name: write_report(run) for name, run in runs.items()}
+    pages["comparison"] = folder / "compare.html"
+    write_comparison([run for name, run in runs.items() if name != "evaluation"], pages["comparison"])
+    return pages
+
+
+@pytest.mark.parametrize("name", ["finished", "failed", "resumed", "evaluation", "hostile", "comparison"])
+def test_a_page_has_no_error_no_request_and_fits_a_telephone(browser, pages, name):
+    browser.console.clear()
+    browser.requests.clear()
+    for width, dark in ((1280, True), (TELEPHONE, False)):
+        browser.open(pages[name], width, dark=dark)
+        assert browser.run("document.documentElement.scrollWidth") == width
+        background = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(18, 22, 27)" if dark else "rgb(255, 255, 255)")
+    assert browser.console == [] and set(browser.requests) == {pages[name].as_uri()}
+    assert browser.run("document.querySelectorAll('nav a').length") >= 3
+
+
+def test_the_policy_blocks_what_a_hostile_name_would_load(browser, pages):
+    """The check of the two tests above would notice a request, and an error on the console."""
+    browser.open(pages["finished"])
+    browser.console.clear()
+    browser.run("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))")
+    browser.run("new Promise(resolve => setTimeout(resolve, 200))")
+    assert any("Content Security Policy" in line for line in browser.console)
+
+
+def test_a_table_is_sorted_with_the_keyboard(browser, pages):
+    browser.open(pages["finished"])
+    recall = "document.querySelectorAll('#classes thead th')[4]"
+    first = "document.querySelector('#classes tbody th').textContent"
+    browser.run(f"{recall}.querySelector('button').focus()")
+    assert browser.run(f"{recall}.ariaSort") == "none" and browser.run(first) == "cat"
+    browser.press("Enter")
+    assert browser.run(f"{recall}.ariaSort") == "descending" and browser.run(first).startswith("nnn")
+    browser.press("Enter")
+    assert browser.run(f"{recall}.ariaSort") == "ascending" and browser.run(first) == "cat"
+
+
+def test_the_filter_shows_the_classes_that_contain_the_text(browser, pages):
+    browser.open(pages["evaluation"])
+    browser.run("Object.assign(filter = document.getElementById('classes-filter'), {value: 'class 5'})")
+    browser.run("filter.dispatchEvent(new Event('input'))")
+    assert browser.run("document.querySelectorAll('#classes tbody tr:not([hidden])').length") == 11
+    assert browser.run("document.getElementById('classes-count').textContent") == "11 of 60"
+
+
+def test_the_values_of_a_curve_are_read_with_the_arrow_keys_and_the_pointer(browser, pages):
+    browser.open(pages["finished"])
+    figure = "document.querySelectorAll('figure.chart')[1]"
+    browser.run(f"{figure}.querySelector('input').focus()")
+    browser.press("ArrowLeft")
+    shown = browser.run(f"{figure}.querySelector('.readout').textContent")
+    assert shown == "epoch 39: training 195, validation 390, validation top-5 780"
+    assert browser.run(f"{figure}.querySelector('input').ariaValueText") == shown
+    box = browser.run(f"(box => [box.left, box.top, box.width])({figure}.querySelector('svg').getBoundingClientRect())")
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + 0.118 * box[2], y=box[1] + 20)
+    assert browser.run(f"{figure}.querySelector('.readout').textContent").startswith("epoch 1: training 5,")

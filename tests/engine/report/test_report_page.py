@@ -1,0 +1,301 @@
+"""The page of a run: states, parts, hostile names, size."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from run_folders import add_evaluation, make_evaluation_run, make_run, write_json, write_table
+
+from engine.report import page as page_module
+from engine.report.page import MAX_BYTES, REPORT, write_report
+from engine.report.styles import contrast
+from engine.training.run_report import RunReport
+from utils.errors import UserError
+
+VOID = {"meta", "link", "img", "br", "input"}
+
+
+class Reader(HTMLParser):
+    """tags: (name, attributes) of all elements. text: all that is shown. Raises AssertionError if tags do not match."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.tags, self.open, self.parts = html, [], [], []
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script", "desc"):
+            self.parts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.parts).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def read_page(folder) -> Reader:
+    return Reader(write_report(folder).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = make_run(tmp_path / "digits-1", options=["TRAIN.BASE_LR=0.01", "DATA.IMAGE_SIZE=32"])
+    add_evaluation(folder, ["cat", "dog", "fox"])
+    return folder
+
+
+def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
+    page = read_page(run)
+    assert [tag["id"].removeprefix("section-") for tag in page.all("h2")] == [
+        "model-and-data", "curves", "options", "classes", "confusion-matrix", "calibration", "most-confident-mistakes",
+        "highest-losses", "warnings-in-the-log",
+    ]  # fmt: skip
+    for shown in (
+        "finished", "best validation top-1 30.00% epoch 3 of 300", "3m00s", "0.455 M parameters", "cat , dog , fox",
+        "2 processes, cuda:0", "O1: bfloat16 autocast", "1437 training images", "TRAIN.BASE_LR 0.01 0.003",
+        "have one training image", "calibration error 4.50%", "4 75.00%", "fox 5.00%",
+        "predicted fox 90.00%",
+    ):  # fmt: skip
+        assert shown in page.text, shown
+    assert "skipped steps 3" not in page.text  # lines of steps are no warnings
+    assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
+    captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
+    assert len(captions) == 7  # six curves, and the reliability diagram
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
+    page = read_page(run)
+    (policy,) = (tag["content"] for tag in page.all("meta") if tag.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.html, re.S)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    addresses = [value for _, tag in page.tags for key, value in tag.items() if key in ("src", "href", "srcset")]
+    assert all(address.startswith(("data:image/jpeg;base64,", "#")) for address in addresses)
+    assert not any("style" in tag or any(key.startswith("on") for key in tag) for _, tag in page.tags)
+
+
+def test_tables_and_landmarks_are_named_for_screen_readers(run):
+    page = read_page(run)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("caption") == tags.count("table") and {"header", "nav", "main", "footer"} <= set(tags)
+    assert all(tag.get("scope") in ("row", "col") for tag in page.all("th"))
+    assert all("alt" in tag for tag in page.all("img"))
+    assert all(tag["role"] == "img" and tag["aria-labelledby"] and tag["aria-describedby"] for tag in page.all("svg"))
+    ids = [tag["id"] for _, tag in page.tags if "id" in tag]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_of_text_and_curves_have_contrast(run, theme):
+    style = re.findall(r":root \{(.*?)\}", read_page(run).html, re.S)[theme]
+    colours = {name: tuple(bytes.fromhex(value)) for name, value in re.findall(r"--(\w+): #([0-9a-f]{6})", style)}
+    for name in ("text", "muted", "accent", "good", "bad", "warn"):
+        assert contrast(colours[name], colours["back"]) >= 4.5, name
+    assert all(contrast(colours[f"c{index}"], colours["back"]) >= 4.5 for index in range(8))
+    assert contrast(colours["text"], colours["raised"]) >= 4.5
+
+
+def test_a_failed_run_shows_its_reason(tmp_path):
+    folder = make_run(tmp_path / "run", 0, state="failed", message="out of GPU memory with vit: lower -batch_size")
+    (folder / "metrics.csv").unlink()
+    (folder / "steps.csv").unlink()
+    page = read_page(folder)
+    assert "failed out of GPU memory with vit: lower -batch_size" in page.text
+    assert "Without values: loss, learning rate" in page.text and not page.all("svg")
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"state": "interrupted", "signal": "SIGTERM", "resume": "python x"}, "Continue with python x"),
+        ({"state": "stopped", "resume": "python x"}, "Stopped at TRAIN.MAX_STEPS"),
+        ({"state": "running", "host": "another", "updated": "2026-01-02"}, "Last status: 2026-01-02."),
+        ({"state": "finished", "stopped_early": True, "reason": "no better evaluation"}, "Stopped early: no better"),
+        ({"state": 7}, "not known"),
+    ],
+)  # fmt: skip
+def test_the_state_comes_first(tmp_path, status, shown):
+    page = read_page(make_run(tmp_path / "run", **status))
+    assert shown in page.text.partition("Model and data")[0]
+
+
+def test_a_killed_run_says_how_to_resume(tmp_path):
+    page = read_page(make_run(tmp_path / "a run", state="running", pid=2**22 + 1, host=socket.gethostname()))
+    assert "killed" in page.text and f"-resume='{tmp_path / 'a run'}'" in page.text
+
+
+def test_the_global_batch_size_is_a_product(tmp_path):
+    folder = make_run(tmp_path / "run", options=["DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=4"], world_size=2)
+    assert "batch size 32 × 4 accumulation steps × 2 devices = 256, seed 0" in read_page(folder).text
+
+
+def test_a_resumed_run_says_so(run):
+    log = (run / "log.txt").read_text()
+    (run / "log.txt").write_text(log + log.replace("bfloat16", "float16"))
+    status = json.loads((run / "status.json").read_text())
+    write_json(run / "status.json", status | {"started": "2026-01-03"})
+    page = read_page(run)
+    assert "2026-01-03, resumed 1 time" in page.text and "O1: float16" in page.text
+    assert "(2 times)" in page.text  # the warning
+
+
+def test_an_evaluation_has_no_curves(tmp_path):
+    page = read_page(make_evaluation_run(tmp_path / "eval-digits"))
+    assert "Curves" not in page.text and "top-1 87.50%" in page.text and "8 images of 3 of 3 classes" in page.text
+    assert "All images are evaluated." in page.text and "best.pth" in page.text
+
+
+def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
+    folder = make_run(tmp_path / "run")
+    rows = [{"epoch": 1, "val_mean_ap": 40.0, "val_loss": 1.0}, {"epoch": 2, "val_mean_ap": 50.0, "val_loss": 0.5}]
+    write_table(folder / "metrics.csv", ["epoch", "val_top1", "val_mean_ap", "val_loss"], rows)
+    (folder / "evaluation").mkdir()
+    write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 10, "mean_ap": 50.0, "loss": 0.5})
+    classes = [{"label": 0, "class": "cat", "count": 3, "ap": 50.0}, {"label": 1, "class": "dog", "count": 0, "ap": ""}]
+    write_table(folder / "evaluation" / "per_class.csv", list(classes[0]), classes)
+    row = {"kind": "highest_loss", "index": 1, "true": "cat | dog", "predicted": "dog", "probability": 60, "loss": 1}
+    write_table(folder / "evaluation" / "mistakes.csv", list(row), [row])
+    page = read_page(folder)
+    assert "true cat | dog predicted dog 60.00% loss 1.00" in page.text and 'class="wrong"' not in page.html
+    assert "best validation mean AP 50.00% epoch 2 of 300" in page.text and "cat 3 50.00%" in page.text
+    assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
+
+
+def test_the_result_on_the_test_split_is_shown(run):
+    write_json(run / "result.json", {"top1": 30.0, "test": {"top1": 28.5, "samples": 1000}})
+    assert "test top-1 28.50% 1,000 held-out images" in read_page(run).text
+
+
+def test_the_options_that_differ_from_the_recipe_are_shown(run):
+    recipe = (run / "config.yaml").read_text()
+    assert "BASE_LR: 0.01" in recipe
+    (run / "recipe.yaml").write_text(recipe.replace("BASE_LR: 0.01", "BASE_LR: 0.02"))
+    page = read_page(run)
+    assert "Options that differ from the recipe key value recipe TRAIN.BASE_LR 0.01 0.02 Options" in page.text
+
+
+HOSTILE = (
+    "<script>alert(1)</script>", "</title><img src=x onerror=alert(1)>", "n" * 300, "two\nlines\r\x1b[31m",
+    "right \u202eto left", "'=HYPERLINK(1)", '" onmouseover="alert(1)', "{{ 7 * 7 }}", "\udcff", "a & b", "",
+)  # fmt: skip
+
+
+def test_hostile_names_stay_text(tmp_path):
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in HOSTILE]
+    folder = make_run(tmp_path / "<b>run", state="failed", message="<script>alert(2)</script>\x1b[31m")
+    write_json(folder / "classes.json", {"class_names": HOSTILE})
+    (folder / "log.txt").write_text("2026-01-02 03:04:05,682 ----- Warning: <img src=x onerror=alert(3)>\n")
+    add_evaluation(folder, names)
+    page = read_page(folder)
+    assert len(page.all("script")) == 1 and all(tag["src"].startswith("data:") for tag in page.all("img"))
+    assert not any(key.startswith("on") for _, tag in page.tags for key in tag)
+    assert "{{ 7 * 7 }}" in page.text
+    assert "<script>alert(2)</script>\\x1b[31m" in page.text and "<b>run" in page.text
+    assert all(character.isprintable() or character == "\n" for character in page.html)
+    assert "right \\u202eto left" in page.text and max(map(len, page.text.split())) < 100
+    assert any(tag.get("title") == "n" * 300 for tag in page.all("bdi"))
+
+
+def test_a_thousand_classes_have_a_filter_and_the_most_confused_pairs(tmp_path):
+    page = read_page(make_evaluation_run(tmp_path / "run", [f"class {index}" for index in range(1000)]))
+    assert page.text.count("25.00%") == 20 and "Confused pairs" in page.text and "Confusion matrix" not in page.text
+    assert page.all("input") and len(page.html) < 500_000
+    few = read_page(make_evaluation_run(tmp_path / "few", [f"class {index}" for index in range(50)]))
+    assert "Confusion matrix" in few.text and not few.all("input") and "Confused pairs" not in few.text
+
+
+def test_of_very_many_classes_the_worst_are_shown(tmp_path):
+    page = read_page(make_evaluation_run(tmp_path / "run", [f"class {index}" for index in range(2010)]))
+    assert "those with the lowest scores; 10 others" in page.text
+    assert "class 2009" in page.text and "class 9 4 " not in page.text
+
+
+def test_the_last_pictures_are_left_out_if_the_page_becomes_too_large(tmp_path):
+    folder = make_run(tmp_path / "run")
+    add_evaluation(folder, ["cat", "dog", "fox"], picture_side=600)
+    assert sum(path.stat().st_size for path in folder.glob("evaluation/pictures/*")) * 4 / 3 > MAX_BYTES
+    page = read_page(folder)
+    pictures = len(page.all("img"))
+    assert MAX_BYTES - 1_000_000 < (folder / REPORT).stat().st_size <= MAX_BYTES and 0 < pictures < 12
+    assert f"{12 - pictures} pictures are left out" in page.text and "highest_loss" not in page.text
+
+
+def test_a_folder_of_an_earlier_version_has_a_page(tmp_path):
+    folder = make_run(tmp_path / "run")
+    write_table(folder / "metrics.csv", ["epoch", "val_loss", "val_top1"], [{"epoch": 1, "val_loss": 1, "val_top1": 5}])
+    for name in ("steps.csv", "log.txt", "classes.json"):
+        (folder / name).unlink()
+    page = read_page(folder)
+    assert "Without values: learning rate, gradient norm, loss scale, throughput, data wait, peak memory" in page.text
+    assert "best validation top-1 5.00%" in page.text and "no evaluation folder" in page.text.replace("the ", "")
+
+
+def test_damaged_files_give_a_line_each(run):
+    (run / "evaluation" / "per_class.csv").write_bytes(b"label,class\n0,\xff\n")
+    (run / "evaluation" / "confusion.csv").write_text("a,b\nx,1\ny,2\n")
+    (run / "evaluation" / "calibration.csv").write_text("low,high,count\n0,x,1\n")
+    (run / "evaluation" / "pictures" / "0.jpg").write_bytes(b"not a picture")
+    (run / "evaluation" / "summary.json").write_text("[1]")
+    (run / "classes.json").write_text("{")
+    page = read_page(run)
+    for name in ("per_class", "confusion", "calibration"):
+        assert f"evaluation/{name}.csv cannot be read" in page.text
+    assert "Highest losses" in page.text and len(page.all("img")) == 11
+
+
+def test_folders_that_are_no_run_are_refused(tmp_path, run):
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        write_report(tmp_path)
+    (run / "metrics.csv").write_text("epoch,val_top1\none,2\n")
+    with pytest.raises(UserError, match=r"metrics\.csv: cannot be read"):
+        write_report(run)
+
+
+def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run, monkeypatch):
+    log: list[str] = []
+    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(info=log.append)))
+    report.update()
+    old = (run / REPORT).read_bytes()
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(page_module, "atomic_write", full)
+        report.update(now=True)
+        report.update(now=True)
+    assert log == ["----- Warning: report.html cannot be written: OSError: [Errno 28] No space left on device"]
+    assert (run / REPORT).read_bytes() == old
+    shutil.rmtree(run)
+    report.update(now=True)
+    assert len(log) == 2 and "no config.yaml" in log[1]
+
+
+def test_the_page_is_written_without_torch():
+    """torch takes 500 MB, and the page is made in less than 300 MB."""
+    code = "import sys, engine.report.page; print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

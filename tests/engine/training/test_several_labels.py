@@ -1,0 +1,69 @@
+"""A training run on images with several labels: mAP decides, and an interrupted run resumes exactly."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import assert_same_state, only_run, read_result, rows, states, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
+from scripts.compare_runs import main as compare_runs
+
+COLORS = ("red", "green", "blue")
+TINY = [
+    "DATA.MULTI_LABEL=true", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
+    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "DATA.ON_BAD_IMAGE=skip", "TRAIN.WARMUP_EPOCHS=0.5",
+    "TRAIN.NUM_EPOCHS=3", "TRAIN.BASE_LR=3e-3", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.CUTMIX_ALPHA=1.0",
+    "TRAIN.SMOOTHING=0.1", "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5",
+    "EVAL_RAW=true",
+]  # fmt: skip
+
+
+@pytest.fixture
+def argv(tmp_path) -> list[str]:
+    """64 images; the labels are the bright channels. One of each split cannot be read."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 64), ("val", 30), ("test", 20)):
+        lines = ["image_path,target"]
+        for number in range(count):
+            has = generator.random(3) < 0.4
+            pixels = (generator.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{split}{number}.png")
+            lines.append(f"{split}{number}.png,{'|'.join(np.array(COLORS)[has])}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{split}1.png").write_bytes((tmp_path / f"{split}1.png").read_bytes()[:40])
+    flags = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=8", "-num_workers=0"]
+    return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
+
+
+def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_path, capsys):
+    folder = train(argv, cpu)
+    log, result, table = capsys.readouterr().out, read_result(folder), rows(folder)
+    scores = [float(row["val_mean_ap"]) for row in table]
+    assert result["mean_ap"] == max(scores) and "top1" not in result and scores[-1] > 60
+    assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
+    assert f"Validation mAP: {scores[0]:.2f}%, time" in log and f"----- Best mAP: {max(scores):.2f}%" in log
+    assert "class weights from" in log and "1 of 30 images skipped" in log
+    best = load_checkpoint(folder / "best.pth")["best"]
+    assert best.keys() == {"mean_ap", "epoch", "loss"} and best["mean_ap"] == result["mean_ap"]
+    assert result["test"].keys() == {"mean_ap", "loss", "samples"} and result["test"]["samples"] == 19
+    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
+    evaluated = only_run(tmp_path / "eval", "eval")
+    # -resume takes last.pth: the newest checkpoint
+    assert read_result(evaluated)["mean_ap"] == pytest.approx(scores[-1])
+    assert json.loads((evaluated / "evaluation" / "summary.json").read_text())["samples"] == 29
+    compare_runs([str(folder), "-picture", str(tmp_path / "compare.png")])
+    assert f"{max(scores):.2f}% mAP" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_resumes_exactly(argv, cpu, tmp_path):
+    whole = train(argv, cpu)
+    argv[4] = f"-output={tmp_path / 'parts'}"
+    part = train([*argv, "TRAIN.MAX_STEPS=11"], cpu)
+    assert "test" not in read_result(part) and not (part / "evaluation-test").exists()
+    train([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert_same_state(states(part), states(whole))
+    assert rows(part) == rows(whole) and read_result(part)["test"] == read_result(whole)["test"]

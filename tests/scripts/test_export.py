@@ -1,0 +1,250 @@
+"""scripts/export.py: each format gives the model's logits on validation images, with class names and preprocessing."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import GREY, TINY_VIT, only_run, read_result, train
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+
+from configs.command_line import parse_command_line
+from configs.schema import Amp, Data
+from datasets.decoding.decode import open_image
+from datasets.loading.batches import build_eval_loader
+from datasets.transforms.device import build_eval_transform
+from datasets.transforms.host import build_eval_host_transform
+from engine.checkpoint.trained_on import read_trained_on
+from engine.commands.run import run
+from models.build import build_model
+from scripts import export
+from scripts.exporting import compare, formats, safetensors_file
+from scripts.exporting.compare import Reference, make_reference
+from scripts.exporting.run import export as write_export
+from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory) -> Path:
+    """A run whose logits depend on the image; it has weight averages."""
+    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+    output = tmp_path_factory.mktemp("out")
+    return train(["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options], CPU)
+
+
+@pytest.fixture(scope="module")
+def trained(digits_run) -> TrainedModel:
+    config = parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]).config
+    return open_trained(config, CPU)
+
+
+@pytest.fixture(scope="module")
+def reference(trained) -> Reference:
+    """The logits of the run's averaged weights."""
+    model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0]
+    state = torch.load(trained.weights, weights_only=True)
+    assert all(torch.equal(tensor, state["ema"][name]) for name, tensor in model.state_dict().items())
+    return make_reference(model, trained.samples, trained.config.data)
+
+
+def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
+    """A model with PaddleViT's weights, and its logits."""
+    folder = FAMILIES / name
+    argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
+    config = parse_command_line(argv).config.model_copy(update={"amp": Amp()})
+    model = build_model(config.model, config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    images = torch.from_numpy(np.load(folder / "reference.npz")["images"])
+    with torch.no_grad():
+        return model, TrainedModel(config, None, None, []), Reference(images, model(images))
+
+
+def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, reference, tmp_path, capsys):
+    file = tmp_path / "elsewhere" / "digits.safetensors"
+    assert export.main([str(digits_run), "-format", "safetensors", f"-output={file}"]) == 0
+    assert "32 validation images in batches of 1, 2, 5, 24: the logits differ by at most" in capsys.readouterr().out
+    assert read_trained_on(str(file)).class_names == list("0123456789")
+    assert read_trained_on(str(file)).preprocessing == read_trained_on(str(digits_run / "best.pth")).preprocessing
+    run(parse_command_line(["-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}"]), CPU)
+    run(parse_command_line(["-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}"]), CPU)
+    results = [read_result(only_run(tmp_path / name, "eval")) for name in ("eval", "pth")]
+    assert results[0]["top1"] == results[1]["top1"] and results[0]["loss"] == pytest.approx(results[1]["loss"])
+
+
+def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
+    folder = tmp_path / "hf"
+    export.main([str(digits_run), "-format", "hf", f"-output={folder}"])
+    export.main([str(digits_run), "-format", "hf", f"-output={folder}"])  # replaces the earlier export
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert reference.largest_difference(model) < 1e-5
+    config = json.loads((folder / "config.json").read_text())
+    assert config["label_names"] == list("0123456789") and config["num_classes"] == 10
+    assert "num_classes" not in config["model_args"]  # transformers passes it a second time
+    data = resolve_model_data_config(model)
+    assert (data["mean"], data["std"], data["input_size"], data["crop_pct"]) == ([0.5], [0.5], (1, 8, 8), 1.0)
+
+
+def test_transformers_reads_hf(digits_run, reference, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    export.main([str(digits_run), "-format", "hf", f"-output={tmp_path / 'hf'}"])
+    model = transformers.TimmWrapperForImageClassification.from_pretrained(tmp_path / "hf")
+    assert reference.largest_difference(lambda images: model(pixel_values=images).logits) < 1e-5
+    assert model.config.id2label[3] == "3"
+
+
+def test_onnx_runs_any_batch(digits_run, reference, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "digits.onnx"
+    export.main([str(digits_run), "-format", "onnx", f"-output={file}"])
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"images": reference.images[:3].numpy()})[0]
+    assert np.abs(logits - reference.logits[:3].numpy()).max() < 1e-4
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["class_names"]) == list("0123456789")
+    assert json.loads(metadata["preprocessing"])["mean"] == [0.5]
+    assert pytest.importorskip("onnx").load(file).opset_import[0].version == formats.OPSET
+
+
+def test_torch_export_runs_any_batch(digits_run, reference, tmp_path):
+    file = tmp_path / "digits.pt2"
+    export.main([str(digits_run), "-format", "torch_export", f"-output={file}"])
+    extra = {"class_names": ""}
+    model = torch.export.load(file, extra_files=extra).module()
+    assert reference.largest_difference(model) < 1e-5
+    assert json.loads(extra["class_names"]) == list("0123456789")
+
+
+@pytest.mark.parametrize("name", ["CaiT", "MAE", "SwinTransformer"])
+def test_families_that_timm_rebuilds(name, tmp_path):
+    assert write_export(*family_model(name), "hf", tmp_path / "hf") < 1e-4
+
+
+def test_a_family_that_timm_cannot_rebuild_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"timm.create_model cannot rebuild this model \(MODEL.TYPE poolformer\)"):
+        write_export(*family_model("PoolFormer"), "hf", tmp_path / "hf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensors_with_two_names_are_written_twice(tmp_path):
+    """The position encodings of CoaT are shared by blocks, which safetensors itself refuses."""
+    assert write_export(*family_model("CoaT"), "safetensors", tmp_path / "coat.safetensors") < 1e-5
+
+
+def test_a_difference_leaves_the_old_file(trained, reference, tmp_path, monkeypatch):
+    file = tmp_path / "digits.safetensors"
+    file.write_text("old")
+    load = safetensors_file.load
+    monkeypatch.setattr(safetensors_file, "load", lambda *args: lambda images: load(*args)(images) + 2e-3)
+    source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    with pytest.raises(UserError, match=r"differ by 0.002, more than 0.001; nothing was written"):
+        write_export(source, trained, reference, "safetensors", file)
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_logits_that_are_nan_are_a_difference(reference):
+    assert reference.largest_difference(lambda images: torch.full((len(images), 10), torch.nan)) == float("inf")
+
+
+def test_an_untrained_head_proves_nothing(trained, tmp_path):
+    options = trained.config.model.model_copy(update={"pretrained": None})
+    model = build_model(options, trained.config.data, torch.device("cpu"))[0]
+    with pytest.raises(UserError, match="the model is untrained, so a comparison would prove nothing"):
+        make_reference(model, trained.samples, trained.config.data)
+
+
+def test_images_are_spread_over_the_validation_data(trained, reference):
+    every = make_all_images(trained)
+    step = len(trained.samples) / compare.NUM_IMAGES
+    chosen = [int(position * step) for position in range(compare.NUM_IMAGES)]
+    assert torch.equal(reference.images, every[chosen])
+
+
+def make_all_images(trained: TrainedModel) -> torch.Tensor:
+    batches = build_eval_loader(trained.config.data, trained.samples, CPU, 60.0)
+    transform = build_eval_transform(trained.config.data)
+    return torch.cat([transform(batch.images) for batch in batches])[: len(trained.samples)]
+
+
+@pytest.mark.parametrize("channels, crop_pct, side", [(3, 0.875, 32), (3, 1.0, 48), (1, 0.9, 32)])
+def test_timms_transform_gives_our_pixels(channels, crop_pct, side, tmp_path):
+    """Up to the rounding of the bicubic resize to whole values of 0..255."""
+    smooth = torch.rand((1, channels, 9, 12), generator=torch.Generator().manual_seed(0))
+    pixels = torch.nn.functional.interpolate(smooth, (75, 100), mode="bicubic")[0].clamp(0, 1).mul(255).byte()
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze())
+    picture.save(tmp_path / "a.png")
+    mean, std = (0.4,) * channels, (0.2,) * channels
+    data = Data(IMAGE_SIZE=side, IMAGE_CHANNELS=channels, CROP_PCT=crop_pct, IMAGENET_MEAN=mean, IMAGENET_STD=std)
+    image = open_image((tmp_path / "a.png").read_bytes(), channels, "a.png")
+    ours = build_eval_transform(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
+    theirs = create_transform(
+        (channels, side, side), interpolation="bicubic", mean=mean, std=std, crop_pct=crop_pct, crop_mode="center"
+    )(picture)
+    assert (ours - theirs).abs().max() * 0.2 * 255 < 1.01
+
+
+def test_missing_packages_are_named(digits_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match="needs the package onnxruntime; install it with: pip install -r requirements"):
+        export.main([str(digits_run), "-format", "onnx"])
+
+
+def test_missing_images_name_the_flag(digits_run, tmp_path):
+    argv = [str(digits_run), "-format", "safetensors", "-dataset=folder", f"-data_path={tmp_path / 'gone'}"]
+    with pytest.raises(UserError, match=r"validation images are needed .*gone.* \(-data_path=FOLDER names"):
+        export.main(argv)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (
+            [],
+            "give the folder of a run, or a weight file, as the first argument, and -format: python ",
+        ),
+        (["-format", "hf"], "python scripts/export.py output/RUN -format hf "),
+        (["RUN"], "-format onnx .formats: safetensors, hf, "),
+        (["RUN", "-format", "onxn"], "invalid choice"),
+        (["RUN", "-format", "hf", "-outptu=x"], "unknown flag -outptu; did you mean -output?"),
+        (["RUN", "-format", "safetensors", "-output=x.bin"], "must end with .safetensors"),
+        (["RUN", "-format", "safetensors", "-output=RUN"], "is a folder"),
+        (["RUN", "-format", "hf", "-output=RUN"], "is not an exported folder"),
+        (["RUN/best.pth", "-format", "hf", "-output=RUN/best.pth"], "is the file to export"),
+        (["gone", "-format", "hf"], "gone: no such file"),
+        (["EMPTY", "-format", "hf"], "has no checkpoint"),
+    ],
+)
+def test_wrong_arguments_are_one_line(argv, message, digits_run, tmp_path):
+    argv = [text.replace("RUN", str(digits_run)).replace("EMPTY", str(tmp_path)) for text in argv]
+    with pytest.raises(UserError, match=message) as caught:
+        export.main(argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_and_paths_are_checked_before_torch_is_imported():
+    names = "scripts.export, scripts.average_checkpoints, scripts.convert_weights"
+    code = f"import sys, {names}; sys.exit(not sys.modules.keys().isdisjoint({{'torch', 'timm', 'numpy'}}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_the_folder_of_an_evaluation_names_its_weights(tmp_path):
+    (tmp_path / "config.yaml").write_text("EVAL: {ENABLED: true}\nMODEL: {PRETRAINED: old/best.pth}\n")
+    with pytest.raises(UserError, match=r"it is the folder of an evaluation of old/best.pth; give that"):
+        export.main([str(tmp_path), "-format", "hf"])
+
+
+def test_a_damaged_best_checkpoint_is_passed_over(digits_run, tmp_path):
+    shutil.copytree(digits_run, tmp_path / "run")
+    (tmp_path / "run" / "best.pth").unlink()  # a hard link to last.pth
+    (tmp_path / "run" / "best.pth").write_bytes(b"damaged")
+    assert locate_weights(tmp_path / "run") == tmp_path / "run" / "last.pth"
