@@ -33,6 +33,7 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
