@@ -41,7 +41,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
-from utils.atomic_file import fsync_folder, temporary_path
+from utils.atomic_file import fsync_path, temporary_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError, run_and_report_errors
 
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> int:
         temporary.mkdir(parents=True)
         bad_images = BadImageList(temporary, 0)
         counts = [pack(temporary, *split, data, flags.size, bad_images) for split in zip(SPLITS, splits, strict=True)]
-        fsync_folder(temporary)
+        fsync_path(temporary)
         os.rename(temporary, flags.output)
-        fsync_folder(flags.output.parent)
+        fsync_path(flags.output.parent)
     except FileExistsError as error:
         raise UserError(f"{error.filename}: another packing is running or was killed; if killed, remove it") from error
     except BaseException as error:
@@ -197,7 +197,7 @@ def write_packed(folder: Path, split: str, class_names: list[str], images: Itera
     for path in index.iterdir():
         with open(path, "rb") as file:
             _sync(file)
-    fsync_folder(index)
+    fsync_path(index)
     return len(names)
 
 

@@ -58,7 +58,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         if previous and path.exists():
             link_or_copy(path, previous)
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
     except OSError as error:
         written = temporary.stat().st_size if temporary.exists() else 0
         temporary.unlink(missing_ok=True)
@@ -139,11 +139,12 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, temporary)
     os.replace(temporary, target)
-    fsync_folder(target.parent)
+    fsync_path(target.parent)
 
 
-def fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Returns when a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

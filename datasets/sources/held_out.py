@@ -27,7 +27,7 @@ def check_test_split(data: Data) -> None:
 def find_test_split(data: Data) -> tuple[bool, str | None]:
     """Whether DATA_PATH has test images with labels; and a note for the log if it has some without labels.
 
-    They are the folder test, test.csv or test_list.txt. What cannot be read here is reported when the split is read.
+    They are the folder test, test.csv or test_list.txt. Reading the split reports an unreadable file or folder.
     """
     find = {"folder": _in_folder, "csv": _in_table, "imagenet2012": _in_list}.get(data.dataset)
     if find is None:

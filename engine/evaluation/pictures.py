@@ -46,9 +46,10 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
 
 
 def remove_other_pictures(folder: Path, indices: Collection[int]) -> None:
-    """Removes the pictures of an earlier evaluation."""
+    """Removes the pictures of an earlier evaluation, and all attention maps: those of other weights."""
+    kept = {f"{index}.jpg" for index in indices}
     for picture in folder.glob("*.jpg"):
-        if picture.stem.removesuffix(_ATTENTION) not in map(str, indices):
+        if picture.name not in kept:
             picture.unlink()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from utils.atomic_file import fsync_folder
+from utils.atomic_file import fsync_path
 from utils.errors import UserError
 
 
@@ -27,7 +27,7 @@ def replaced(target: Path) -> Iterator[Path]:
         remove(temporary)
         yield temporary
         for file in [temporary, *temporary.glob("*")]:
-            _fsync(file)
+            fsync_path(file)
         if target.is_dir():
             os.replace(target, old)
             try:
@@ -37,7 +37,7 @@ def replaced(target: Path) -> Iterator[Path]:
                 raise
         else:
             os.replace(temporary, target)
-        fsync_folder(target.parent)
+        fsync_path(target.parent)
     except OSError as error:
         raise UserError(
             f"{target}: cannot be written ({error.strerror or error}); free space, or choose another path"
@@ -53,11 +53,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
