@@ -1,7 +1,8 @@
 """Trains or evaluates a model with one process per device.
 
 torchrun, srun or mpirun start one process per device. Without a launcher this script starts one process per visible
-GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
+GPU itself, or, without a GPU, `-ngpus N` processes on the CPU. With torchrun's PET_ variables, which Kubernetes sets in
+every pod, it starts the processes of one node.
 
     CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -13,7 +14,8 @@ import sys
 from configs.command_line import parse_command_line
 from configs.first_commands import require_selection
 from utils.errors import UserError, run_and_report_errors
-from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.launch import exit_with_launcher, launch_node, launch_processes
+from utils.launcher import detect_launcher, has_node_variables
 
 SCRIPT = "main_multi_gpu.py"
 
@@ -22,6 +24,8 @@ def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         require_selection(command, SCRIPT)
+        if has_node_variables():
+            return launch_node(__file__, argv, command.num_processes)
         return launch_processes(__file__, argv, num_processes(command.num_processes))
     exit_with_launcher()
     from engine.commands.run import run
@@ -30,7 +34,17 @@ def main(argv: list[str]) -> int:
     with process_group() as context:
         command = parse_command_line(argv, SCRIPT)
         require_selection(command, SCRIPT, context.is_main)
+        check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
+
+
+def check_num_processes(requested: int | None, started: int) -> None:
+    """Refuses a number of processes that differs from the launcher's on this host."""
+    if requested not in (None, started):
+        raise UserError(
+            f"-ngpus {requested}: a launcher started {started} process(es) on this host (LOCAL_WORLD_SIZE); leave "
+            "-ngpus out, or start this script without a launcher"
+        )
 
 
 def num_processes(requested: int | None) -> int:

@@ -4,12 +4,12 @@
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
 """
 
-import os
 import sys
 
 from configs.command_line import parse_command_line
 from configs.first_commands import require_selection
 from utils.errors import UserError, run_and_report_errors
+from utils.launcher import several_were_started
 
 SCRIPT = "main_single_gpu.py"
 
@@ -19,8 +19,8 @@ def main(argv: list[str]) -> int:
     require_selection(command, SCRIPT)
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("WORLD_SIZE: a launcher started several processes, this script uses one; use main_multi_gpu.py")
+    if several_were_started():
+        raise UserError("a launcher started several processes, this script uses one; use main_multi_gpu.py")
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 

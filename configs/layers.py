@@ -75,11 +75,12 @@ class OptionLayers:
 
 
 def find_run_options(resume: str | None, weights: str | None) -> Path | None:
-    """The options file of the run that -resume names by its folder or a file in it, or whose file `weights` is."""
+    """The options file of the run that -resume names by its folder or a checkpoint in it, or whose `weights` are."""
     named = weights if resume in (None, "auto") else resume
     if named is None:
         return None
-    file = (Path(named) if os.path.isdir(named) else Path(named).parent) / RUN_OPTIONS
+    path = Path(named)
+    file = (path if os.path.isdir(path) and path.suffix != ".shards" else path.parent) / RUN_OPTIONS
     return file if os.path.isfile(file) else None
 
 

@@ -37,6 +37,8 @@ class Section(BaseModel):
 
     # PaddleViT's keys of features that are not available: key -> (feature, the only accepted value)
     unsupported: ClassVar[dict[str, tuple[str, Any]]] = {}
+    # Other names of keys, which `to_yaml` does not write
+    aliases: ClassVar[tuple[str, ...]] = ()
     # Keys of option files that an earlier version wrote: key -> the only accepted value
     written_before: ClassVar[dict[str, Any]] = {}
 

@@ -91,11 +91,16 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
 
 
 def _on_all_ranks(read: Callable[[], tuple[list[Samples], UserError | None]], context: ProcessContext) -> list[Samples]:
-    """The samples that `read` returns, first on the main process; every rank raises the main process's error."""
+    """The samples that `read` returns, first on the main process; every rank raises the main process's error.
+
+    Another host that does not have the same data raises an error that names it.
+    """
     samples, error = read() if context.is_main else ([], None)
     error = broadcast_object(error, context)
     if not (context.is_main or error):
         samples, error = read()
+        if error and context.hosts and context.host != context.hosts[0]:
+            error = type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}")
     if error:
         raise error
     return samples
@@ -185,7 +190,9 @@ def _read(
 def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[str]:
     findings = find_no_labels(samples, split)
     if split == "train" and not samples.findings:
-        findings += find_too_few_samples(len(samples), data.dataset, data.batch_size, context.world_size)
+        findings += find_too_few_samples(len(samples), data, context.world_size)
     if context.is_main:  # many ranks at once would overload a shared disk
         findings += samples.check_files()
+    elif context.local_rank == 0:  # another host, which may have a disk of its own
+        findings += samples.check_some_files()
     return findings

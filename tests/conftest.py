@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -34,6 +35,8 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
+    hypothesis.settings.register_profile("no deadline", deadline=None)  # no test asserts a time
+    hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -98,6 +101,11 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
     output = result.stdout + result.stderr
     assert result.returncode == status, output
     return output
+
+
+def run_ranks(ranks: int, *commands: Iterable[str], gpus: str = "") -> str:
+    """Runs the commands of an entry script one after the other in the same processes, as `run_script` does."""
+    return run_script("tests/ranks_worker.py", str(ranks), json.dumps(list(map(list, commands))), gpus=gpus)
 
 
 def only_run(output: Path, kind: str = "train") -> Path:

@@ -6,9 +6,11 @@ import shlex
 
 import pytest
 import torch
-from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_script
+from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_ranks, run_script, train
 
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
@@ -71,6 +73,7 @@ def test_run_folder_contents(trained):
     result = read_result(folder)
     assert result["top1"] == max(float(row["val_top1"]) for row in rows)
     assert result["images_per_second"] > 0 and result["peak_memory_bytes"] > 1e8 and result["finished"]
+    assert result["device"].startswith("CPU ")
 
 
 def test_log_lines_keep_the_format_of_paddlevit(trained):
@@ -111,37 +114,29 @@ def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["plain", "torchrun"])
-def test_two_ranks_train_evaluate_and_resume(imagenet, tmp_path, launcher):
+def test_two_ranks_train_and_resume(imagenet, tmp_path, launcher):
     more = ("-amp",) if launcher else ("-ngpus=2",)
-    argv = flags(imagenet, tmp_path, *more)
+    argv = flags(imagenet, tmp_path, "-batch_size=4", *more)
     more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # the run stops while its workers load batches
-    run_script("main_multi_gpu.py", *argv, "-batch_size=4", *more, launcher=launcher)
+    run_script("main_multi_gpu.py", *argv, *more, launcher=launcher)
     folder = only_run(tmp_path)
     assert {"log_0.txt", "log_1.txt"} <= {path.name for path in folder.iterdir()}
     assert not read_result(folder)["finished"]
-    run_script("main_multi_gpu.py", *argv, "-batch_size=4", f"-resume={folder}", launcher=launcher)
-    result = read_result(folder)
-    assert result["finished"]
-    best = folder / "best"  # the ".pth" suffix is optional
-    run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={best}", launcher=launcher)
-    assert read_result(only_run(tmp_path, "eval"))["top1"] == result["top1"]
+    run_script("main_multi_gpu.py", *argv, f"-resume={folder}", launcher=launcher)
+    assert read_result(folder)["finished"]
 
 
 def test_three_ranks_resume_exactly(imagenet, tmp_path):
     """With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several."""
-    size = ("MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
-    argv = ("main_multi_gpu.py", *flags(imagenet, tmp_path, "-ngpus=3", "-batch_size=4"))
-    run_script(*argv, "-opts", *size)
-    uninterrupted = only_run(tmp_path).rename(tmp_path / "uninterrupted")
-    run_script(*argv, "-opts", *size, "TRAIN.MAX_STEPS=3")
-    stopped = only_run(tmp_path)
-    run_script(*argv, f"-resume={stopped}", "-opts", *size)
-    one, other = (load_checkpoint(folder / "last.pth") for folder in (uninterrupted, stopped))
+    size = ("-batch_size=4", "-opts", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
+    whole, parts = (flags(imagenet, tmp_path / name) for name in ("whole", "parts"))
+    run_ranks(3, [*whole, *size], [*parts, *size, "TRAIN.MAX_STEPS=3"], [*parts, "-resume=auto", *size])
+    one, other = (load_checkpoint(only_run(tmp_path / name) / "last.pth") for name in ("whole", "parts"))
     for part in ("model", "optimizer", "sums", "best"):
         assert_same_state(one[part], other[part], part)
 
 
-def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_path):
+def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_path, cpu):
     """24 samples in batches of 8, 2 batches per step: the second step of an epoch has one batch only.
 
     The optimizer is SGD: its updates differ as little as the gradients. AdamW amplifies the rounding errors of
@@ -149,8 +144,8 @@ def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_p
     """
     ema = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5")
     more = ("-accum_iter=2", "-opts", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.1", *ema)
-    run_script("main_single_gpu.py", *flags(imagenet, tmp_path / "one", *more))
-    run_script("main_multi_gpu.py", *flags(imagenet, tmp_path / "two", "-batch_size=4", "-ngpus=2", *more))
+    train(flags(imagenet, tmp_path / "one", *more), cpu)
+    run_ranks(2, flags(imagenet, tmp_path / "two", "-batch_size=4", *more))
     one, two = (load_checkpoint(only_run(tmp_path / name) / "last.pth") for name in ("one", "two"))
     for part in ("model", "ema"):
         for name, value in one[part].items():
@@ -162,12 +157,15 @@ def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_p
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tmp_path):
+def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tmp_path, cpu):
     """7 samples are not a multiple of the batch size (2) or of the number of ranks."""
-    argv = flags(imagenet, tmp_path, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
-    run_script("main_single_gpu.py", *argv)
-    run_script("main_multi_gpu.py", *argv, "-ngpus=3")
-    one, many = sorted(tmp_path.glob("eval-*"))
+    one, many = (
+        flags(imagenet, tmp_path / name, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
+        for name in ("one", "many")
+    )
+    run(parse_command_line(one), cpu)
+    run_script("main_multi_gpu.py", *many, "-ngpus=3")
+    one, many = (only_run(tmp_path / name, "eval") for name in ("one", "many"))
     for name in ("top1", "top5", "loss", "ece", "f1"):
         assert read_result(one)[name] == read_result(many)[name], name
     for table in ("per_class.csv", "confusion.csv", "calibration.csv", "mistakes.csv"):
@@ -180,11 +178,9 @@ def test_ranks_share_batch_norm_statistics_for_evaluation(imagenet, tmp_path):
     recipe.write_text(
         "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
     )
-    argv = flags(imagenet, tmp_path, f"-cfg={recipe}", "-image_size=32", "-ngpus=2", "-batch_size=4")
-    run_script("main_multi_gpu.py", *argv)
-    trained = read_result(only_run(tmp_path))
-    run_script("main_multi_gpu.py", *argv, "-eval", f"-pretrained={trained['checkpoint']}")
-    assert read_result(only_run(tmp_path, "eval"))["top1"] == trained["top1"]
+    argv = flags(imagenet, tmp_path, f"-cfg={recipe}", "-image_size=32", "-batch_size=4")
+    run_ranks(2, argv, [*argv, "-eval", "-resume=auto"])
+    assert read_result(only_run(tmp_path, "eval"))["top1"] == read_result(only_run(tmp_path))["top1"]
 
 
 def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path):

@@ -138,6 +138,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, temporary)
     except OSError:
         shutil.copyfile(source, temporary)
+        fsync_path(temporary)
     os.replace(temporary, target)
     fsync_path(target.parent)
 

@@ -5,6 +5,7 @@ context of a run of one process, which does not use torch.distributed.
 """
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from utils import launch
 from utils.device import check_compute_capability
 from utils.errors import UserError
-from utils.failure import abort_together, is_peer_failure
+from utils.failure import abort_together, is_peer_failure, limit_silence
+from utils.flight_recorder import enable_recorder
 from utils.launch import exit_with_launcher
+from utils.launcher import torchrun_variables
 from utils.memory_shortage import find_shortage
 from utils.signals import raise_on_signals
 from utils.torch_compat import set_process_group_timeout
@@ -31,17 +33,25 @@ _NCCL_EXTRA_SECONDS = 60
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """One process of a run. `local_*` are the rank and the number of processes on this host."""
+    """One process of a run. `local_*` are the rank and the number of processes on this host.
+
+    hosts: the name of each rank's host; empty in a run of one process without a launcher.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
     device: torch.device
+    hosts: tuple[str, ...] = ()
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.rank] if self.hosts else socket.gethostname()
 
 
 def visible_gpus() -> int:
@@ -73,12 +83,13 @@ def process_group() -> Iterator[ProcessContext]:
             supported by this torch.
     """
     exit_with_launcher()
-    os.environ.update(launch.torchrun_variables())
+    os.environ.update(torchrun_variables())
     rank, local_rank, world_size, local_world_size = (
         _int_variable(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
+    enable_recorder()
     store = _connect_store()
-    with abort_together(store):
+    with abort_together(store, COLLECTIVE_TIMEOUT.total_seconds()) as companions:
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size)
             dist.init_process_group(
@@ -89,8 +100,9 @@ def process_group() -> Iterator[ProcessContext]:
                 timeout=COLLECTIVE_TIMEOUT,
                 device_id=device if device.type == "cuda" else None,
             )
+        hosts = tuple(peer.host for peer in companions.meet())
         raise_on_signals()
-        yield ProcessContext(rank, local_rank, world_size, local_world_size, device)
+        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts)
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
 
@@ -130,7 +142,7 @@ def gather_to_main(tensor: torch.Tensor, context: ProcessContext) -> list[torch.
 
 
 class DelayedMax:
-    """The maximum of an integer over all ranks, one step late, so that ranks do not wait for each other.
+    """The maxima of numbers over all ranks, one step late, so that ranks do not wait for each other.
 
     A rank waits only for one that is more than a step behind, at most `timeout_seconds`. The exchange uses gloo between
     hosts, in parallel with the collectives of the devices.
@@ -150,27 +162,28 @@ class DelayedMax:
                     "their common network interface"
                 ) from error
 
-    def exchange(self, value: int) -> int:
-        """Sends `value` (0 or more) and returns the maximum of the previous call, equal on all ranks; 0 at first.
+    def exchange(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Sends `values` (N,), on the CPU, and returns the maxima (N,) of the previous call; None at first.
 
-        All ranks must call it equally often. In a run of one process the result is `value` itself.
+        All ranks must call it equally often, with the same N. In a run of one process the result is `values` itself.
         """
         if self._group is None:
-            return value
+            return values
         previous = self._pending
-        maximum = torch.tensor(value)
-        self._pending = dist.all_reduce(maximum, dist.ReduceOp.MAX, self._group, async_op=True), maximum
+        maxima = values.clone()
+        self._pending = dist.all_reduce(maxima, dist.ReduceOp.MAX, self._group, async_op=True), maxima
         if previous is None:
-            return 0
+            return None
         previous[0].wait()
-        return int(previous[1])
+        return previous[1]
 
 
 def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
-    """Sets how long a process waits for another one that does not respond.
+    """Sets how long a process waits for another one, or for the run's key-value store, that does not respond.
 
     With NCCL it is longer than the timeout of `DelayedMax`: a timeout of NCCL kills the process without a message.
     """
+    limit_silence(seconds)
     if context.world_size > 1:
         seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
         set_process_group_timeout(timedelta(seconds=seconds))
@@ -183,7 +196,11 @@ def _int_variable(name: str) -> int:
 
 
 def _connect_store() -> dist.Store:
-    """The key-value store of all processes, separate for each restart of the run."""
+    """The key-value store of all processes, separate for each restart of the run.
+
+    torchrun's agents share one store over all restarts, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then each
+    start has its own. Agents that joined a run at different times have counted different numbers of restarts.
+    """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
@@ -192,7 +209,8 @@ def _connect_store() -> dist.Store:
             f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot connect to {address}:{port}; "
             "set them to the host of rank 0 and a free port on it"
         ) from error
-    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT'] if shared else 0}", store)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
+from utils.status import RANK_LOG
 
 
 class _EscapingFormatter(logging.Formatter):
@@ -34,8 +35,8 @@ class RunLogger:
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self._run = _new_logger("run")
-        self._rank = _new_logger("rank")
+        self._run = _new_logger("ampvit.run")
+        self._rank = _new_logger(RANK_LOG)
         if context.is_main:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
@@ -67,7 +68,7 @@ class RunLogger:
 
 def _new_logger(name: str) -> logging.Logger:
     """The logger of that name, without the handlers of an earlier run in this process."""
-    logger = logging.getLogger(f"ampvit.{name}")
+    logger = logging.getLogger(name)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     for handler in logger.handlers:

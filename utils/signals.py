@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 (Slurm's warning), SIGINT (Ctrl-C) and SIGHUP (a closed terminal).
+"""SIGTERM, SIGUSR1 (Slurm's warning), SIGUSR2 (submitit's), SIGINT (Ctrl-C) and SIGHUP (a closed terminal).
 
 Inside `defer_signals` a signal is recorded, and training saves a checkpoint on all ranks at the same step before it
 ends. Outside it, a signal raises an exception.
@@ -16,7 +16,7 @@ from utils.files import remove_temporary_folders
 
 # nohup starts a process with SIGHUP ignored, and it stays so.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, *_HANGUP)
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *_HANGUP)
 _DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
+RANK_LOG = "ampvit.rank"  # the logger of log_N.txt
 
 _current: "RunStatus | None" = None  # the run of this process
 
@@ -26,12 +27,13 @@ class RunStatus:
     reason of that state.
     """
 
-    def __init__(self, folder: Path, world_size: int) -> None:
+    def __init__(self, folder: Path, world_size: int, resume: str | None = None) -> None:
+        """resume: the command that resumes the run until it has finished."""
         global _current
         self.path = folder / STATUS
         self.facts: dict[str, Any] = {
             "state": "running", "pid": os.getpid(), "host": socket.gethostname(), "world_size": world_size,
-            "started": _now(),
+            "started": _now(), **({"resume": resume} if resume else {}),
         }  # fmt: skip
         self._lock = threading.Lock()  # checkpoints are written in a thread
         self.on_end: Callable[[], None] = lambda: None
@@ -44,18 +46,24 @@ class RunStatus:
 
     def update(self, **facts: Any) -> None:
         """Adds facts while the state is running. The first final state is kept: the first process to fail knows why."""
-        with self._lock:
-            written = read_status(self.path.parent)
-            if written.get("state", "running") == "running":
-                self.facts = (written or self.facts) | facts
-                self._write()
+        self.merge(facts)
         if "state" in facts:
             with suppress(Exception):
                 self.on_end()
 
+    def merge(self, facts: dict[str, Any]) -> None:
+        """`update` without `on_end`, which may take seconds. A value of None removes the fact."""
+        with self._lock:
+            written = read_status(self.path.parent)
+            if written.get("state", "running") == "running":
+                merged = (written or self.facts) | facts
+                self.facts = {name: value for name, value in merged.items() if value is not None}
+                self._write()
+
     def _write(self) -> None:
         """Ignores a full disk: saving a checkpoint reports it."""
-        temporary = self.path.with_name(f".{STATUS}.{os.getpid()}.tmp")
+        writer = f"{socket.gethostname()}.{os.getpid()}"  # ranks of two containers may have the same process id
+        temporary = self.path.with_name(f".{STATUS}.{writer}.tmp")
         try:
             temporary.write_text(json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
             os.replace(temporary, self.path)
@@ -74,6 +82,17 @@ def record_run_end(state: str, **facts: Any) -> None:
     """Records how the run of this process ended, if there is a run."""
     if _current:
         _current.update(state=state, **facts)
+
+
+def current_folder() -> Path | None:
+    """The folder of this process's run; None before there is one."""
+    return _current.path.parent if _current else None
+
+
+def record_failure_at_once(message: str) -> None:
+    """`record_run_end("failed")` without `on_end`, for a process that may be killed within a second."""
+    if _current:
+        _current.merge({"state": "failed", "message": message})
 
 
 def _now() -> str:

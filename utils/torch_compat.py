@@ -1,5 +1,6 @@
 """Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15."""
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +30,33 @@ def set_process_group_timeout(timeout: timedelta) -> None:
     """Sets the timeout of the default process group. `dist.set_timeout` is public, but missing in torch 2.10."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timeout)
+
+
+def flight_recorder_dumps() -> dict[str, dict[str, Any]]:
+    """{backend: the last collectives of this rank}; empty if torch has no recorder, or it is disabled.
+
+    torch._C._distributed_c10d._dump_fr_trace_json records gloo, _dump_nccl_trace_json NCCL (in builds with NCCL).
+    """
+    dumps = {}
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        dump = getattr(torch._C._distributed_c10d, name, None)
+        content = json.loads(dump() or "{}") if dump else {}
+        if content.get("entries"):
+            dumps[backend] = content
+    return dumps
+
+
+# DistributedDataParallel
+
+
+def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
+    """`DistributedDataParallel._get_ddp_logging_data`; {} if this torch has none.
+
+    rebuilt_bucket_sizes: 'a, b', bytes of parameters. backward_comm_time, backward_compute_comm_overlap_time:
+    nanoseconds of one backward pass, the last one measured: torch measures the first ten, and then each hundredth.
+    """
+    read = getattr(wrapped, "_get_ddp_logging_data", None)
+    return read() if read else {}
 
 
 # GradScaler
@@ -93,6 +121,13 @@ def disable_autocast_in_compiled_backward() -> None:
     torch._functorch.config.backward_pass_autocast = "off"
 
 
+def allow_recompilations(number: int) -> None:
+    """Allows at least this many versions of a function, such as one for each rate of drop-path; by default 8."""
+    import torch._dynamo.config as config
+
+    config.recompile_limit = max(config.recompile_limit, number)
+
+
 def graph_backend(forward: Callable, backward: Callable) -> Callable:
     """A backend for `torch.compile`. Each compiler takes (FX graph of ATen ops, inputs) and returns a callable."""
     from functorch.compile import make_boxed_func
@@ -110,6 +145,14 @@ def graph_backend(forward: Callable, backward: Callable) -> Callable:
 def in_backward_pass() -> bool:
     """Whether this thread is executing a backward pass, which includes the recomputation of activations."""
     return torch._C._current_graph_task_id() != -1
+
+
+def backward_in_function_mode(scalars: list[torch.Tensor]) -> None:
+    """`torch.autograd.backward`, which leaves each `TorchFunctionMode`, so that recomputed ops would not reach it."""
+    gradients = tuple(map(torch.ones_like, scalars))
+    torch.autograd.graph._engine_run_backward(
+        tuple(scalars), gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def next_sequence_number() -> int:

@@ -10,6 +10,7 @@ from configs.schema.evaluation import Evaluation
 from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
+from configs.schema.parallel import Parallel
 from configs.schema.train import Train
 from configs.section import Names, Path, Section
 from utils.errors import did_you_mean
@@ -48,6 +49,7 @@ class Config(Section):
     model: AnyModel = ViT()
     loss: Loss = Loss()
     train: Train = Train()
+    parallel: Parallel = Parallel()
 
     @field_validator("name")
     @classmethod

@@ -14,6 +14,13 @@ class Data(Section):
     unsupported: ClassVar = {"DECODE": ("decoding on a GPU", "host")}  # in option files of earlier versions
 
     batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=10**9,
+        description="images per optimizer step over all devices: the accumulation steps follow from it, and an epoch "
+        "has whole steps only; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
+    )
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
     dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")

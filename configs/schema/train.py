@@ -59,7 +59,12 @@ class Train(Augmentation, Distillation):
         None, ge=1, description="multiplies them by the square root of global batch size / this value; null: by 1"
     )
     grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
-    accum_iter: int = Field(1, ge=1, description="gradient accumulation steps: forward passes per optimizer step")
+    accum_iter: int = Field(
+        1,
+        ge=1,
+        description="gradient accumulation steps: forward passes per optimizer step; not used with "
+        "DATA.GLOBAL_BATCH_SIZE",
+    )
     compile: Literal["none", "default", "model", "max"] = Field(
         "none",
         description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "

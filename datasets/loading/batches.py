@@ -25,7 +25,7 @@ class BatchSource(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of the data set. Those that do not fill a batch on every rank are dropped in an epoch."""
+        """Samples of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch."""
 
     @property
     def prefetched_batches(self) -> int:
@@ -74,8 +74,9 @@ def build_train_batches(
     context: ProcessContext,
     timeout_seconds: float,
     bad_images: BadImageList | None = None,
+    batches_per_step: int = 1,
 ) -> BatchSource:
-    """The training batches of this rank."""
+    """The training batches of this rank. An epoch has a multiple of `batches_per_step` batches."""
     reader = BatchReader(samples, data, build_host_transform(data, train, seed))
     sampler = TrainSampler(
         len(samples),
@@ -85,6 +86,7 @@ def build_train_batches(
         context.rank,
         context.world_size,
         repeats=data.repeated_augmentation,
+        batches_per_step=batches_per_step,
         balanced_targets=samples.targets if data.balanced_sampling else None,
     )
     return MapBatches(reader, sampler, context, timeout_seconds, bad_images)

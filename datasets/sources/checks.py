@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.image_files import ImageFiles
@@ -46,13 +47,18 @@ def find_single_class(samples: Samples) -> list[str]:
     return [f"{root}: contains only one folder, {name}; give the folder that contains all classes"]
 
 
-def find_too_few_samples(num_samples: int, dataset: str, batch_size: int, world_size: int) -> list[str]:
-    """A finding if the training samples do not fill one batch on every rank."""
-    if num_samples >= batch_size * world_size:
+def find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
+    """A finding if the training samples do not fill one batch on every rank, or one global batch."""
+    if data.global_batch_size and num_samples < data.global_batch_size:
+        return [
+            f"{data.dataset}: {num_samples} training samples do not fill one global batch of {data.global_batch_size}; "
+            "lower DATA.GLOBAL_BATCH_SIZE"
+        ]
+    if num_samples >= data.batch_size * world_size:
         return []
     return [
-        f"{dataset}: {num_samples} training samples do not fill one batch of {batch_size} on {world_size} device(s); "
-        "lower -batch_size"
+        f"{data.dataset}: {num_samples} training samples do not fill one batch of {data.batch_size} on {world_size} "
+        "device(s); lower -batch_size"
     ]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from datasets.sources.listing import Listing
 
 _MAX_FOLDERS, _MAX_FILES, _MAX_ACCESS_CHECKS = 10_000, 20_000, 10_000
+_FEW_FILES = 20
 
 T = TypeVar("T")
 
@@ -37,6 +38,12 @@ def check_files(listing: Listing) -> FileProblems:
     denied = [index for index in candidates if index not in known and not os.access(_path(listing, index), os.R_OK)]
     unreadable = [index for index in denied if os.path.isfile(_path(listing, index))]
     return FileProblems(sorted(known.union(denied).difference(unreadable)), unreadable, num_checked)
+
+
+def check_some_files(listing: Listing) -> list[int]:
+    """The indices of missing files, of at most 20 that are checked."""
+    candidates = _at_intervals(range(len(listing.paths)), _FEW_FILES)
+    return [index for index in candidates if not os.path.isfile(_path(listing, index))]
 
 
 def _missing_files(listing: Listing) -> tuple[list[int], int]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
-from datasets.sources.file_checks import check_files
+from datasets.sources.file_checks import check_files, check_some_files
 from datasets.sources.listing import Listing
 from datasets.sources.mapped_arrays import share_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
@@ -59,12 +59,16 @@ class ImageFiles(EncodedImages):
                 f"{listing.file}: checked that {problems.num_checked} of {len(self)} files exist; the others are "
                 "checked when they are read"
             )
-        missing = [
-            f"{listing.location(index)}: {shorten(listing.paths[index])} is not a file in {listing.root}; write paths "
-            "relative to it"
-            for index in problems.missing
-        ]
+        missing = [self._not_a_file(index) for index in problems.missing]
         unreadable = [
             f"{self.name(index)}: this user may not read it; change its permissions" for index in problems.unreadable
         ]
         return missing + unreadable
+
+    def check_some_files(self) -> list[str]:
+        return [self._not_a_file(index) for index in check_some_files(self.listing)]
+
+    def _not_a_file(self, index: int) -> str:
+        listing = self.listing
+        path = shorten(listing.paths[index])
+        return f"{listing.location(index)}: {path} is not a file in {listing.root}; write paths relative to it"

@@ -79,6 +79,10 @@ class Samples:
         """Findings about missing and unreadable files, without reading any; adds a note if not all are checked."""
         return []
 
+    def check_some_files(self) -> list[str]:
+        """Findings of a few calls that show whether this host has the files at all."""
+        return []
+
 
 class EncodedImages(Samples):
     """Images that are stored encoded, such as JPEG files. `grey_range` is that of `open_image`."""

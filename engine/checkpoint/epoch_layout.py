@@ -8,13 +8,18 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The values that determine the order of samples; they must be equal for a bit-exact resume."""
+    """The values that determine the order of samples; they must be equal for a bit-exact resume.
+
+    Without `whole_steps`, the last step of an epoch may have fewer micro-batches. With it (DATA.GLOBAL_BATCH_SIZE) the
+    samples of every step are a function of (samples, global batch size, seed, epoch, repeats) alone.
+    """
 
     samples: int
     batch_size: int  # of one micro-step, over all ranks
     accum_iter: int
     seed: int
     repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION); checkpoints of earlier versions: 1
+    whole_steps: bool = False
 
     @property
     def global_batch_size(self) -> int:
@@ -22,11 +27,25 @@ class EpochLayout:
 
     @property
     def batches_per_epoch(self) -> int:
-        return self.samples // self.batch_size
+        batches = self.samples // self.batch_size
+        return batches - batches % self.accum_iter if self.whole_steps else batches
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.batches_per_epoch // self.accum_iter)
+
+    def describe(self, world_size: int) -> str:
+        """'256 = batch size 32 x 2 ranks x 4 accumulation steps'."""
+        factors = f"batch size {self.batch_size // world_size} x {world_size} rank(s) x {self.accum_iter} accumulation"
+        return f"{self.global_batch_size} = {factors} step(s)"
+
+    def changed_global_batch(self, checkpoint: dict[str, Any]) -> str | None:
+        """A line if the global batch size is not that of the checkpoint; the learning rate may no longer fit."""
+        before = EpochLayout(**checkpoint["geometry"]).global_batch_size
+        if before == self.global_batch_size:
+            return None
+        keep = f"DATA.GLOBAL_BATCH_SIZE={before} keeps it"
+        return f"the global batch size is {self.global_batch_size}, before {before}; {keep} on any number of ranks"
 
     def steps_done(self, checkpoint: dict[str, Any]) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.
@@ -56,6 +75,7 @@ class EpochLayout:
                 f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
                 f"global batch size {self.global_batch_size}; choose devices, -batch_size and -accum_iter whose "
                 f"product divides {used} (before: batch size {saved.batch_size} over all devices, -accum_iter "
-                f"{saved.accum_iter}), {alternative}"
+                f"{saved.accum_iter}; DATA.GLOBAL_BATCH_SIZE={saved.global_batch_size} keeps that global batch size), "
+                f"{alternative}"
             )
         return min(used // self.global_batch_size, self.steps_per_epoch)

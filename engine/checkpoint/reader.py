@@ -9,16 +9,19 @@ import torch
 
 from configs.yaml_io import format_value, parse_value, write_yaml
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.forms import BEST, checkpoints_by_progress, find_form, is_checkpoint, modified_time
 from engine.checkpoint.run_folder import is_run_folder
 from engine.checkpoint.trained_on import is_description
 from models.weights.read import checked_archive_bytes, has_backing_storage
+from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import iter_tensors, verify_checksum
+from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError
+from utils.json_content import StoredTensor
 from utils.metrics import NUM_SUMS
+from utils.shard_folder import SHARDS
 
 FORMAT = 6
-LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
-PERIODIC = "epoch-*.pth"
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
@@ -40,12 +43,14 @@ def find_checkpoint(
     lock: Callable[[Path], Any] = lambda folder: None,
     is_candidate: Callable[[Path], bool] = lambda folder: True,
     best_first: bool = False,
+    load: Callable[[Path], dict[str, Any]] | None = None,
 ) -> FoundCheckpoint | None:
     """The checkpoint that `-resume` names.
 
-    A file: that file. The folder of a run: its most recent valid checkpoint; with `best_first`, as evaluations need it,
-    `best.pth` if that is valid. 'auto': that of the most recent run in `output` for which `is_candidate` is true and
-    which has a valid checkpoint, or None if there is none yet. `lock` is called with a run's folder before it is read.
+    A file, or a folder of shards: that one. The folder of a run: its most recent valid checkpoint; with `best_first`,
+    as evaluations need it, the best one if that is valid. 'auto': that of the most recent run in `output` for which
+    `is_candidate` is true and which has a valid checkpoint, or None if there is none yet. `lock` is called with a run's
+    folder before it is read. load: reads a checkpoint, default `load_checkpoint`.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
@@ -56,17 +61,17 @@ def find_checkpoint(
         if not folders:
             return None
     else:
-        folders = [named] if named.is_dir() else [named.parent] if named.is_file() else []
-    notes: list[str] = []
+        folders = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
+    load, notes = load or load_checkpoint, []
     for folder in folders:
         if is_run_folder(folder):
             lock(folder)
-        paths = _checkpoints_by_progress(folder)
+        paths = checkpoints_by_progress(folder)
         if best_first:
-            paths.sort(key=lambda path: path.name != BEST)
-        for path in [named] if named and named.is_file() else paths:
+            paths.sort(key=lambda path: path.stem != Path(BEST).stem)
+        for path in [named] if named and is_checkpoint(named) else paths:
             try:
-                return FoundCheckpoint(path, load_checkpoint(path), notes)
+                return FoundCheckpoint(path, load(path), notes)
             except UserError as error:
                 notes.append(str(error))
     if not notes:
@@ -76,34 +81,56 @@ def find_checkpoint(
 
 def _runs_newest_first(output: Path) -> list[Path]:
     """The folders of runs that have a checkpoint."""
-    checkpoints = {folder: _checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
+    checkpoints = {folder: checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
     newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
     return sorted(newest, key=newest.__getitem__, reverse=True)
 
 
-def _checkpoints_by_progress(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the furthest first. File times are not used: copying may change them."""
-    periodic = sorted(folder.glob(PERIODIC), reverse=True)
-    return [path for path in (folder / LAST, folder / PREVIOUS, *periodic, folder / BEST) if path.is_file()]
-
-
-def modified_time(path: Path) -> int:
+def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
+    """On the main process the `best` entry of a folder's best checkpoint, None if there is no valid one; a collective
+    call.
+    """
+    path = broadcast_object(find_form(folder / BEST), context)
+    if path.suffix != SHARDS and not context.is_main:
+        return None
     try:
-        return path.stat().st_mtime_ns
-    except OSError:  # deleted by another process
-        return 0
-
-
-def read_best(folder: Path) -> dict[str, Any] | None:
-    """The `best` entry of a folder's `best.pth`; None if there is no valid one."""
-    try:
-        return load_checkpoint(folder / BEST)["best"]
+        return open_checkpoint(path, context)["best"]
     except UserError:
         return None
 
 
+def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
+    """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a folder of shards: `StoredTensor`.
+
+    A collective call for such a folder: each rank verifies a share of it, and all ranks return or raise alike.
+
+    Raises:
+        UserError: as `load_checkpoint`.
+    """
+    if path.suffix != SHARDS:
+        return load_checkpoint(path)
+    state, problem = {}, None
+    try:
+        state = _open_shards(path, context.rank, context.world_size)
+    except UserError as error:
+        problem = str(error)
+    if first := next(filter(None, gather_objects(problem, context)), None):
+        raise UserError(first)
+    return state
+
+
+def _open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    state = open_shards(folder, rank, world_size)
+    if isinstance(state.get("sums"), StoredTensor):
+        state["sums"] = read_stored(state["sums"])
+    if state.get("format") != FORMAT:
+        raise UserError(f"{folder}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
+    _check_content(folder, state, StoredTensor)
+    return state
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file.
+    """Reads a checkpoint that `CheckpointWriter` or `ShardWriter` wrote; runs no code of the file.
 
     Raises:
         UserError: the file is damaged, of another program or format, or holds non-finite weights.
@@ -113,6 +140,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with -pretrained={path} "
             "and -last_epoch"
         )
+    if path.suffix == SHARDS:
+        return read_stored(_open_shards(path))
     try:
         verify_checksum(path, required=True)
     except OSError as error:
@@ -161,7 +190,8 @@ def _upgrade_from_5(state: dict[str, Any]) -> None:
         state["best"] |= {"loss": None}
 
 
-def _check_content(path: Path, state: dict[str, Any]) -> None:
+def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
+    """tensor_type: of weights; those that are still stored were found to be finite when they were verified."""
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
     if wrong:
         raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")
@@ -169,11 +199,11 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
     for key in ("model", "ema"):
         for name, tensor in (state[key] or {}).items():
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, tensor_type):
                 raise UserError(
                     f"{path}: is not a checkpoint of this program: {key} {format_value(name)} is not a tensor"
                 )
-            if not tensor.isfinite().all():
+            if isinstance(tensor, torch.Tensor) and not tensor.isfinite().all():
                 raise UserError(
                     f"{path}: contains NaN or infinite values in {key} {format_value(name)}; use an earlier checkpoint"
                 )

@@ -1,7 +1,13 @@
-"""When a run saves inside an epoch, and when it stops early: after steps, after minutes, on signals."""
+"""When a run saves inside an epoch, and when it stops early: after steps, after minutes, on signals.
+
+The exchange that the ranks need for it carries their times of a step, too.
+"""
 
 import math
 import time
+from collections.abc import Sequence
+
+import torch
 
 from utils.distributed import DelayedMax, ProcessContext
 from utils.signals import Interrupted, PendingSignal
@@ -12,7 +18,8 @@ _SAVE = 1  # a request of the main process; that of a signal is _SAVE + its numb
 class SaveTrigger:
     """Called after every step and every evaluation batch on all ranks; it returns the same answer on all of them.
 
-    `signals` receives the signals of this process (see `utils.signals.defer_signals`).
+    `signals` receives the signals of this process (see `utils.signals.defer_signals`). `rank_seconds` (ranks, 2) are
+    the times that the ranks gave one call before the last; None if they gave none.
     """
 
     def __init__(
@@ -25,7 +32,10 @@ class SaveTrigger:
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self.is_main = context.is_main
         self.signals = PendingSignal()
+        self.rank_seconds: torch.Tensor | None = None
+        self._rank, self._world_size = context.rank, context.world_size
         self._max_over_ranks = DelayedMax(context, timeout_seconds)
+        self._gave_seconds = False
         self._next_save = self._due_time()
 
     def _due_time(self) -> float:
@@ -35,8 +45,10 @@ class SaveTrigger:
         """Restarts the timer."""
         self._next_save = self._due_time()
 
-    def should_save(self, steps_done: int | None = None) -> bool:
+    def should_save(self, steps_done: int | None = None, seconds: Sequence[float] | None = None) -> bool:
         """Whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
+
+        seconds: of this rank in the step: waiting for data, in the forward pass. All ranks give them, or none.
 
         Raises:
             Interrupted: any rank received a signal: save, then exit.
@@ -45,8 +57,21 @@ class SaveTrigger:
         if is_time:
             self._next_save = math.inf  # requests once
         number = self.signals.number
-        request = self._max_over_ranks.exchange(_SAVE + number if number else _SAVE if is_time else 0)
+        request = self._exchange(_SAVE + number if number else _SAVE if is_time else 0, seconds)
         if request > _SAVE:
             raise Interrupted(request - _SAVE)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
         return is_step or request == _SAVE
+
+    def _exchange(self, request: int, seconds: Sequence[float] | None) -> int:
+        """The greatest request of the previous call; sets `rank_seconds`. Every rank fills its own two places."""
+        values = torch.zeros(1 + 2 * self._world_size, dtype=torch.float64)
+        values[0] = request
+        if seconds is not None:
+            values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
+        gave_seconds, self._gave_seconds = self._gave_seconds, seconds is not None
+        maxima = self._max_over_ranks.exchange(values)
+        if maxima is None:
+            return 0
+        self.rank_seconds = maxima[1:].view(-1, 2) if gave_seconds else None
+        return int(maxima[0])

@@ -20,8 +20,10 @@ from configs.weight_options import OPTIONS_ENTRY
 from configs.yaml_io import parse_value
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
+from models.weights.shards import read_content
 from utils.atomic_file import atomic_write
 from utils.safetensors_metadata import read_metadata
+from utils.shard_folder import SHARDS
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")
@@ -149,7 +151,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
     return {entry: json.loads(metadata[entry]) for entry in _DESCRIPTION}, json.loads(metadata[OPTIONS_ENTRY])
 
 
-_READERS = {".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
+def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
+    content = read_content(folder)
+    return {entry: content.get(entry) for entry in _DESCRIPTION}, parse_value(content["options"])
+
+
+_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
 
 
 def resolve_path(path: Any) -> str | None:

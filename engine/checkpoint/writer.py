@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.reader import BEST, FORMAT, LAST, PERIODIC, PREVIOUS, modified_time
+from engine.checkpoint.forms import (
+    BEST,
+    FILE,
+    LAST,
+    PREVIOUS,
+    remove_checkpoint,
+    remove_old,
+    remove_temporary,
+    retire_other_form,
+    shards_of,
+)
+from engine.checkpoint.reader import FORMAT
 from utils.atomic_file import atomic_save, link_or_copy, tensor_bytes
 
 
@@ -23,8 +34,7 @@ class CheckpointWriter:
         self.folder, self.keep, self.on_written = folder, keep, on_written
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None
-        for temporary_file in folder.glob(".*.pth.tmp"):  # of a run that was killed while saving
-            temporary_file.unlink()
+        remove_temporary(folder)
 
     def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
         """Writes `last.pth`; the same file also becomes `best.pth` and `<periodic>.pth` if those are due.
@@ -34,10 +44,10 @@ class CheckpointWriter:
         """
         self.wait()
         content = {"format": FORMAT} | state
-        if tensor_bytes(content) > _available_bytes() / 2:
+        if tensor_bytes(content) > available_bytes() / 2:
             self._write(content, is_best, periodic)
         else:
-            self._pending = self._thread.submit(self._write, _copy_to_host(content), is_best, periodic)
+            self._pending = self._thread.submit(self._write, copy_to_host(content), is_best, periodic)
 
     def wait(self) -> None:
         """Waits until all files are written. Raises the error of the background thread."""
@@ -53,25 +63,27 @@ class CheckpointWriter:
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None) -> None:
         last = self.folder / LAST
         atomic_save(last, content, previous=self.folder / PREVIOUS)
-        if is_best:
-            link_or_copy(last, self.folder / BEST)
+        retire_other_form(self.folder, FILE)
+        names = [BEST] if is_best else []
+        names += [f"{periodic}.pth"] if periodic and self.keep else []
+        for name in names:
+            link_or_copy(last, self.folder / name)
+            remove_checkpoint(shards_of(self.folder / name))
         if periodic and self.keep:
-            link_or_copy(last, self.folder / f"{periodic}.pth")
-            for old in sorted(self.folder.glob(PERIODIC), key=modified_time, reverse=True)[self.keep :]:
-                old.unlink(missing_ok=True)
+            remove_old(self.folder, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)
 
 
-def _copy_to_host(content: Any) -> Any:
+def copy_to_host(content: Any) -> Any:
     """A copy in host memory, which training does not change."""
     if isinstance(content, torch.Tensor):
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
-        return {key: _copy_to_host(value) for key, value in content.items()}
-    return type(content)(map(_copy_to_host, content)) if isinstance(content, list | tuple) else content
+        return {key: copy_to_host(value) for key, value in content.items()}
+    return type(content)(map(copy_to_host, content)) if isinstance(content, list | tuple) else content
 
 
-def _available_bytes() -> float:
+def available_bytes() -> float:
     """Free host memory without swapping, within the limit of the job's control group; 0 if it is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -6,10 +6,10 @@ from typing import Any
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.reader import BEST
+from engine.checkpoint.forms import BEST, find_form
 from engine.evaluation.file_names import TEST_EVALUATION
 from engine.telemetry.reporter import validation_line
-from engine.training.build import EvalModel, build_eval_files, build_eval_model
+from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_report import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
 from utils.distributed import broadcast_object
@@ -17,7 +17,7 @@ from utils.errors import UserError
 
 
 def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | None) -> dict[str, Any]:
-    """Evaluates `best.pth`, of epoch `epoch`; a collective call.
+    """Evaluates the best checkpoint, of epoch `epoch`; a collective call.
 
     Writes the evaluation files of the validation, unless the run had the time, and those of the held-out test images if
     there are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
@@ -26,7 +26,8 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
     if is_written and test is None:
         return {}
-    built = build_eval_model(config.with_model(pretrained=str(run.folder / BEST)), context)
+    best = broadcast_object(find_form(run.folder / BEST), context)
+    built = build_eval_model(config.with_model(pretrained=str(best)), context)
     if not is_written:
         _evaluate_validation(trainer, built, epoch)
     return {} if test is None else {"test": _evaluate_test(config, trainer, built, epoch, test)}
@@ -34,7 +35,8 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
 
 def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None:
     run = trainer.run
-    run.logger.info(f"----- Evaluation of {BEST}, epoch {epoch}, for {run.eval_files.folder}")
+    name = find_form(run.folder / BEST).name
+    run.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {run.eval_files.folder}")
     metrics, results = built.evaluator.evaluate(built.compute, run.val_batches)
     if trainer.report:
         trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
@@ -52,7 +54,7 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
         run.logger.info(f"----- Warning: test images: {error}")
         return {"error": str(error)}
     seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {BEST}, "
+    title = f"Epoch {epoch}, {find_form(run.folder / BEST).name}, "
     run.logger.info(validation_line(title, metrics, run.num_classes, len(test), seconds, split="Test"))
     if context.is_main:
         files = build_eval_files(config, test, built.evaluator, run.folder, TEST_EVALUATION)

@@ -13,7 +13,8 @@ from engine.commands.open_evaluation import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.telemetry.flops import forward_flops
 from engine.telemetry.loggers.group import check_loggers
-from engine.training.build import build_eval_model, build_run
+from engine.training.build import build_run
+from engine.training.eval_model import build_eval_model
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from utils.distributed import ProcessContext
@@ -54,10 +55,10 @@ def _build_training(
     options = config.with_model(pretrained=None) if found else config
     run = build_run(options, samples, context, folder, logger)
     restore(run, found.state if found else None)
-    logger.info(f"global batch size: {run.layout.global_batch_size}")
+    logger.info(f"global batch size: {run.layout.describe(context.world_size)}")
     logger.info(f"steps per epoch: {run.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {run.state.schedule.peak_lr:.3g}")
-    return config, run.state.precision.weights.master
+    return config, run.state.meta_model
 
 
 def _build_evaluation(

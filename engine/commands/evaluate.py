@@ -10,7 +10,7 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.report.page import write_report
 from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
-from engine.training.build import build_eval_files
+from engine.training.eval_model import build_eval_files
 from utils.distributed import ProcessContext
 
 

@@ -7,17 +7,15 @@ import sys
 from pathlib import Path
 
 from configs.command_line import Command
-from utils.launch import torchrun_processes
+from utils.launcher import launcher_words
 
 _PROJECT = Path(__file__).parents[2]
 
 
 def next_command(command: Command, *flags: str) -> str:
     """The command line with these flags for the script, the launcher and the number of processes of `command`."""
-    torchrun = torchrun_processes()
-    start = ["-m", "torch.distributed.run", f"--nproc_per_node={torchrun}"] if torchrun else []
     processes = [f"-ngpus={command.num_processes}"] if command.num_processes else []
-    return shlex.join([_python(), *start, _from_here(_PROJECT / command.script), *processes, *flags])
+    return shlex.join([*launcher_words(_python()), _from_here(_PROJECT / command.script), *processes, *flags])
 
 
 def _python() -> str:

@@ -10,7 +10,7 @@ from datasets.sources.samples import Samples
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
-from engine.training.build import build_eval_model
+from engine.training.eval_model import build_eval_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger

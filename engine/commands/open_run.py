@@ -10,8 +10,9 @@ from configs.compare import experiment_mismatch, non_default_lines
 from configs.layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
-from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, load_checkpoint
+from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
+from engine.commands.shared_folder import check_same_checkpoint, check_shared
 from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
@@ -52,7 +53,7 @@ def find_on_all_ranks(
     logger: RunLogger,
     lock: Callable[[Path], Any] = lambda folder: None,
 ) -> FoundCheckpoint | None:
-    """The checkpoint that `-resume` names: the main process searches, the other ranks read the same file.
+    """The checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
 
     Of a run's folder, an evaluation or a prediction takes `best.pth`.
 
@@ -67,13 +68,15 @@ def find_on_all_ranks(
             logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
         return not mismatch
 
-    found = None
+    def load(path: Path) -> dict[str, Any]:
+        return _open_together(broadcast_object(path, context), context)
+
     if context.is_main:
         best_first = config.eval.enabled
-        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first)
-    path = broadcast_object(found.path if found else None, context)
-    if path is not None and not context.is_main:
-        found = FoundCheckpoint(path, load_checkpoint(path), [])
+        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first, load)
+        broadcast_object(None, context)
+    else:
+        found = _follow_main(context)
     for note in found.notes if found else []:
         logger.info(f"----- Resume: skipped: {note}")
     if found:
@@ -81,17 +84,50 @@ def find_on_all_ranks(
     return found
 
 
+def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
+    """Reads what the main process reads, until it has found a valid checkpoint. All ranks verify shards together."""
+    found = error = None
+    while path := broadcast_object(None, context):
+        try:
+            found, error = FoundCheckpoint(path, _open_together(path, context), []), None
+        except UserError as refused:
+            found, error = None, refused
+    if error:
+        raise error
+    return found
+
+
+def _open_together(path: Path, context: ProcessContext) -> dict[str, Any]:
+    check_same_checkpoint(path, context)
+    return open_checkpoint(path, context)
+
+
 def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "") -> Path:
-    """Creates the folder of a new run, and writes its log and options to it."""
+    """Creates the folder of a new run, and writes its log and options to it.
+
+    Raises:
+        UserError: it cannot be created, or another host does not see it.
+    """
     name = prefix + command.run_name
     folder = make_run_folder(Path(command.config.save), name) if context.is_main else None
     folder = broadcast_object(folder, context)
-    enter_folder(folder, command, context, logger, steps_done=0)
+    try:
+        enter_folder(folder, command, context, logger, steps_done=0)
+    except UserError:
+        if context.is_main:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        raise
     return folder
 
 
 def enter_folder(folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int) -> None:
-    """Writes the log and the options of a run, which starts after `steps_done` steps, to its folder."""
+    """Writes the log and the options of a run, which starts after `steps_done` steps, to its folder.
+
+    Raises:
+        UserError: another host does not see the folder.
+    """
+    check_shared(folder, context)
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
         _write_recipe(folder, command)
@@ -110,8 +146,9 @@ def _write_recipe(folder: Path, command: Command) -> None:
         atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line([f"-cfg={command.recipe}"]).config))
 
 
-def begin_status(folder: Path, context: ProcessContext) -> RunStatus:
-    status = RunStatus(folder, context.world_size)
+def begin_status(folder: Path, context: ProcessContext, resume: str | None = None) -> RunStatus:
+    """resume: the command that resumes the run."""
+    status = RunStatus(folder, context.world_size, resume)
     if context.is_main:
         status.begin()
     return status

@@ -69,7 +69,8 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
 def _model_fixes(shortage: Shortage, config: Config, flag: str) -> list[str]:
     """Options that reduce the memory of the model's computation."""
     if flag == "-batch_size":
-        fixes = ["lower -batch_size and raise -accum_iter"]
+        follows = config.data.global_batch_size  # the accumulation steps follow from it
+        fixes = ["lower -batch_size" if follows else "lower -batch_size and raise -accum_iter"]
         if not config.model.grad_checkpointing:
             fixes.append("set MODEL.GRAD_CHECKPOINTING=true")
     else:

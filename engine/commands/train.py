@@ -20,6 +20,7 @@ from engine.training.run_data import read_run_data
 from engine.training.snapshot import restore
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
+from utils.launcher import launcher_note
 from utils.signals import Interrupted
 
 
@@ -51,6 +52,8 @@ def _open_trainer(
         the trainer, the completed options, and the held-out test images if there are any.
     """
     logger, config = start_log(command, context), command.config
+    if note := launcher_note():
+        logger.info(f"----- {note}")
     if context.is_main:
         check_loggers(config.loggers)
     # Lock before reading: the previous run may still be writing.
@@ -73,7 +76,8 @@ def _open_trainer(
         run = run.in_folder(folder)
     if context.is_main:
         write_classes(folder, run.description)
-    trainer = Trainer(run, begin_status(folder, context), position)
+    resume = next_command(command, f"-resume={folder}")
+    trainer = Trainer(run, begin_status(folder, context, resume), position)
     if trainer.report:
         trainer.status.on_end = lambda: trainer.report.update(now=True)
     return trainer, config, samples.test
@@ -93,9 +97,9 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
     elif result.get("stopped_early"):
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
-        outcome = {"state": "finished", "stopped_early": True, "reason": result["reason"]}
+        outcome = {"state": "finished", "stopped_early": True, "reason": result["reason"], "resume": None}
     else:
-        outcome = {"state": "finished"}
+        outcome = {"state": "finished", "resume": None}
     name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
     if score is not None:
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")

@@ -63,11 +63,16 @@ class Evaluator:
             )
         return metrics, results
 
-    @torch.inference_mode()
     def classify(
         self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None] = lambda: None
     ) -> SampleResults | None:
         """The results of all samples on the main process, None on the others; a collective call."""
+        with self.strategy.evaluation(model):
+            return self._classify(model, batches, top_k, after_batch)
+
+    def _classify(
+        self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None]
+    ) -> SampleResults | None:
         model.eval()
         self.strategy.sync_buffers(model)
         parts: list[dict[str, torch.Tensor]] = []

@@ -11,11 +11,13 @@ from timm.layers import DropPath
 from torch import nn
 
 from configs.schema import Train
+from engine.parallel.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.torch_compat import allow_recompilations
 
 
-def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> str | None:
+def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_sharded: bool = False) -> str | None:
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
@@ -24,19 +26,29 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext) -> 
     product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
     torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
 
+    A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
+    Marking a module compiles nothing yet, so the model may be sharded before.
+
     Raises:
         UserError: no working compiler.
     """
     if options.compile == "none":
         return None
     _check_compiler(context.device)
-    blocks = list(getattr(model, "blocks", ()))
     same_structure = not any(isinstance(module, DropPath) for module in model.modules())
+    mode = _whole_model_mode(options, context)
+    if is_sharded:
+        blocks = blocks_of(model) or [model]
+        if not same_structure:
+            allow_recompilations(len(blocks))
+        for block in blocks:
+            block.compile(dynamic=False, mode=mode)
+        return f"{len(blocks)} blocks{f', {mode}' if mode else ''}"
+    blocks = list(getattr(model, "blocks", ()))
     if options.compile == "default" and blocks and same_structure:
         for block in blocks:
             block.compile(dynamic=False)
         return f"{len(blocks)} blocks"
-    mode = _whole_model_mode(options, context)
     model.compile(dynamic=False, mode=mode)
     return f"the whole model{f', {mode}' if mode else ''}"
 

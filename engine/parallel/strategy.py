@@ -1,23 +1,62 @@
 """How the processes of a run share the work of a training step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from utils.distributed import ProcessContext
-from utils.torch_compat import tree_leaves
+
+@dataclass(frozen=True)
+class Sharding:
+    """The precision in which a sharded model computes.
+
+    half: dtype to which gathered parameters are cast; None: they stay in fp32. fp32_modules: the types of modules that
+    are not cast.
+    """
+
+    half: torch.dtype | None
+    fp32_modules: tuple[type[nn.Module], ...]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The exchange of gradients in one step. None: this torch does not tell.
+
+    dtype: in which gradients are exchanged. bytes_per_step: gradients that each rank contributes; a ring sends nearly
+    twice as many. hidden_seconds: the part of `seconds` during the backward pass.
+    """
+
+    dtype: str
+    bytes_per_step: int
+    buckets: int | None
+    seconds: float | None
+    hidden_seconds: float | None
 
 
 class Strategy:
     """The interface of all strategies. The default methods are those of a single process.
 
     The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
+
+    Attributes:
+        is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every
+            pass of the model, and the states consist of `DTensor`s.
     """
+
+    is_sharded = False
+
+    def shard(self, model: nn.Module, average: nn.Module | None, sharding: Sharding) -> str:
+        """Shards the fp32 `model` and the `average` of its weights in place, before the optimizer is built.
+
+        Called if `is_sharded`. Returns a description for the log.
+
+        Raises:
+            UserError: the model cannot be sharded.
+        """
+        raise NotImplementedError
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
         """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
@@ -31,8 +70,21 @@ class Strategy:
         """The global L2 norm () of the gradients."""
         return nn.utils.get_total_norm(gradients)
 
+    def evaluation(self, model: nn.Module) -> AbstractContextManager:
+        """The context of passes of `model` without backward passes."""
+        return torch.inference_mode()
+
+    def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
+        """Registers the parameters that the passes of `model` use with its modules: of a sharded model, a part of them
+        in each iteration. A collective call."""
+        yield
+
     def sync_buffers(self, model: nn.Module) -> None:
         """Before an evaluation: rank 0's buffers (running statistics) on every rank."""
+
+    def communication(self, wrapped: nn.Module) -> Communication | None:
+        """The exchange of gradients so far, for a profile; None: no figures."""
+        return None
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return model.state_dict()
@@ -57,42 +109,3 @@ class Strategy:
 
 class Single(Strategy):
     """One process."""
-
-
-class DDP(Strategy):
-    """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
-        device_ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-        _rebuild_buckets(wrapped, model, images)
-        return wrapped
-
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
-        return wrapped.no_sync()
-
-    def sync_buffers(self, model: nn.Module) -> None:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
-def build_strategy(context: ProcessContext) -> Strategy:
-    return Single() if context.world_size == 1 else DDP(context.device)
-
-
-def _rebuild_buckets(wrapped: nn.Module, model: nn.Module, images: torch.Tensor) -> None:
-    """Runs and discards two passes, so that the first step sums gradients in the same order as all later steps.
-
-    DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last bits
-    of the sums, so that a resumed run would differ from an uninterrupted one.
-    """
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    for _ in range(2):
-        outputs = tree_leaves(wrapped(images))  # a distilled model has two
-        sum(output.sum() for output in outputs).backward()
-    model.zero_grad(set_to_none=True)
-    for buffer, before in zip(model.buffers(), buffers, strict=True):
-        buffer.copy_(before)

@@ -79,8 +79,9 @@ class LossScaler(torch.amp.GradScaler):
         divisor = scale
         if max_norm:  # the formula of clip_grad_norm_, with all terms multiplied by the scale
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
+        divisor = divisor.to(parameters[0].device)  # the host's with PARALLEL.OFFLOAD
         if torch_compat.unscales_in_step(optimizer):
-            optimizer.grad_scale, optimizer.found_inf = divisor, self._overflow
+            optimizer.grad_scale, optimizer.found_inf = divisor, self._overflow.to(divisor.device)
             try:
                 optimizer.step()
             finally:

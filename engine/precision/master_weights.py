@@ -12,7 +12,7 @@ from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
 _ALIGNMENT = 16  # elements
 
 
@@ -21,7 +21,7 @@ def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Mo
 
     With `include_norms`, norms and buffers are in half too, except batch norms: running statistics need fp32.
     """
-    fp32_modules = (BatchNorm,) if include_norms else _NORMS
+    fp32_modules = (BatchNorm,) if include_norms else NORMS
     memo = {}
     for module in model.modules():
         shared = isinstance(module, fp32_modules)

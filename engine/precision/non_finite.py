@@ -1,6 +1,6 @@
 """Finds the first module of a pass that returns an infinite or NaN value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.sharded import local_tensor
 from utils.torch_compat import tree_leaves
 
 
@@ -25,13 +26,17 @@ class Origin:
 IMAGES = Origin("the images")
 
 
-def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin | None:
+def first_non_finite(
+    model: nn.Module, run_pass: Callable[[], object], gathered: Iterable[None] = (None,)
+) -> Origin | None:
     """Hooks into `model` while `run_pass` runs its forward and backward pass; None if every value is finite.
 
     A module is the origin if its inputs are finite and its outputs are not; in the backward pass, if the gradients of
     its outputs are finite and those of its inputs or parameters are not. The innermost such module is returned.
+
+    `gathered`: `Strategy.gather_in_turn(model)`, if the model may be sharded.
     """
-    hooks = _FiniteHooks(model)
+    hooks = _FiniteHooks(model, gathered)
     try:
         run_pass()
     finally:
@@ -42,15 +47,23 @@ def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin
 class _FiniteHooks:
     """Hooks on tensors: full backward hooks of modules fail if an activation works in place."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, gathered: Iterable[None]) -> None:
         self.model = model
         self.origin: Origin | None = None
         self._finite_output_gradient: dict[nn.Module, bool] = {}
         self._handles: list[Any] = []
         for path, module in model.named_modules():
             self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
+        hooked: set[nn.Parameter] = set()
+        for _ in gathered:
+            self._hook_parameters(hooked)
+
+    def _hook_parameters(self, hooked: set[nn.Parameter]) -> None:
+        """Hooks into the parameters that are not hooked yet, and that this rank holds as a whole."""
+        for path, module in self.model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad:
+                if parameter.requires_grad and parameter not in hooked and local_tensor(parameter) is parameter:
+                    hooked.add(parameter)
                     hook = partial(self._parameter_gradient, path, name, module)
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 

@@ -16,6 +16,8 @@ from engine.precision.master_weights import MasterWeights, check_equal_rounding,
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists
 from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.sharded import is_sharded
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 
@@ -35,12 +37,23 @@ class Precision:
     (Apex O2, Paddle O2, Colossal-AI's naive AMP). O3: half weights without master weights (Apex O3).
     """
 
-    def __init__(self, options: Amp, device: torch.device, total_norm: TotalNorm = nn.utils.get_total_norm) -> None:
-        """`total_norm` computes the global norm of gradients, which may be sharded."""
+    def __init__(
+        self,
+        options: Amp,
+        device: torch.device,
+        total_norm: TotalNorm = nn.utils.get_total_norm,
+        is_sharded: bool = False,
+    ) -> None:
+        """`total_norm` computes the global norm of gradients, which may be sharded.
+
+        is_sharded: whether the trained model is. Autocast then keeps no half copies of the parameters until the end of
+        the forward pass: with gradient checkpointing they would be whole ones of all blocks, the most memory of all.
+        """
         self.options, self.device = options, device
         self.dtype = _compute_dtype(options, device)
         self.level = options.level if options.enabled else "O0"
         self.tf32 = options.enabled if options.tf32 is None else options.tf32
+        self._caches_casts = not is_sharded
         self.scales_loss = self.dtype == torch.float16
         self.scaler = self._build_scaler(total_norm)
         self.weights: MasterWeights | None = None  # of the model in training
@@ -75,7 +88,8 @@ class Precision:
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.level in ("O1", "O2"))
+        enabled = self.level in ("O1", "O2")
+        return torch.autocast(self.device.type, self.dtype, enabled=enabled, cache_enabled=self._caches_casts)
 
     def check_ranks(self, context: ProcessContext) -> None:
         """Raises UserError if this precision would train different weights on the ranks; a collective call."""
@@ -96,14 +110,28 @@ class Precision:
             apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
 
     @property
+    def gathered_dtype(self) -> torch.dtype | None:
+        """The dtype to which the gathered parameters of a sharded model are cast, except `NORMS`; None: fp32.
+
+        Raises:
+            UserError: O3, which has no fp32 weights to shard.
+        """
+        if self.level == "O3":
+            raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp and hsdp shard fp32 weights; use AMP.LEVEL=O2")
+        return self.dtype if self.level == "O2" else None
+
+    @property
     def lists_softmax(self) -> bool:
         """Whether an op list names softmax, which fused attention does not expose."""
         listed = (*self.options.custom_white_list, *self.options.custom_black_list)
         return self.dtype != torch.float32 and "softmax" in listed
 
     def compute_copy(self, model: nn.Module) -> nn.Module:
-        """The module that runs the forward passes of the fp32 `model`: the model itself, or a half copy."""
-        if self.level not in ("O2", "O3"):
+        """The module that runs the forward passes of the fp32 `model`: the model itself, or a half copy.
+
+        A sharded model is never copied: its gathered parameters are cast as `gathered_dtype` says.
+        """
+        if self.level not in ("O2", "O3") or is_sharded(model):
             return model
         copy = half_copy(model, self.dtype, include_norms=self.level == "O3")
         if self.level == "O3":

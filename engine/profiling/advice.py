@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.parallel.strategy import Communication
 from engine.profiling.step_times import StepTimes
 from engine.telemetry.mfu import MFUMeter
 from engine.telemetry.phases import (
@@ -48,6 +49,7 @@ class Profile:
     """Measurements of a run. images_per_second: over all devices, without the profiler, which slows steps down.
 
     title: world size, device and precision. has_fast_half: see `has_fast_half_precision`. ops: the slowest first.
+    communication: None with one process.
     """
 
     title: str
@@ -63,6 +65,7 @@ class Profile:
     images_per_second: float
     meter: MFUMeter
     peak_memory_bytes: int
+    communication: Communication | None = None
 
 
 class Rule(NamedTuple):
@@ -89,6 +92,10 @@ def _ops(is_meant: Callable[[str], bool]) -> Callable[[Profile], float]:
 
 def _launch_wait(profile: Profile) -> float:
     return profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
+
+
+def _exchanges_float32(profile: Profile) -> bool:
+    return profile.communication is not None and "float32" in profile.communication.dtype
 
 
 def _on_gpu(profile: Profile) -> bool:
@@ -168,6 +175,16 @@ RULES = (
         0.10,
         "communicate less often: a larger -batch_size or -accum_iter",
         0.5,
+        lambda profile: not _exchanges_float32(profile),
+    ),
+    Rule(
+        "communication between GPUs that computation does not hide",
+        _phases(COMMUNICATION),
+        0.10,
+        "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often: a larger -batch_size or "
+        "-accum_iter",
+        0.5,
+        _exchanges_float32,
     ),
     Rule(
         "augmentation on the device",

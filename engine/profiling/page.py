@@ -1,5 +1,6 @@
 """The page of a profile: speed, advice, time by phase, slowest ops."""
 
+from engine.parallel.strategy import Communication
 from engine.profiling.advice import Profile, bottlenecks
 from engine.telemetry.mfu import format_rates, three_digits
 from engine.telemetry.phases import BACKWARD, COMMUNICATION, FORWARD, PHASES
@@ -23,6 +24,7 @@ def profile_page(profile: Profile) -> str:
             f"**{', '.join(figures)}**",
             "\n".join(_advice(profile)),
             f"## Time of a step by phase\n\n{_phase_table(profile)}",
+            *([_exchange(profile.communication)] if profile.communication else []),
             f"## Slowest ops, without the ops that they call\n\n{_op_table(profile)}",
         )
     )
@@ -50,6 +52,19 @@ def _phase_table(profile: Profile) -> str:
     header = ["phase", "GPU busy (ms)", "GPU idle (ms)", "share"]
     cells = ([phase, _ms(busy), _ms(idle), f"{share:.1%}"] for phase, busy, idle, share in rows)
     return f"{markdown_table(header, cells)}\n\nThe GPU is busy for {1 - times.idle_share():.1%} of the time."
+
+
+def _exchange(exchange: Communication) -> str:
+    """The section about the exchange of gradients between the ranks."""
+    seconds, hidden = exchange.seconds, exchange.hidden_seconds
+    cells = (
+        "unknown" if exchange.buckets is None else str(exchange.buckets),
+        f"{three_digits(exchange.bytes_per_step / 1e6)} MB, {exchange.dtype}",
+        "unknown" if seconds is None else f"{_ms(seconds)} ms",
+        "unknown" if hidden is None else f"{hidden / seconds:.0%}",
+    )
+    header = ["buckets", "gradients of each rank", "time in one step", "of it during the backward pass"]
+    return f"## Exchange of gradients\n\n{markdown_table(header, [cells])}"
 
 
 def _op_table(profile: Profile) -> str:

@@ -79,6 +79,7 @@ def _write(run: Run, model_name: str, profiler: profile, images_per_second: floa
             images_per_second=images_per_second,
             meter=run.reporter.meter,
             peak_memory_bytes=peak_memory_bytes,
+            communication=state.strategy.communication(state.model),
         )
     )
     (run.folder / PAGE).write_text(f"{page}\n")

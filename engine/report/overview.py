@@ -194,8 +194,10 @@ def _training(run: RunContents) -> str:
 
 
 def _batch_size(run: RunContents) -> str:
-    """'batch size 32 × 4 accumulation steps × 2 devices = 256'."""
+    """'batch size 32 × 4 accumulation steps × 2 devices = 256', or 'global batch size 256, batch size 32'."""
     options = run.summary.options
+    if total := options.get("DATA.GLOBAL_BATCH_SIZE"):
+        return f"global batch size {option(total)}, batch size {option(options['DATA.BATCH_SIZE'])}"
     batch = options["DATA.BATCH_SIZE"]
     factors = {
         "accumulation steps": options["TRAIN.ACCUM_ITER"],

@@ -18,12 +18,12 @@ from configs.schema import Data
 def forward_flops(model: nn.Module, data: Data) -> int:
     """FLOPs of the forward pass of one image."""
     # Not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token, under it.
-    return _count(_copy_to_meta(model).requires_grad_(False), data)
+    return _count(copy_to_meta(model).requires_grad_(False), data)
 
 
 def training_flops(model: nn.Module, data: Data) -> int:
     """FLOPs of the forward and backward pass of one image. Frozen parameters have no weight gradients."""
-    return _count(_copy_to_meta(model), data)
+    return _count(copy_to_meta(model), data)
 
 
 def _count(meta_model: nn.Module, data: Data) -> int:
@@ -47,7 +47,7 @@ def _count(meta_model: nn.Module, data: Data) -> int:
     return counter.get_total_flops()
 
 
-def _copy_to_meta(model: nn.Module) -> nn.Module:
+def copy_to_meta(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode whose tensors have no memory; the model itself stays as it is."""
     memo: dict[int, torch.Tensor] = {}
     for parameter in model.parameters():

@@ -4,7 +4,6 @@ Every part is made once: data, model, precision, optimizer, the wrapped model, t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,34 +11,41 @@ from torch import nn
 
 from configs.command_line import to_yaml
 from configs.compare import non_default_options
-from configs.schema import Config, Data
+from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
-from datasets.loading.batches import build_eval_loader, build_train_batches
+from datasets.loading.batches import build_eval_loader
 from datasets.sources.checks import notes_on
-from datasets.sources.class_names import names_of_labels
-from datasets.sources.samples import Samples
-from datasets.transforms.device import build_eval_transform, build_train_transform
+from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.trained_on import describe_data
-from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import EVALUATION
-from engine.evaluation.files import EvaluationFiles
+from engine.parallel.build import build_strategy
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import Strategy, build_strategy
+from engine.parallel.strategy import Sharding, Strategy
+from engine.precision.master_weights import NORMS
 from engine.precision.policy import Precision
+from engine.telemetry.flops import copy_to_meta
 from engine.telemetry.loggers.group import LoggerGroup
 from engine.telemetry.mfu import build_mfu_meter
+from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.reporter import Reporter
 from engine.training.distillation import build_step_loss
+from engine.training.eval_model import (
+    apply_op_lists,
+    attention_notes,
+    build_eval_files,
+    build_evaluator,
+    dummy_images,
+)
 from engine.training.loss import build_loss, read_class_weights
-from engine.training.optimizer import build_optimizer
-from engine.training.run_data import RunData
+from engine.training.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.run_data import RunData, build_batches
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
-from engine.training.weight_average import average_warning, build_average
-from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
+from engine.training.weight_average import WeightAverage, average_warning, build_average
+from models.attention import allow_kernels
 from models.build import build_model
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.seeding import derive_seed
 
@@ -56,16 +62,14 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     """
     data, train = config.data, config.train
     bad_images = BadImageList(folder, context.rank)
-    seed, timeout = config.seed, config.timeout_seconds
-    batches = build_train_batches(data, train, samples.train, seed, context, timeout, bad_images)
-    micro_batch_size = data.batch_size * context.world_size
-    layout = EpochLayout(batches.num_samples, micro_batch_size, train.accum_iter, seed, data.repeated_augmentation)
+    timeout = config.timeout_seconds
+    batches, layout = build_batches(config, samples, context, bad_images)
     class_weights = read_class_weights(config.loss, samples.train.targets, config.model.num_classes, context.device)
     state, notes = build_train_state(config, context, layout, class_weights, samples.class_names)
-    _log_parts(config.model.num_classes, context, logger, state, notes, samples)
-    weights, precision = state.precision.weights, state.precision
-    meter = build_mfu_meter(weights.master, data, precision.dtype, precision.tf32, context)
-    parameters = sum(parameter.numel() for parameter in weights.master.parameters())
+    _log_parts(config.model.num_classes, context, logger, state, notes, samples, layout)
+    precision = state.precision
+    meter = build_mfu_meter(state.meta_model, data, precision.dtype, precision.tf32, context)
+    parameters = sum(parameter.numel() for parameter in state.meta_model.parameters())
     logger.info(f"----- Model: {parameters / 1e6:.3f} M parameters, {meter}")
     total_steps = train.num_epochs * layout.steps_per_epoch
     rate_warnings = lr_warning(train, layout.global_batch_size), average_warning(train, total_steps)
@@ -119,33 +123,36 @@ def build_train_state(
         class_weights: of the loss, (classes,), on the device.
         class_names: those of the data, None if they have none; a teacher must have the same.
     """
-    data, train = config.data, config.train
+    data, train = config.data, config.train.model_copy(update={"accum_iter": layout.accum_iter})
     allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config.model, data, context.device)
     notes = [f"Pretrained: {note}" for note in notes]
-    strategy = build_strategy(context)
-    precision = Precision(config.amp, context.device, strategy.total_norm)
+    strategy = build_strategy(config.parallel, context)
+    precision = Precision(config.amp, context.device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
-    _apply_op_lists(model, config.model.attention, precision)
+    apply_op_lists(model, config.model.attention, precision)
     base_loss = build_loss(config.loss, train.smoothing, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
     notes += teacher_notes
-    average = build_average(model, train)
+    average, meta_model = build_average(model, train), copy_to_meta(model)
+    notes += _shard(config, strategy, precision, model, average)
     compute_model = precision.attach(model)
-    if compiled := compile_model(compute_model, train, context):
+    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
         notes.append(f"Compile: {compiled}, in the first step")
     optimizer = build_optimizer(model, train)
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
     with precision.autocast(), run_eagerly():
-        images = _dummy_images(data, context)
-        notes += _attention_notes(compute_model, images)
+        images = dummy_images(data, context)
+        with torch.no_grad():
+            notes += attention_notes(compute_model, images)
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         precision=precision,
         strategy=strategy,
         model=wrapped,
+        meta_model=meta_model,
         average=average,
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
@@ -158,63 +165,32 @@ def build_train_state(
         freeze_backbone=config.model.freeze_backbone,
         seed=config.seed,
         rank=context.rank,
+        timer=RankTimer(context.device),
     )
     return state, notes
 
 
-def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
-    transform = build_eval_transform(config.data).to(context.device)
-    flips = config.eval.tta == "flip"
-    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label)
+def _shard(
+    config: Config, strategy: Strategy, precision: Precision, model: nn.Module, average: WeightAverage | None
+) -> list[str]:
+    """Shards the model and its average if the strategy does so; returns lines for the log.
 
-
-def build_eval_files(
-    config: Config, samples: Samples, evaluator: Evaluator, folder: Path | None, name: str = EVALUATION
-) -> EvaluationFiles:
-    """The files of the evaluations of `samples`, in `name` in the folder of a run, which may be set later."""
-    names = names_of_labels(samples, config.model.num_classes)
-    files = EvaluationFiles(Path(name), samples, config.data, names, evaluator)
-    return files.in_run(folder) if folder else files
-
-
-@dataclass(frozen=True)
-class EvalModel:
-    """The model of `MODEL.PRETRAINED`. `compute` runs the forward passes; `fp32` may be the same module."""
-
-    compute: nn.Module
-    fp32: nn.Module
-    evaluator: Evaluator
-    notes: list[str]
-
-
-def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
-    allow_kernels(config.model.attention, context.device)
-    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
-    precision = Precision(config.amp, context.device)
-    _apply_op_lists(model, config.model.attention, precision)
-    compute_model = precision.compute_copy(model)
-    notes = [f"Pretrained: {note}" for note in notes]
-    with torch.inference_mode(), precision.autocast():
-        notes += _attention_notes(compute_model, _dummy_images(config.data, context))
-    evaluator = build_evaluator(config, precision, build_strategy(context), context)
-    return EvalModel(compute_model, model, evaluator, notes)
-
-
-def _dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
-    """Two black images (2, C, S, S): the fewest with which batch norm works."""
-    return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
-
-
-def _attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
-    kernels = fused_kernels(model, images)
-    return [f"Attention: {', '.join(kernels)}"] if kernels else []
-
-
-def _apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this."""
-    if precision.lists_softmax and attention == AUTO:
-        use_attention(model, EXPLICIT)
-    precision.apply_op_lists(model)
+    Raises:
+        UserError: an option does not work with sharded weights.
+    """
+    name, train = config.parallel.strategy, config.train
+    if not strategy.is_sharded:
+        return [] if name == "ddp" else [f"Parallel: one process; PARALLEL.STRATEGY {name} has no effect"]
+    check_sharded_optimizer(train.optimizer, config.parallel.offload)
+    if train.model_ema_force_cpu:
+        raise UserError(
+            f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false, or PARALLEL.OFFLOAD=true"
+        )
+    sharding = Sharding(precision.gathered_dtype, NORMS)
+    about = strategy.shard(model, average and average.module, sharding)
+    if average:
+        average.follow(model)
+    return [f"Parallel: {name}: {about}"]
 
 
 def _build_plan(config: Config) -> Plan:
@@ -238,9 +214,12 @@ def _log_parts(
     state: TrainState,
     notes: list[str],
     samples: RunData,
+    layout: EpochLayout,
 ) -> None:
     for note in notes:
         logger.info(f"----- {note}")
+    if layout.whole_steps:
+        logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
     logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
     test = f", {len(samples.test)} for the test at the end" if samples.test else ""
     logger.info(

@@ -5,9 +5,14 @@ import torch
 from torch import nn
 
 from configs.schema import Train
+from configs.schema.train import Optimizer
 from utils.errors import UserError, did_you_mean
+from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
+# Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
+SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
+_NORM_BASED = ("lamb", "lars")  # the ranks sum their norms, which NCCL cannot do in host memory
 _PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
 
 
@@ -33,7 +38,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
         arguments["betas"] = chosen.betas
     if info.has_eps:
         arguments["eps"] = chosen.eps
-    if name in _FUSED:
+    if name in _FUSED and not (name == "sgd" and is_sharded(model)):  # torch has no fused SGD of sharded weights
         arguments["fused"] = True
     try:
         optimizer = timm.optim.create_optimizer_v2(
@@ -50,6 +55,24 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
         _zero_momentum(optimizer)
     return optimizer
+
+
+def check_sharded_optimizer(options: Optimizer, offload: bool = False) -> None:
+    """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones.
+
+    offload: whether they are in host memory.
+    """
+    if options.name.lower() not in SHARDED_OPTIMIZERS:
+        names = ", ".join(sorted(SHARDED_OPTIMIZERS))
+        raise UserError(
+            f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones; use one "
+            f"of {names}, or PARALLEL.STRATEGY=ddp"
+        )
+    if offload and options.name.lower() in _NORM_BASED:
+        raise UserError(
+            f"TRAIN.OPTIMIZER.NAME: {options.name} needs norms of whole weights, which PARALLEL.OFFLOAD keeps in host "
+            "memory; use AdamW, or set PARALLEL.OFFLOAD=false"
+        )
 
 
 def _zero_momentum(optimizer: torch.optim.SGD) -> None:

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
+from configs.global_batch import accumulation_steps
 from configs.schema import Config
 from configs.yaml_io import parse_value
+from datasets.decoding.bad_images import BadImageList
 from datasets.loading.balanced import describe_balance
+from datasets.loading.batches import BatchSource, build_train_batches
 from datasets.registry import has_test_split, read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
+from engine.checkpoint.epoch_layout import EpochLayout
 from utils.distributed import ProcessContext
 
 
@@ -17,6 +21,7 @@ from utils.distributed import ProcessContext
 class RunData:
     """The samples of the splits, their class names if there are any, and warnings about options that do not fit.
 
+    accum_iter: gradient accumulation steps, by `accumulation_steps`; the options keep those that the user gave.
     test: held-out samples, for the end of the run; None if there are none.
     """
 
@@ -24,6 +29,7 @@ class RunData:
     val: Samples
     class_names: list[str] | None
     warnings: list[str]
+    accum_iter: int
     test: Samples | None = None
 
 
@@ -36,8 +42,9 @@ def read_run_data(
     resumes from `checkpoint` keeps its class names and its gray range. Every rank must call it.
 
     Raises:
-        UserError: as `read_samples` and `check_images`.
+        UserError: as `accumulation_steps`, `read_samples` and `check_images`.
     """
+    accum_iter = accumulation_steps(config, context.world_size)
     known = checkpoint["class_names"] if checkpoint else None
     data = config.data
     if checkpoint and data.grey_range == "auto":
@@ -53,7 +60,26 @@ def read_run_data(
     if data.balanced_sampling:
         train.notes.append(describe_balance(train.targets, train.class_names, data.repeated_augmentation))
     class_names = train.class_names if train.has_class_names else known
-    return config, RunData(train, val, class_names, warnings, *test)
+    return config, RunData(train, val, class_names, warnings, accum_iter, *test)
+
+
+def build_batches(
+    config: Config, samples: RunData, context: ProcessContext, bad_images: BadImageList
+) -> tuple[BatchSource, EpochLayout]:
+    """The training batches of this rank, and how they are divided into steps."""
+    data, accum_iter, whole_steps = config.data, samples.accum_iter, config.data.global_batch_size is not None
+    batches = build_train_batches(
+        data,
+        config.train,
+        samples.train,
+        config.seed,
+        context,
+        config.timeout_seconds,
+        bad_images,
+        batches_per_step=accum_iter if whole_steps else 1,
+    )
+    micro_batch_size, repeats = data.batch_size * context.world_size, data.repeated_augmentation
+    return batches, EpochLayout(batches.num_samples, micro_batch_size, accum_iter, config.seed, repeats, whole_steps)
 
 
 def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:

@@ -24,7 +24,7 @@ _FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
 class Evaluated:
     """An evaluation of an epoch (from 1). Only the main process has the results.
 
-    model: the evaluated one; None if training has changed its weights since.
+    model: the evaluated one; None if training has changed its weights since, or if it is sharded.
     """
 
     model: nn.Module | None

@@ -5,9 +5,13 @@ from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
+from torch import nn
+
 from configs.compare import changed_options
 from configs.yaml_io import format_value
 from engine.checkpoint.reader import read_best
+from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
+from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.training.optimizer import set_lr
 from engine.training.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
@@ -101,6 +105,8 @@ def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
     progress = run.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
     run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
+    if changed_batch := run.layout.changed_global_batch(checkpoint):
+        run.logger.info(f"----- Resume: {changed_batch}")
     _resume_schedule(run, checkpoint["schedule_start"], progress, bool(changed.keys() & SCHEDULE_OPTIONS))
     progress.lr = run.state.schedule.lr_at(max(progress.step - 1, run.state.schedule.start_step))
     set_lr(run.state.optimizer, progress.lr)
@@ -165,15 +171,21 @@ def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tupl
 def _load_state(run: Run, checkpoint: dict[str, Any]) -> None:
     state, strategy = run.state, run.state.strategy
     try:
-        strategy.load_model_state(state.precision.weights.stored, checkpoint["model"])
+        _load_weights(strategy, state.precision.weights.stored, checkpoint["model"])
         state.precision.weights.sync_after_load()
         if state.average:
-            strategy.load_model_state(state.average.module, checkpoint["ema"])
-        strategy.load_optimizer_state(state.optimizer, checkpoint["optimizer"])
+            _load_weights(strategy, state.average.module, checkpoint["ema"])
+        strategy.load_optimizer_state(
+            state.optimizer, read_optimizer_state(checkpoint["optimizer"], state.optimizer.param_groups)
+        )
         state.precision.load_state_dict(checkpoint["precision"])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None
+
+
+def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -> None:
+    strategy.load_model_state(model, read_model_state(entry, strategy.model_state(model)))
 
 
 def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bool]:
@@ -181,7 +193,7 @@ def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bo
     best = checkpoint["best"]
     if best is None:
         return None, False
-    is_saved = run.context.is_main and run.folder is not None and best == read_best(run.folder)
+    is_saved = run.folder is not None and best == read_best(run.folder, run.context)
     is_saved = broadcast_object(is_saved, run.context)
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):

@@ -16,6 +16,7 @@ from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
+from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.reporter import Reporter
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
@@ -31,17 +32,20 @@ class TrainState:
 
     Attributes:
         model: the module whose forward pass training calls: `precision.weights.compute`, wrapped by the strategy.
+        meta_model: a copy of the model without memory and unsharded, to count its parameters and FLOPs.
         average: of the weights; None without MODEL_EMA.
         transform: batch -> images (B, C, S, S), targets; on the device.
         evaluator: evaluates `eval_model`.
         batch_size: per device, of one micro-step.
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
+        timer: of the forward passes.
     """
 
     precision: Precision
     strategy: Strategy
     model: nn.Module
+    meta_model: nn.Module
     average: WeightAverage | None
     optimizer: torch.optim.Optimizer
     schedule: Schedule
@@ -54,6 +58,7 @@ class TrainState:
     freeze_backbone: bool
     seed: int
     rank: int
+    timer: RankTimer
 
     @property
     def eval_model(self) -> nn.Module:

@@ -89,7 +89,7 @@ def forward_backward(
     with record_function(TRANSFORM):
         images, targets = state.transform(batch)
     with record_function(FORWARD):
-        with state.precision.autocast():
+        with state.timer, state.precision.autocast():
             outputs = state.model(images)
         loss = state.loss(outputs, targets, images)
     with record_function(BACKWARD):
@@ -103,7 +103,11 @@ def _explain_skips(state: TrainState, batch: Batch, step: int, window: int, cont
     precision, weights = state.precision, state.precision.weights
     weights.save_batch_stats()
     with state.strategy.no_sync(state.model), run_eagerly():
-        found = first_non_finite(weights.compute, lambda: forward_backward(state, batch, step, window - 1, window))
+        found = first_non_finite(
+            weights.compute,
+            lambda: forward_backward(state, batch, step, window - 1, window),
+            state.strategy.gather_in_turn(weights.compute),
+        )
     weights.compute.zero_grad(set_to_none=True)
     weights.restore_batch_stats(torch.ones_like(precision.scaler.last_skipped))
     origin = next(filter(None, gather_objects(found, context)), None)

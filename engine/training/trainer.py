@@ -3,25 +3,30 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.reader import BEST, LAST
+from engine.checkpoint.forms import BEST, LAST, find_form
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
 from engine.telemetry.reporter import peak_memory_bytes, validation_line
+from engine.telemetry.slow_ranks import SlowRankReport, SlowRanks
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import Best, RunPosition, restore, take_snapshot
 from engine.training.state import Run
 from engine.training.step import NonFiniteGradients, train_steps
+from utils.device import device_name
 from utils.distributed import broadcast_object
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.status import RunStatus
+
+if TYPE_CHECKING:
+    from engine.checkpoint.shard_writer import ShardWriter
 
 
 class Trainer:
@@ -33,11 +38,11 @@ class Trainer:
         self.run, self.status = run, status
         self.position = position or restore(run, None)
         self.trigger = SaveTrigger(run.context, run.timeout_seconds, plan.save_freq_steps, plan.save_freq_minutes)
+        self.slow_ranks = SlowRankReport(SlowRanks(_forward_is_local(run)), run.context, status)
         self.interrupted: Interrupted | None = None
         self._will_compile = run.compiles
-        is_main = run.context.is_main
-        self.writer = CheckpointWriter(run.folder, plan.keep_checkpoints, self._on_written) if is_main else None
-        self.report = RunReport(run) if is_main else None
+        self.writer = self._build_writer()
+        self.report = RunReport(run) if run.context.is_main else None
 
     @property
     def progress(self) -> EpochProgress:
@@ -127,8 +132,11 @@ class Trainer:
         self.run.reporter.after_step(progress)
         if self.writer:
             self.writer.check()
-        if self.trigger.should_save(progress.step):
+        if self.trigger.should_save(progress.step, self.run.state.timer.take(progress.data_wait_seconds)):
             self._save()
+        if self.trigger.rank_seconds is not None:
+            for line in self.slow_ranks.lines(self.trigger.rank_seconds):
+                self.run.logger.info(line)
 
     def _start_clock(self) -> None:
         self.position.clock.start(self._images_done())
@@ -141,7 +149,9 @@ class Trainer:
         """The evaluation, and the metrics of the raw weights if EVAL_RAW is set."""
         state, title = self.run.state, f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
         model = state.eval_model
-        evaluated = Evaluated(model, *self._evaluate(model, title), epochs_done)
+        # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
+        drawn = None if state.strategy.is_sharded else model
+        evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
         if not self.run.plan.evaluates_raw:
             return evaluated, None
         return evaluated, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")[0]
@@ -165,10 +175,10 @@ class Trainer:
         self._save()
         self.wait_until_saved()
         broadcast_object(None, self.run.context)  # the first rank that raises ends the others: wait for the file
-        raise NonFiniteGradients(f"{error} The last good weights are in {self.run.folder / LAST}") from None
+        raise NonFiniteGradients(f"{error} The last good weights are in {find_form(self.run.folder / LAST)}") from None
 
     def _save(self, is_best: bool = False) -> None:
-        """A collective call; the main process writes in the background."""
+        """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
         content = take_snapshot(self.run, self.position)
         self.run.reporter.sync()
@@ -176,6 +186,15 @@ class Trainer:
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 and self.run.plan.is_due(epoch, self.run.plan.save_freq)
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
+
+    def _build_writer(self) -> "CheckpointWriter | ShardWriter | None":
+        """None on a rank that writes no checkpoints."""
+        run, keep = self.run, self.run.plan.keep_checkpoints
+        if run.state.strategy.is_sharded:
+            from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
+
+            return ShardWriter(run.folder, keep, self._on_written, run.context, run.timeout_seconds)
+        return CheckpointWriter(run.folder, keep, self._on_written) if run.context.is_main else None
 
     def wait_until_saved(self) -> None:
         if self.writer:
@@ -192,10 +211,11 @@ class Trainer:
         result = {
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
-            "checkpoint": str(self.run.folder / (BEST if best else LAST)),
+            "checkpoint": str(find_form(self.run.folder / (BEST if best else LAST))),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.run.context.device),
+            "device": device_name(self.run.context.device),
             "finished": self._has_ended(),
         }
         if self._stops_early():
@@ -203,3 +223,9 @@ class Trainer:
             reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
             result |= {"stopped_early": True, "reason": reason}
         return result
+
+
+def _forward_is_local(run: Run) -> bool:
+    """Whether the forward pass waits for no other rank. Sharded models gather weights in it, and DDP sends buffers."""
+    state = run.state
+    return not state.strategy.is_sharded and not any(True for _ in state.model.buffers())

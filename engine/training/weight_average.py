@@ -7,6 +7,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.schema import Train
+from utils.sharded import local_tensor
 
 
 class WeightAverage(ModelEmaV3):
@@ -18,12 +19,18 @@ class WeightAverage(ModelEmaV3):
 
     def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
         super().__init__(model, decay, use_warmup=use_warmup, device=torch.device("cpu") if on_host else None)
+        self._step_decay = decay
+        self.follow(model)
+
+    @torch.no_grad()
+    def follow(self, model: nn.Module) -> None:
+        """Averages the tensors that `model` has now. If both models are sharded, each rank averages its shards."""
         values, averages = (module.state_dict(keep_vars=True).values() for module in (model, self.module))
         # A tensor that a model uses under several names is averaged once.
-        pairs = list({id(average): (average, value) for average, value in zip(averages, values, strict=True)}.values())
+        unique = {id(average): (average, value) for average, value in zip(averages, values, strict=True)}.values()
+        pairs = [(local_tensor(average), local_tensor(value)) for average, value in unique]
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
-        self._step_decay = decay
 
     def set_step(self, step: int) -> None:
         """The next update is that of optimizer step `step`, counted from 0."""
@@ -38,8 +45,9 @@ class WeightAverage(ModelEmaV3):
         allocates as much in host memory.
         """
         averages, values = self._averaged
-        if self.device is not None:
-            skipped, values = skipped.to(self.device), [value.to(self.device) for value in values]
+        device = averages[0].device  # the host's if the average, or the sharded model, is kept there
+        if device != skipped.device:
+            skipped, values = skipped.to(device), [value.to(device) for value in values]
         weight = (1 - self._step_decay) * ~skipped
         if weight.device.type == "cpu":
             torch._foreach_lerp_(averages, values, [weight] * len(averages))

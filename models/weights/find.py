@@ -4,21 +4,25 @@ import os
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.shard_folder import SHARDS, is_shard_folder
 
 PADDLE = ".pdparams"
-EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz")
+EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz", SHARDS)
 
 
 def find_weights(path: str) -> Path:
-    """The file at `path`, or at `path` with an extension added: .pdparams first, because PaddleViT's users omit it.
+    """The file or the folder of shards at `path`, or at `path` with an extension added.
+
+    .pdparams first, because PaddleViT's users omit it.
 
     Raises:
         UserError: no such file; names the extensions that were tried.
     """
     for candidate in (path, *(f"{path}{extension}" for extension in EXTENSIONS)):
-        if os.path.isfile(candidate):
+        if os.path.isfile(candidate) or is_shard_folder(candidate):
             return Path(candidate)
     if os.path.isdir(path):
-        file = Path(path, "best.pth")
+        shards, file = Path(path, f"best{SHARDS}"), Path(path, "best.pth")
+        file = shards if is_shard_folder(shards) else file
         raise UserError(f"{path}: is a folder; give a file in it, such as {file}, or -resume={path}")
     raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")

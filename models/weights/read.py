@@ -1,4 +1,4 @@
-"""Weight files (.safetensors, .pth, .npz, .pdparams) -> one state dict with timm's names.
+"""Weight files (.safetensors, .pth, .npz, .pdparams, .shards) -> one state dict with timm's names.
 
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 from models.weights.find import EXTENSIONS, PADDLE, find_weights
 from models.weights.names import google_to_timm, paddlevit_to_timm, summarize_names
 from models.weights.pdparams import as_tensor, read_pdparams
+from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import verify_checksum
 from utils.errors import UserError
+from utils.json_content import StoredTensor
+from utils.shard_folder import SHARDS
 
 State = dict[str, torch.Tensor]
 Converter = Callable[[Path, State], State]
@@ -34,7 +37,7 @@ def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts; .npz of Google's vit_jax and
     big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA weights are read if present;
-    .safetensors.
+    .safetensors; .shards, the folder of a sharded run's checkpoint.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
@@ -111,7 +114,8 @@ def _find_state(file: Path, content: Any) -> dict:
         if not isinstance(content, dict):
             break
         content = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), dict)), content)
-    if not isinstance(content, dict) or not any(isinstance(value, torch.Tensor) for value in content.values()):
+    tensor_types = torch.Tensor | StoredTensor
+    if not isinstance(content, dict) or not any(isinstance(value, tensor_types) for value in content.values()):
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
     return content
 
@@ -123,6 +127,13 @@ def _strip_wrapper_prefixes(state: State) -> State:
 
 def _read_safetensors(file: Path) -> State:
     return _strip_wrapper_prefixes(load_file(file, device="cpu"))
+
+
+def _read_shards(folder: Path) -> State:
+    content = open_shards(folder)
+    return read_stored(
+        {name: one for name, one in _find_state(folder, content).items() if isinstance(one, StoredTensor)}
+    )
 
 
 def _read_npz(file: Path) -> State:
@@ -143,4 +154,5 @@ _READERS = {
     ".pth": _read_torch,
     ".pt": _read_torch,
     ".npz": _read_npz,
+    SHARDS: _read_shards,
 }

@@ -18,7 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.launch import detect_launcher, exit_with_launcher
+from utils.launch import exit_with_launcher
+from utils.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()

@@ -78,7 +78,8 @@ def kilobytes_in(file: str, key: str) -> int:
 def probe_batch_size(config: Config, context: ProcessContext) -> None:
     """Trains a few steps. Raises RuntimeError or MemoryError if the batch size does not fit."""
     batches = cycle(ready_batches(config, context))
-    train(build_state(config, context), context, batches, PROBE_STEPS * config.train.accum_iter)
+    state = build_state(config, context)
+    train(state, context, batches, PROBE_STEPS * state.accum_iter)
 
 
 def training_figures(config: Config, context: ProcessContext, iterations: int) -> dict[str, Any]:

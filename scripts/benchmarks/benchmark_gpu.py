@@ -6,8 +6,8 @@
 The parts: the speed of matrix products; training of ViT-B/16 without dropout at batch size 64 and 256 in bfloat16 (O1
 and O2), float16, fp32 and TF32, compiled and not, with deterministic algorithms, and with cuDNN's attention, through
 the entry script; the same model with the loader on JPEGs, in a bare loop and with timm's train.py; the tests that need
-a GPU; the loaders alone. timm compiles the whole model, and ours compiles block by block, so the comparison has ours
-both ways.
+a GPU; the strategies of PARALLEL, with the planner's predictions, and the flight recorder (benchmark_parallel.py); the
+loaders alone. timm compiles the whole model, and ours compiles block by block, so the comparison has ours both ways.
 
 The most important parts run first. Each part has a time limit, so that a part that fails or hangs does not stop the
 others. The script lists the parts for which `-minutes` left no time. After every turn of a program it rewrites
@@ -38,10 +38,11 @@ from models.attention import fused_kernels
 from models.build import build_model
 from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
-from scripts.benchmarks.common import MODES, mode_config, print_progress, write_json
+from scripts.benchmarks.common import MODES, mode_config, parse_batch_sizes, print_progress, write_json
 from scripts.benchmarks.device_speed import copy_bytes_per_second, matmul_flops_per_second
 from scripts.benchmarks.gpu_parts import ROOT, Part, part_environment, run_part
 from scripts.benchmarks.gpu_report import write_figures
+from scripts.benchmarks.parallel_report import PARALLEL, RECORDER_OFF, RECORDER_ON
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.distributed import single_process, visible_gpus
@@ -58,6 +59,7 @@ VARIANTS = {"deterministic": ("DETERMINISTIC=true",), "cudnn": ("MODEL.ATTENTION
 JPEGS = 512  # different ones
 COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
 TEST_SECONDS, MACHINE_SECONDS, LOADER_SECONDS = 150.0, 60.0, 120.0
+PARALLEL_SECONDS, RECORDER_SECONDS = 150.0, 45.0
 PROGRAM_SECONDS = {False: 60.0, True: 150.0}  # by whether it is compiled
 
 
@@ -102,14 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_batch_sizes(text: str) -> list[int]:
-    """Raises UserError if the text is not a list of positive integers."""
-    sizes = text.split(",")
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise UserError(f"-batch_sizes {text}: must be positive integers, separated by commas")
-    return sorted(set(map(int, sizes)))
-
-
 def existing_file(text: str) -> Path:
     """argparse type: the absolute path of a file."""
     if not Path(text).is_file():
@@ -142,11 +136,28 @@ def plan_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int
         for compiled in (True, False):
             for mode in half:
                 yield training(mode, batch_size, compiled)
+    yield from parallel_parts(flags, rest, batch_sizes)
     yield pytest_part("tests-compile", str(COMPILE_TESTS))
     loaders = [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_input.py"), "-rounds=2", f"-data={images}"]
     loaders += [f"-json={flags.output / 'loaders.json'}", *rest]
     loaders += [f"-num_workers={_num_workers()}", f"-batch_size={batch_sizes[0]}"]
     yield Part("loaders", loaders, LOADER_SECONDS)
+
+
+def parallel_parts(flags: argparse.Namespace, rest: list[str], batch_sizes: list[int]) -> Iterator[Part]:
+    """Runs of benchmark_parallel.py: all strategies, then one with and without torch's flight recorder."""
+    mode = (GPU_MODES if visible_gpus() else CPU_MODES)[0][0]
+    for name, sizes, variants, events in (
+        (PARALLEL, batch_sizes, None, None),
+        (RECORDER_ON, batch_sizes[:1], "ddp", 2000),
+        (RECORDER_OFF, batch_sizes[:1], "ddp", 0),
+    ):
+        command = [] if events is None else ["env", f"TORCH_FR_BUFFER_SIZE={events}"]
+        command += [*PYTHON, str(ROOT / "scripts/benchmarks/benchmark_parallel.py")]
+        command += [f"-batch_sizes={','.join(map(str, sizes))}", f"-json={flags.output / name}.json"]
+        command += [f"-variants={variants}"] if variants else []
+        limit = PARALLEL_SECONDS if variants is None else RECORDER_SECONDS
+        yield Part(name, [*command, *rest, "-opts", *MODES[mode]], limit)
 
 
 def pytest_part(name: str, *paths: str) -> Part:

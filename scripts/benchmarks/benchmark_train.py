@@ -135,7 +135,7 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
         if getattr(flags, name) % flags.interval:
             raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
     train = config.train
-    if train.accum_iter != 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha:
+    if train.accum_iter > 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha:
         raise UserError("ACCUM_ITER, MODEL_EMA, mixup, CutMix: the comparison does not support them; remove them")
     if config.amp.enabled and config.amp.level != "O1" and any(name in OTHERS for name in names):
         raise UserError(f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")

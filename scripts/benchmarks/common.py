@@ -69,6 +69,14 @@ def parse_modes(text: str | None) -> list[str]:
     return modes
 
 
+def parse_batch_sizes(text: str) -> list[int]:
+    """Raises UserError if the text is not a list of positive integers."""
+    sizes = text.split(",")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise UserError(f"-batch_sizes {text}: must be positive integers, separated by commas")
+    return sorted(set(map(int, sizes)))
+
+
 def mode_config(argv: list[str], mode: str) -> Config:
     """The configuration of the command line, with the precision of the mode."""
     return parse_command_line([*argv, "-opts", *MODES[mode]]).config

@@ -7,6 +7,8 @@ from typing import Any
 
 from scripts.benchmarks.common import replace_text, write_json
 from scripts.benchmarks.gpu_parts import Part
+from scripts.benchmarks.parallel_report import HEADER as PARALLEL_HEADER
+from scripts.benchmarks.parallel_report import PARALLEL, parallel_target_rows, variant_rows
 from utils.tables import markdown_table
 
 TRAINING_HEADER = [
@@ -25,7 +27,11 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
         texts.append(_machine_text(machine))
     texts.append(markdown_table(TRAINING_HEADER, [row for part in trained for row in training_rows(part, machine)]))
     texts.append(ROOFLINE)
-    texts.append(markdown_table(["for ViT-B/16 on an H200", "expected or target", "here"], target_rows(trained)))
+    if parallel := next((part.result for part in parts if part.name == PARALLEL), None):
+        texts.append(f"Strategies of PARALLEL, {parallel['ranks']} process(es); the planner's error in brackets:")
+        texts.append(markdown_table(PARALLEL_HEADER, variant_rows(parallel)))
+    targets = [*target_rows(trained), *parallel_target_rows(parts)]
+    texts.append(markdown_table(["for ViT-B/16 on an H200", "expected or target", "here"], targets))
     outcomes = [[part.name, part.outcome, f"{part.seconds:.0f}"] for part in parts]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from configs.schema import Amp, Config
-from engine.training.build import build_eval_model
+from engine.training.eval_model import build_eval_model
 from scripts.exporting.compare import TOLERANCE, Reference, make_reference
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.replacing import replaced

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
-from engine.checkpoint.reader import BEST, LAST, PERIODIC, PREVIOUS, load_checkpoint
+from engine.checkpoint.forms import checkpoints_by_progress, periodic
+from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
-from engine.training.build import EvalModel, build_eval_model
+from engine.training.eval_model import EvalModel, build_eval_model
 from models.weights.families import paddle_converter
 from models.weights.read import read_weights
 from scripts.weights.averaging import Ingredient, State, average, check_shapes, greedy_soup
@@ -114,10 +115,11 @@ def find_ingredients(run: Path, evaluate: Callable[[Path], float]) -> list[Ingre
 
     Damaged checkpoints are left out, with a line.
     """
-    paths = [*sorted(run.glob(PERIODIC)), *(run / name for name in (BEST, LAST, PREVIOUS))]
+    epochs = periodic(run)[::-1]
+    paths = [*epochs, *sorted(set(checkpoints_by_progress(run)) - set(epochs))]  # the others: best, last, previous
     recorded = _recorded_scores(run)
     found: dict[tuple[int, int], Ingredient] = {}
-    for path in (path for path in paths if path.is_file()):
+    for path in paths:
         try:
             checkpoint = load_checkpoint(path)
         except UserError as error:

@@ -6,6 +6,7 @@ from configs.command_line import parse_command_line
 from configs.layers import find_run_options
 from models.weights.find import find_weights
 from utils.errors import UserError
+from utils.shard_folder import SHARDS, is_shard_folder
 
 
 def find_source(path: str) -> Path:
@@ -15,9 +16,9 @@ def find_source(path: str) -> Path:
         UserError: no such file or folder, or no checkpoint in it.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not folder.is_dir() or is_shard_folder(folder):
         return find_weights(path)
-    if not any(folder.glob("*.pth")):
+    if not any(folder.glob("*.pth")) and not any(folder.glob(f"*{SHARDS}")):
         if weights := _evaluated_weights(folder):
             raise UserError(f"{path}: has no checkpoint: it is the folder of an evaluation of {weights}; give that")
         raise UserError(f"{path}: has no checkpoint; give the folder of a run, or a weight file")

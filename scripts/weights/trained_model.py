@@ -15,6 +15,7 @@ from engine.checkpoint.trained_on import describe_data, read_trained_on, to_meta
 from engine.commands.evaluation_data import read_evaluation_data
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.shard_folder import is_shard_folder
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class TrainedModel:
 
 
 def locate_weights(source: Path) -> Path:
-    """`source` if it is a file; of a run's folder `best.pth`, else its newest valid checkpoint.
+    """`source` if it is a file or a folder of shards; of a run's folder the best checkpoint, else the newest valid one.
 
     Raises:
         UserError: no checkpoint is valid.
     """
-    return find_checkpoint(str(source), source, best_first=True).path if source.is_dir() else source
+    is_run = source.is_dir() and not is_shard_folder(source)
+    return find_checkpoint(str(source), source, best_first=True).path if is_run else source
 
 
 def open_trained(config: Config, context: ProcessContext) -> TrainedModel:

@@ -53,7 +53,7 @@ def test_the_most_important_parts_come_first(monkeypatch):
     half = {f"{mode}-{size}{kind}" for mode in modes for size in (64, 256) for kind in ("", "-compiled")}
     assert half <= set(names)
     assert {"O1-bf16-256-deterministic", "O1-bf16-256-cudnn"} <= set(names)
-    assert len(names) == len(set(names)) == 2 + 2 + 12 + 2 + 2
+    assert len(names) == len(set(names)) == 2 + 2 + 12 + 2 + 3 + 2
     assert not any(word in part.name for part in parts_of(monkeypatch, 0) for word in ("fp16", "tf32", "cudnn"))
 
 

@@ -3,7 +3,7 @@
     python tests/stress/fault_bench.py                      # the catalogue, as a Markdown table
     python tests/stress/fault_bench.py -only 'SIGTERM|rank' -json faults.json
     python tests/stress/fault_bench.py -matrix -saves 200 -flips 1000 -truncations 200 -signals 20
-    python tests/stress/fault_bench.py -soak 20
+    python tests/stress/fault_bench.py -sharded 20 -soak 20
 
 A fault passes if the processes end in time, with the right exit status, with one line that names the problem and
 without a traceback; and if they leave no process, no temporary file, and a good checkpoint. Faults that cannot be
@@ -20,9 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from faults import endurance
+from faults import endurance, shard_endurance
 from faults.catalogue import all_faults
 from faults.runner import SINGLE, Fault, Outcome, run_fault, start
 from faults.scene import Scene
@@ -39,7 +40,16 @@ LIMIT_SECONDS = 15.0
 
 def main(argv: list[str]) -> int:
     flags = _parser().parse_args(argv)
-    is_endurance = any((flags.matrix, flags.saves, flags.flips, flags.truncations, flags.signals, flags.soak))
+    endurance_flags = (
+        flags.matrix,
+        flags.saves,
+        flags.flips,
+        flags.truncations,
+        flags.signals,
+        flags.sharded,
+        flags.soak,
+    )
+    is_endurance = any(endurance_flags)
     faults = [] if is_endurance else chosen_faults(flags.only)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         root = Path(temporary)
@@ -84,12 +94,19 @@ def run_endurance(flags: argparse.Namespace, root: Path, trained: Path) -> dict[
         result["matrix"] = endurance.resume_matrix(root / "matrix")
     if flags.saves:
         result["saves"] = endurance.kills_while_saving(root, trained, flags.saves, rng)
+        result["saves, shards"] = shard_endurance.kills_while_saving(root, trained, flags.saves, rng)
     if flags.flips:
         result["flips"] = endurance.damaged_checkpoints(root, trained, flags.flips, 0, rng)
+        result["flips, shards"] = shard_endurance.damaged_folders(root / "flips", trained, flags.flips, 0, rng)
     if flags.truncations:
         result["truncations"] = endurance.damaged_checkpoints(root, trained, 0, flags.truncations, rng)
+        cut = shard_endurance.damaged_folders(root / "cuts", trained, 0, flags.truncations, rng)
+        result["truncations, shards"] = cut
     if flags.signals:
         result["signals"] = endurance.signals_at_random(root, trained, flags.signals, rng)
+    if flags.sharded:
+        result["sharded, other ranks"] = shard_endurance.resumed_by_others(root)
+        result["sharded"] = shard_endurance.killed_and_resumed(root, flags.sharded, rng)
     if flags.soak:
         result["soak"] = soak(root / "soak", flags.soak, rng)
     return result
@@ -105,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "flips", type=positive, metavar="N", help="flip single bits of a checkpoint: all detected?")
     add_flag(parser, "truncations", type=positive, metavar="N", help="cut a checkpoint short: all detected?")
     add_flag(parser, "signals", type=positive, metavar="N", help="send SIGTERM to two ranks: always saved?")
+    add_flag(parser, "sharded", type=positive, metavar="N", help="kill a sharded run N times; other ranks resume it")
     add_flag(parser, "soak", type=float, metavar="MINUTES", help="kill and resume: same result as without kills?")
     add_flag(parser, "seed", type=int, default=0, metavar="N", help="of the random choices (default: 0)")
     add_flag(parser, "limit", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="per fault (default: 15)")

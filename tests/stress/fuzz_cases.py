@@ -12,6 +12,7 @@ from pathlib import Path
 import fuzz_data_kinds as data_kinds
 import fuzz_model_kinds as model_kinds
 import fuzz_run_kind as run_kind
+import fuzz_shard_kind as shard_kind
 
 from utils.seeding import derive_seed
 
@@ -49,6 +50,7 @@ KINDS = {
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "exports": Kind(model_kinds.export_examples, model_kinds.read_export),
     "runs": Kind(run_kind.run_examples, run_kind.read_run_folder, is_text=True),
+    "shards": Kind(shard_kind.shard_examples, shard_kind.read_shards, shard_kind.repair_shards),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),
 }
 

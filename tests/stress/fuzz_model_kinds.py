@@ -8,6 +8,7 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -61,19 +62,23 @@ def _small_model() -> VisionTransformer:
     return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
 
 
-@functools.cache
-def checkpoint_examples() -> list[bytes]:
+def checkpoint_state() -> dict[str, Any]:
     model = _small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.zeros(1, 3, 16, 16)).sum().backward()
     optimizer.step()
-    state = {
+    return {
         "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
         "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
         "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
         "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
         "schedule_start": 0.0, "class_names": ["cat", "dog"], "preprocessing": None,
     }  # fmt: skip
+
+
+@functools.cache
+def checkpoint_examples() -> list[bytes]:
+    state = checkpoint_state()
     return [_bytes_written_by(lambda path: atomic_save(path, state))]
 
 

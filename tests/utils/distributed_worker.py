@@ -9,7 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from utils.errors import UserError, run_and_report_errors
-from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.launch import exit_with_launcher, launch_node, launch_processes
+from utils.launcher import detect_launcher, has_node_variables
 
 if detect_launcher():
     exit_with_launcher()
@@ -17,6 +18,7 @@ if detect_launcher():
 import torch
 
 from utils.distributed import ProcessContext, all_reduce_sum, broadcast_object, process_group, set_collective_timeout
+from utils.status import RunStatus
 
 
 def print_line(line: str) -> None:
@@ -72,8 +74,18 @@ def one_hangs(context: ProcessContext) -> None:
 
 
 def one_is_stopped(context: ProcessContext) -> None:
+    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size)
     set_collective_timeout(context, 3.0)
     if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    all_reduce_sum(torch.zeros(1), context)
+
+
+def owner_is_stopped(context: ProcessContext) -> None:
+    """Rank 0, which owns the key-value store, answers neither the store's clients nor a collective."""
+    all_reduce_sum(torch.zeros(1), context)  # both have left the start, which needs the store
+    set_collective_timeout(context, 3.0)
+    if context.rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce_sum(torch.zeros(1), context)
 
@@ -86,6 +98,8 @@ def wait(context: ProcessContext) -> None:
 
 def main(argv: list[str]) -> int:
     launcher = detect_launcher()
+    if launcher is None and has_node_variables():
+        return launch_node(__file__, argv, requested=None)
     if launcher is None:
         return launch_processes(__file__, argv, num_processes=2)
     with process_group() as context:

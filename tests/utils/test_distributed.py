@@ -1,9 +1,11 @@
 """Processes connect under every launcher, and all exit when one of them fails, is killed, is stopped or hangs."""
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,7 +33,19 @@ class Ended:
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:
     """Starts `command` without GPUs, and without launcher variables except for the given ones."""
-    launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_")
+    launchers = (
+        "SLURM_",
+        "PET_",
+        "OMPI_",
+        "PMI",
+        "MPI_",
+        "TORCHELASTIC_",
+        "RANK",
+        "LOCAL_",
+        "WORLD_SIZE",
+        "MASTER_",
+        "OMP_",
+    )
     env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -73,11 +87,14 @@ def test_torchrun():
     assert ended.err.count("error: disk: full\n") == 1
 
 
-def srun(case: str) -> list[subprocess.Popen]:
+def srun(case: str, **variables: str) -> list[subprocess.Popen]:
     """Two processes with the environment of srun."""
     step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": case, "SLURM_STEP_NUM_TASKS": "2"}
     step |= {"SLURM_STEP_NODELIST": "node7", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-    return [start([sys.executable, WORKER, case], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step) for rank in "01"]
+    return [
+        start([sys.executable, WORKER, case], SLURM_PROCID=rank, SLURM_LOCALID=rank, **step, **variables)
+        for rank in "01"
+    ]
 
 
 def mpirun(case: str) -> list[subprocess.Popen]:
@@ -86,6 +103,20 @@ def mpirun(case: str) -> list[subprocess.Popen]:
     job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun starts the daemon of mpirun
     ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
+
+
+def test_pods_of_kubernetes_are_one_run():
+    """Both start the same command; a PyTorchJob sets RANK and WORLD_SIZE besides torchrun's PET_ variables."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+    pods = [
+        start([sys.executable, WORKER, "agree"], PET_NODE_RANK=rank, RANK=rank, WORLD_SIZE="2", **job) for rank in "01"
+    ]
+    both = [end(process) for process in pods]
+    assert [ended.status for ended in both] == [0, 0], both
+    lines = [line for ended in both for line in ended.out.splitlines()]
+    assert set(lines) >= {line.replace("/2 local 1/2", "/2 local 0/1").replace("0/2 cpu", "0/1 cpu") for line in AGREED}
 
 
 @pytest.mark.parametrize("launcher", [srun, mpirun])
@@ -132,21 +163,36 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
     assert (killed.status, killed.err) == (-signal.SIGKILL, "")
     assert left_over.status == 1
     assert re.fullmatch(
-        r"error: rank 1 \(process \d+ on .*\) ended without an error message or is stopped; possible cause: .*\n",
+        r"error: rank 1 \(process \d+ on .*\) ended without an error message; possible cause: out of host memory\n",
         left_over.err,
     )
 
 
-def test_hanging_or_stopped_process_is_named_and_killed():
-    """Within the timeout (here 3 seconds) plus 10 seconds."""
+def test_hanging_or_stopped_process_is_named_and_killed(tmp_path):
+    """Within the timeout (here 3 seconds) plus 10 seconds. The ranks that live write their last collectives."""
     began = time.monotonic()
-    started = [process for case in ("one_hangs", "one_is_stopped") for process in srun(case)]
+    cases = ("one_hangs", "one_is_stopped")
+    started = [process for case in cases for process in srun(case, RUN_FOLDER=str(tmp_path))]
     waiting, hanging, left_over, stopped = (end(process) for process in started)
     assert time.monotonic() - began < LIMIT_SECONDS
     assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) does not respond; check its file system\n", waiting.err)
-    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) ended without an error message or is .*\n", left_over.err)
+    stopped_line = (
+        r"error: rank 1 \(process \d+ on .*\) is stopped \(SIGSTOP\); the last collectives of the ranks: (.*)\n"
+    )
+    assert re.fullmatch(stopped_line, left_over.err)[1] == str(tmp_path / "flight-recorder")
+    assert [path.name for path in (tmp_path / "flight-recorder").iterdir()] == ["rank-0.json"]
+    last = json.loads((tmp_path / "flight-recorder" / "rank-0.json").read_text())["gloo"]["entries"][-1]
+    assert last["profiling_name"] == "gloo:all_reduce"
     assert [ended.status for ended in (waiting, left_over)] == [1, 1]
     assert [ended.status for ended in (hanging, stopped)] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_watchdog_ends_a_process_whose_store_is_silent():
+    """As on the far side of a cut network: calls into the store block for minutes."""
+    owner, cut_off = (end(process) for process in srun("owner_is_stopped"))
+    line = r"error: rank 0 \(process \d+ on .*\) or its launcher has not answered for 5 s \(TIMEOUT_SECONDS\); "
+    assert re.search(f"^{line}", cut_off.err, re.MULTILINE)
+    assert [ended.status for ended in (owner, cut_off)] == [-signal.SIGKILL, 1]
 
 
 def test_ctrl_c_ends_all_processes():
@@ -164,7 +210,8 @@ def test_killed_launcher_leaves_no_process():
 
 
 def test_process_without_its_launcher_exits_at_once():
-    ended = end(start([sys.executable, WORKER, "agree"], RANK="0", WORLD_SIZE="2", AMPVIT_PARENT_PID="1"))
+    one_of_two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    ended = end(start([sys.executable, WORKER, "agree"], **one_of_two, AMPVIT_PARENT_PID="1"))
     assert (ended.status, ended.out, ended.err) == (1, "", "")
 
 
@@ -199,3 +246,16 @@ def test_single_process_needs_no_process_group():
     assert context.is_main
     assert distributed.all_reduce_sum(numbers, context) is numbers
     assert distributed.broadcast_object("a name", context) == "a name"
+
+
+@pytest.mark.parametrize(("shared", "counts_matter"), [("True", True), ("False", False)])
+def test_agents_that_joined_at_different_times_share_a_store(monkeypatch, shared, counts_matter):
+    """An agent that joined an elastic run later has counted fewer restarts than the others."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
+    for name, value in {"MASTER_ADDR": "head", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": shared}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    distributed._connect_store().set("host", "a")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert distributed._connect_store().check(["host"]) != counts_matter

@@ -1,11 +1,25 @@
 """The environment variables of each launcher are read correctly."""
 
 import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 
+from main_multi_gpu import check_num_processes
 from utils.errors import UserError
-from utils.launch import detect_launcher, first_host, torchrun_variables
+from utils.launch import _failure_status, silence_launcher
+from utils.launcher import check_node_variables, detect_launcher, first_host, several_were_started, torchrun_variables
+
+ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
+TRAIN_JOB = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "head",
+    "PET_MASTER_PORT": "29500",
+}
+SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 
 
 @pytest.mark.parametrize(
@@ -18,11 +32,68 @@ from utils.launch import detect_launcher, first_host, torchrun_variables
         ("srun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0"}),  # srun --mpi=pmi2
         ("mpirun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_RANK": "5"}),
         ("mpirun", {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}),
-        ("torchrun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "0", "WORLD_SIZE": "16"}),
+        ("torchrun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "LOCAL_RANK": "0", **ONE_OF_16}),
+        ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
+        ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
+        (None, TRAIN_JOB),
+        (None, TRAIN_JOB | {"RANK": "1", "WORLD_SIZE": "8"}),  # a PyTorchJob
+        ("torchrun", TRAIN_JOB | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}),
     ],
 )
 def test_launcher(started_by, env):
     assert detect_launcher(env) == started_by
+
+
+@pytest.mark.parametrize(
+    "env", [ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"}, SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}]
+)
+def test_rank_without_a_local_rank_is_refused(env):
+    with pytest.raises(UserError, match=r"without LOCAL_RANK: .*; start torchrun on every host or pod, .*LOCAL_RANK=0"):
+        detect_launcher(env)
+
+
+def test_skypilot_on_several_nodes_needs_torchrun():
+    with pytest.raises(UserError, match=r"^SKYPILOT_NUM_NODES is 2: every node would train apart; start torchrun"):
+        detect_launcher({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"})
+    assert several_were_started({"SKYPILOT_NUM_NODES": "2"})
+    assert detect_launcher({"SKYPILOT_NUM_NODES": "1"}) is None
+    assert detect_launcher({"SKYPILOT_NUM_NODES": "2", "LOCAL_RANK": "0", **ONE_OF_16}) == "torchrun"
+
+
+@pytest.mark.parametrize("missing", TRAIN_JOB)
+def test_missing_node_variable_is_named(missing):
+    env = {name: value for name, value in TRAIN_JOB.items() if name != missing}
+    with pytest.raises(UserError, match=f"not set: {missing}, but .*: set all of PET_NNODES, "):
+        check_node_variables(env)
+
+
+def test_node_variables():
+    assert check_node_variables(TRAIN_JOB) == 2
+    assert check_node_variables({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}) == 1
+    elastic = {"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "8", "PET_RDZV_BACKEND": "c10d"}
+    with pytest.raises(UserError, match="not set: PET_RDZV_ENDPOINT"):
+        check_node_variables(elastic)
+    assert check_node_variables(elastic | {"PET_RDZV_ENDPOINT": "head"}) == 4
+    with pytest.raises(UserError, match="PET_NNODES is 'two': must be a number of nodes, or MIN:MAX"):
+        check_node_variables(TRAIN_JOB | {"PET_NNODES": "two"})
+    with pytest.raises(UserError, match="PET_NODE_RANK is 2: must be below 2, PET_NNODES; the first node is 0"):
+        check_node_variables(TRAIN_JOB | {"PET_NODE_RANK": "2"})
+
+
+def test_number_of_processes_against_a_launcher():
+    check_num_processes(None, started=2)
+    check_num_processes(2, started=2)
+    with pytest.raises(
+        UserError, match=r"-ngpus 4: a launcher started 2 process\(es\) on this host .*leave -ngpus out"
+    ):
+        check_num_processes(4, started=2)
+
+
+def test_several_started_processes_are_noticed():
+    one = {"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1", "WORLD_SIZE": "1", "PET_NNODES": "1"}
+    assert not several_were_started(one | {"SLURM_NTASKS": "8"})
+    for name in one:
+        assert several_were_started(one | {name: "2"})
 
 
 @pytest.mark.parametrize(
@@ -85,3 +156,18 @@ def test_torchrun_variables_are_unchanged():
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": "head", "MASTER_PORT": "1", "PATH": os.defpath}
     assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_the_launcher_is_silent_if_a_process_has_named_the_cause(capsys, is_reported):
+    failure = SimpleNamespace(exitcode=-signal.SIGKILL, timestamp=1, signal_name=lambda: "SIGKILL")
+    assert _failure_status({1: failure}, is_reported) == 128 + signal.SIGKILL
+    assert capsys.readouterr().err.count("rank 1 was terminated by SIGKILL") == (not is_reported)
+
+
+def test_a_process_tells_the_launcher_that_it_has_named_the_cause(monkeypatch, tmp_path):
+    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "report"))
+    silence_launcher()
+    assert (tmp_path / "report").stat().st_size > 0
+    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "gone" / "report"))
+    silence_launcher()  # the launcher has ended

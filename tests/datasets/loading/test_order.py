@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_same_state, eval_loader_for, samples_for, train_batches_for
@@ -11,6 +12,7 @@ from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import EvalSampler, TrainSampler, epoch_order
+from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 
 
@@ -28,6 +30,49 @@ def test_batches_do_not_depend_on_the_number_of_ranks(world_size):
     ranks = [TrainSampler(100, 12 // world_size, 3, 7, rank, world_size) for rank in range(world_size)]
     for whole, *parts in zip(one, *ranks, strict=True):
         assert sorted(whole) == sorted(key for part in parts for key in part)
+
+
+KINDS = {
+    "plain": {},
+    "repeated": {"repeats": 3},
+    "balanced": {"balanced_targets": np.arange(1004) ** 2 % 7},
+    "both": {"repeats": 3, "balanced_targets": np.arange(1004) ** 2 % 7},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("global_batch", "batch_sizes"), [(8, {1: 4, 2: 4, 4: 2}), (24, {1: 8, 2: 2, 3: 4, 4: 6})])
+def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, batch_sizes, kind):
+    """1,004 samples: 125 steps at a global batch of 8, on any number of ranks, with any batch size."""
+
+    def steps(world_size: int, batch_size: int) -> list[list]:
+        window = global_batch // (batch_size * world_size)
+        ranks = [
+            list(TrainSampler(1004, batch_size, 2, 7, rank, world_size, batches_per_step=window, **KINDS[kind]))
+            for rank in range(world_size)
+        ]
+        layout = EpochLayout(1004, batch_size * world_size, window, 7, whole_steps=True)
+        assert layout.steps_per_epoch == 1004 // global_batch
+        assert {len(batches) for batches in ranks} == {2 * layout.batches_per_epoch}
+        micro_batches = [sorted(key for batch in batches for key in batch) for batches in zip(*ranks, strict=True)]
+        starts = range(0, len(micro_batches), window)
+        return [sorted(key for batch in micro_batches[start : start + window] for key in batch) for start in starts]
+
+    expected = steps(1, global_batch)
+    assert len(expected) == 2 * (1004 // global_batch)
+    for world_size, batch_size in batch_sizes.items():
+        assert steps(world_size, batch_size) == expected
+    keys = [key for step in expected for key in step]
+    if "balanced_targets" not in KINDS[kind]:
+        assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("samples", [24, 25, 47, 48, 1004])
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_the_default_layout_keeps_the_short_last_step(samples, window):
+    layout = EpochLayout(samples, 8, window, 0)
+    assert layout.batches_per_epoch == samples // 8 == len(TrainSampler(samples, 8, 1, 0))
+    assert layout.steps_per_epoch == -(-(samples // 8) // window)
 
 
 @pytest.mark.parametrize("first_batch", [0, 1, 7, 8, 9, 23, 24])
@@ -97,6 +142,8 @@ def test_evaluation_batches_are_padded(cpu):
 def test_too_few_samples_and_too_few_classes(cpu):
     with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
         samples_for(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
+    with pytest.raises(UserError, match=r"1437 training samples do not fill one global batch of 1500; lower DATA\."):
+        samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
     with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9 \(.* labels >= 9\); set it to 10 or more"):
         samples_for(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
 

@@ -13,14 +13,8 @@ import pytest
 import torch
 from conftest import ROOT, train
 
-from engine.checkpoint.reader import (
-    BEST,
-    FORMAT,
-    LAST,
-    PREVIOUS,
-    find_checkpoint,
-    load_checkpoint,
-)
+from engine.checkpoint.forms import BEST, LAST, PREVIOUS
+from engine.checkpoint.reader import FORMAT, find_checkpoint, load_checkpoint
 from engine.checkpoint.writer import CheckpointWriter
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
@@ -62,7 +56,7 @@ def run_folder(tmp_path) -> Path:
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
 def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, monkeypatch, in_background):
     if not in_background:
-        monkeypatch.setattr("engine.checkpoint.writer._available_bytes", lambda: 0)
+        monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
     checkpoints = writer(tmp_path)
     for epoch in range(1, 6):
         checkpoints.save(make_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
@@ -251,7 +245,7 @@ def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path):
 
 def test_a_model_with_batch_norm_is_saved_without_a_copy(digits_argv, cpu, monkeypatch, tmp_path):
     """Its running statistics are views of one tensor. Host memory is too small for a copy of the state."""
-    monkeypatch.setattr("engine.checkpoint.writer._available_bytes", lambda: 0)
+    monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
     vit_keys = tuple(f"MODEL.{key}" for key in ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH"))
     argv = [word for word in digits_argv if not word.startswith(vit_keys)]
     resnet = ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "TRAIN.MAX_STEPS=2"]

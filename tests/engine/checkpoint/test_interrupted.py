@@ -39,7 +39,7 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
         ("after_step", 16, signal.SIGUSR1, (1, 8)),
         ("after_step", 3, signal.SIGHUP, (0, 3)),
         ("_after_eval_batch", 1, signal.SIGINT, (0, 8)),
-        ("_after_eval_batch", 8, signal.SIGTERM, (1, 8)),
+        ("_after_eval_batch", 8, signal.SIGUSR2, (1, 8)),
     ],
     ids=["in the first epoch", "at the last step", "hang-up", "in the first evaluation", "in the last evaluation"],
 )

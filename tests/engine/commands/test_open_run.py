@@ -11,7 +11,7 @@ from engine.commands.next_command import next_command
 from engine.commands.open_run import start_log
 from engine.commands.run import run
 from utils.errors import UserError
-from utils.launch import torchrun_processes
+from utils.launcher import launcher_words
 from utils.status import read_status
 
 
@@ -110,15 +110,20 @@ def test_printed_command_is_quoted_and_repeats_the_processes():
     assert words == ["main_multi_gpu.py", "-ngpus=3", "-resume=a folder"]
 
 
-def test_printed_command_starts_torchrun_again(monkeypatch):
+def test_printed_command_starts_the_launcher_again(monkeypatch):
     env = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    assert torchrun_processes({}) is None
-    assert torchrun_processes(env | {"WORLD_SIZE": "8"}) is None  # on two hosts
-    assert torchrun_processes(env | {"AMPVIT_PARENT_PID": "1"}) is None  # main_multi_gpu.py launched itself
-    assert torchrun_processes(env) == 4
-    monkeypatch.setattr("engine.commands.next_command.torchrun_processes", lambda: 4)
-    _, *words = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
-    assert words == ["-m", "torch.distributed.run", "--nproc_per_node=4", "main_multi_gpu.py", "-resume=x"]
+    assert launcher_words("python", {}) == ["python"]
+    assert launcher_words("python", env | {"WORLD_SIZE": "8"}) == ["python"]  # on two hosts
+    assert launcher_words("python", env | {"AMPVIT_PARENT_PID": "1"}) == ["python"]  # main_multi_gpu.py launched itself
+    assert launcher_words("python", env) == ["python", "-m", "torch.distributed.run", "--nproc_per_node=4"]
+    del env["TORCHELASTIC_RUN_ID"]
+    mpi, slurm = {"OMPI_COMM_WORLD_RANK": "0"}, {"SLURM_STEP_NUM_TASKS": "4"}
+    assert launcher_words("python", env | mpi) == ["mpirun", "-np", "4", "python"]
+    assert launcher_words("python", env | slurm) == ["srun", "--ntasks=4", "python"]
+    words = ["mpirun", "-np", "4"]
+    monkeypatch.setattr("engine.commands.next_command.launcher_words", lambda python: [*words, python])
+    printed = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
+    assert [*printed[:3], *printed[4:]] == [*words, "main_multi_gpu.py", "-resume=x"]
 
 
 def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path, capsys):

@@ -2,19 +2,24 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, train
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp, Train
+from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
+from engine.parallel.fsdp import FSDP
+from engine.parallel.strategy import Sharding
 from engine.precision.policy import Precision
 from models.build import build_model
 from models.vit import build_vit
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.sharded import local_tensor
+from utils.torch_compat import is_compiled
 
 CPU = torch.device("cpu")
 
@@ -155,3 +160,34 @@ def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
     model, _ = build_model(config.model, config.data, CPU)
     with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: no working compiler: .*no-compiler.*; install"):
         compile_model(model, Train(COMPILE="default"), cpu)
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_model_is_compiled_block_by_block(cpu, group_of_one, monkeypatch):
+    """Also with drop-path, whose rates differ. The backend traces as any other one, and generates no code."""
+    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
+    compile_block = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
+    config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
+    images, gradients = torch.randn(4, 1, 8, 8), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, strategy = build_vit(config.model, config.data), FSDP(Parallel(STRATEGY="fsdp"), cpu)
+        nn.init.normal_(model.head.weight, std=0.1)
+        strategy.shard(model, None, Sharding(None, ()))
+        if compiled:
+            assert compile_model(model, Train(COMPILE="default"), cpu, is_sharded=True) == "3 blocks"
+        names = list(model.state_dict())
+        torch.manual_seed(1)
+        model(images).square().sum().backward()
+        gradients.append([local_tensor(parameter.grad) for parameter in model.parameters()])
+        assert list(model.state_dict()) == names and all(map(is_compiled, model.blocks)) == compiled
+    assert compiled_graphs() >= 2
+    for actual, reference in zip(*gradients, strict=True):
+        assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6)

@@ -1,6 +1,6 @@
-"""One rank of test_levels.py: trains on its share of each batch and prints the resulting weights.
+"""One rank of test_levels.py: trains at each level on its share of each batch and prints the resulting weights.
 
-python levels_worker.py LEVEL RANKS
+python levels_worker.py RANKS
 """
 
 import json
@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.launch import exit_with_launcher, launch_processes
+from utils.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()
@@ -20,18 +21,19 @@ import timm
 import torch
 from torch.nn.functional import cross_entropy
 
-from configs.schema import Amp
-from engine.parallel.strategy import build_strategy
+from configs.schema import Amp, Parallel
+from engine.parallel.build import build_strategy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext, process_group
 
 
-def main(level: str) -> int:
+def main() -> int:
     with process_group() as context:
-        weights = train(level, context)
-        values = torch.cat([parameter.detach().float().flatten() for parameter in weights.compute.parameters()])
-        report = {"rank": context.rank, "sum": values.double().sum().item(), "first": values[::97].tolist()}
-        os.write(1, (json.dumps(report) + "\n").encode())
+        for level in ("O1", "O2", "O3"):
+            weights = train(level, context)
+            values = torch.cat([parameter.detach().float().flatten() for parameter in weights.compute.parameters()])
+            report = {"level": level, "sum": values.double().sum().item(), "first": values[::97].tolist()}
+            os.write(1, (json.dumps(report) + "\n").encode())
     return 0
 
 
@@ -42,7 +44,7 @@ def train(level: str, context: ProcessContext):
     model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, embed_dim=48, num_classes=5)
     compute_model = precision.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
-    strategy = build_strategy(context)
+    strategy = build_strategy(Parallel(), context)
     torch.manual_seed(1)
     images, targets = torch.randn(4, 2, 8, 3, 16, 16), torch.arange(8) % 5
     own_samples = slice(context.rank, None, context.world_size)
@@ -59,5 +61,4 @@ def train(level: str, context: ProcessContext):
 
 
 if __name__ == "__main__":
-    level, ranks = sys.argv[1:]
-    sys.exit(main(level) if detect_launcher() else launch_processes(__file__, sys.argv[1:], int(ranks)))
+    sys.exit(main() if detect_launcher() else launch_processes(__file__, sys.argv[1:], int(sys.argv[1])))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.launch import exit_with_launcher, launch_processes
+from utils.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()
@@ -19,8 +20,8 @@ if detect_launcher():
 import torch
 from torch import nn
 
-from configs.schema import Amp
-from engine.parallel.strategy import build_strategy
+from configs.schema import Amp, Parallel
+from engine.parallel.build import build_strategy
 from engine.precision.policy import Precision
 from utils.distributed import process_group
 
@@ -32,7 +33,7 @@ def main(patterns: list[str]) -> int:
         precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": "float16", **OPTIONS}), context.device)
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
-        wrapped = build_strategy(context).wrap(precision.attach(model), torch.zeros(2, 4))
+        wrapped = build_strategy(Parallel(), context).wrap(precision.attach(model), torch.zeros(2, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         history = []
         for overflow in patterns[context.rank]:

@@ -13,6 +13,7 @@ from conftest import TINY_VIT, only_run, run_script
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
+from engine.parallel.strategy import Communication
 from engine.profiling.advice import Op, Profile, bottlenecks, has_fast_half_precision
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, StepTimes, step_times
@@ -30,6 +31,7 @@ from engine.telemetry.phases import (  # fmt: skip
     PHASES,
     TRANSFORM,
 )
+from models.build import build_model
 from utils.distributed import single_process
 from utils.errors import UserError
 from utils.status import read_status
@@ -145,6 +147,7 @@ def profile(busy: dict | None = None, idle: dict | None = None, **changes) -> Pr
 CPU = {"device_type": "cpu", "is_compiled": False}
 MASKS = [Op("ampvit::random_mask", 0.3, 49)]
 ELEMENTWISE = [Op("aten::mm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::add_", 0.1, 24), Op("aten::copy_", 0.1, 9)]
+FP32, BF16 = (Communication(dtype, 10**6, 4, 0.3, 0.1) for dtype in ("float32", "bfloat16"))
 LAUNCH_WAITS = {"idle": {FORWARD: 0.2, BACKWARD: 0.2}}
 
 
@@ -169,6 +172,8 @@ def test_no_advice_without_a_bottleneck():
         (profile(busy={OPTIMIZER: 0.25}, has_fused_optimizer=False), r"25% .* not fused: .*TRAIN.OPTIMIZER.NAME AdamW"),
         (profile(ops=MASKS, **CPU), r"30% .* dropout masks, .*: set MODEL.DROPOUT"),
         (profile(busy={COMMUNICATION: 0.3}), r"30% .* communication between GPUs .*: .*-accum_iter"),
+        (profile(busy={COMMUNICATION: 0.3}, communication=FP32), r"30% .*: exchange .*COMM_HOOK=bf16.*-accum_iter"),
+        (profile(busy={COMMUNICATION: 0.3}, communication=BF16), r"30% .*: communicate less often: .*-accum_iter"),
         (profile(busy={TRANSFORM: 0.15}), r"15% .* augmentation .*DATA.AFFINE_"),
         (profile(idle={LOGGING: 0.12}), r"13% .* logging: .*REPORT_FREQ"),
     ],
@@ -277,9 +282,21 @@ def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
 
 def test_profile_of_two_ranks(tmp_path):
     argv = ("-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={tmp_path}", "-profile")
-    printed = run_script("main_multi_gpu.py", *argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=1000")
+    options = (*TINY_VIT, "MODEL.NUM_CLASSES=1000", "PARALLEL.COMM_HOOK=bf16", "PARALLEL.BUCKET_MB=0")
+    printed = run_script("main_multi_gpu.py", *argv, "-opts", *options)
     page = (only_run(tmp_path, "profile") / "profile.md").read_text()
     assert page in printed and "2 process(es)" in page and shares(page)[DATA_WAIT] > 0
+    config = parse_command_line(["-dataset=fake", "-opts", *options]).config
+    parameters = list(build_model(config.model, config.data, torch.device("cpu"))[0].parameters())
+    megabytes = 2 * sum(parameter.numel() for parameter in parameters) / 1e6
+    cells = rf"\| {len(parameters)} \| {megabytes:.3g} MB, bfloat16 \| [\d.e-]+ ms \| \d+% \|"
+    assert re.search(rf"## Exchange of gradients\n\n.*\n.*\n{cells}\n", page), page
+
+
+def test_the_exchange_of_gradients_is_unknown_without_torchs_figures():
+    page = profile_page(profile(communication=Communication("float32", 10**8, None, None, None)))
+    assert "| unknown | 100 MB, float32 | unknown | unknown |" in page
+    assert "Exchange" not in profile_page(profile())
 
 
 @pytest.mark.parametrize(("flag", "named"), [("-dry_run", "-dry_run"), ("-eval", "-eval"), ("-resume=auto", "-resume")])

@@ -1,6 +1,5 @@
 """Distillation: losses, the images of the teacher, distilled heads, precisions, exact resume, errors."""
 
-import json
 import math
 import re
 import shutil
@@ -11,7 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, run_script, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, run_ranks, states, train
 from PIL import Image
 from timm.models import VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
@@ -334,7 +333,7 @@ def test_two_ranks_train_as_one(digits_teacher, tmp_path):
         flags = student(output, digits_teacher, *more, kind=kind, model=RANKS[name][0])
         return [f"-batch_size={16 // ranks}" if flag.startswith("-batch_size") else flag for flag in flags]
 
-    run_script("tests/engine/training/step_worker.py", "2", json.dumps([argv(name, 2) for name in RANKS]))
+    run_ranks(2, *(argv(name, 2) for name in RANKS))
     for name, (_, tolerance) in RANKS.items():
         config = parse_command_line(argv(name, 1)).config
         torch.manual_seed(derive_seed(config.seed, "initialization"))

@@ -1,12 +1,11 @@
 """Training equals a plain loop: accumulation, clipping, smoothing, weight decay, warm-up, averaging."""
 
 import copy
-import json
 import math
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, run_script, samples_for, train
+from conftest import GREY, TINY_VIT, only_run, run_ranks, samples_for, train
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -124,7 +123,7 @@ def trained(request, tmp_path_factory) -> dict[str, dict]:
             train(argv, context)
     else:
         gpus = "0,1" if request.param == "two GPUs" else ""
-        run_script("tests/engine/training/step_worker.py", str(ranks), json.dumps(flags), gpus=gpus)
+        run_ranks(ranks, *flags, gpus=gpus)
     checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
     return {"devices": request.param, **checkpoints}
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from faults.scene import Scene, Skipped
 
+from engine.checkpoint.forms import FILE, LAST, PREVIOUS
 from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
+from utils.shard_folder import SHARDS
 
 ROOT = Path(__file__).parents[3]
 SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
@@ -238,7 +240,8 @@ def _check(fault: Fault, outcome: Outcome, scene: Scene, status: int, printed: s
 
 def _runs(scene: Scene) -> list[Path]:
     """Folders of runs that have saved a checkpoint, the newest last."""
-    return sorted({path.parent for path in scene.output.glob("*/*.pth")}, key=lambda path: path.stat().st_mtime)
+    found = {path.parent for form in ("pth", "shards") for path in scene.output.glob(f"*/*.{form}")}
+    return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def _state(scene: Scene) -> str | None:
@@ -247,7 +250,7 @@ def _state(scene: Scene) -> str | None:
 
 
 def has_good_checkpoint(folder: Path) -> bool:
-    return any(is_good(folder / name) for name in ("last.pth", "previous.pth"))
+    return any(is_good((folder / name).with_suffix(form)) for name in (LAST, PREVIOUS) for form in (FILE, SHARDS))
 
 
 def is_good(checkpoint: Path) -> bool:

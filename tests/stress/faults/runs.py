@@ -120,13 +120,28 @@ def rank_faults() -> list[Fault]:
         running.wait_for("Epoch[002")
         running.send_to_all(signal.SIGINT)
 
+    def terminal_closes(running: Running) -> None:
+        running.wait_for("Epoch[002")
+        running.send_to_all(signal.SIGHUP)
+
+    def unshared(scene: Scene) -> list[str]:
+        """Rank 1 has a file system of its own over the output folder, and another host name."""
+        if os.system("unshare -rmu true 2>/dev/null"):
+            raise Skipped("users cannot mount file systems on this machine")
+        scene.output.mkdir()
+        return scene.digits()
+
     def restarted(scene: Scene) -> list[str]:
         return scene.digits("TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1", "SAVE_FREQ_STEPS=5", flags=("-resume=auto",))
 
     torchrun = 'python=$1; shift; exec "$python" -m torch.distributed.run --standalone --nproc_per_node=2 '
     elastic, torchrun = (f'{torchrun} {more} "$@" 2>/dev/null' for more in ("--max-restarts=2", ""))
     killed, terminated = signal_to(signal.SIGKILL, 1), _send(signal.SIGTERM)
-    port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 WORLD_SIZE=2; {}"
+    two_hosts = """
+        export MASTER_PORT=$((20000 + $$ % 9000)) MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
+        RANK=1 unshare -rmu sh -c 'hostname hostB && mount -t tmpfs tmpfs output && exec "$@"' sh "$@" &
+        RANK=0 unshare -ru sh -c 'hostname hostA && exec "$@"' sh "$@"; status=$?; wait; exit $status"""
+    port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2; {}"
     return [
         Fault("rank 0 killed", two, r"rank 0", (1, 137), MULTI, signal_to(signal.SIGKILL, 0), "failed"),
         Fault("rank 1 killed", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGKILL, 1), "failed"),
@@ -136,6 +151,8 @@ def rank_faults() -> list[Fault]:
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _send(signal.SIGTERM), "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _send(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
+        Fault("a closed terminal on two ranks", two, None, (129,), MULTI, terminal_closes, "interrupted"),
+        Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=two_hosts),
         Fault("the launcher killed", two, None, (137,), MULTI, _send(signal.SIGKILL), "interrupted", grace_seconds=12),
         Fault("SIGTERM to torchrun", training, None, (1,), MULTI, terminated, "interrupted", shell=torchrun),
         Fault("torchrun restarts after a kill", restarted, None, (0,), MULTI, killed, "finished", shell=elastic),

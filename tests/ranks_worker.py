@@ -1,15 +1,16 @@
-"""One rank of test_step.py: trains once per list of flags.
+"""Several ranks that run one command per list of flags: the processes start once.
 
-python step_worker.py RANKS FLAGS    FLAGS: a JSON list of lists of flags
+python ranks_worker.py RANKS FLAGS    FLAGS: a JSON list of lists of flags
 """
 
 import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from utils.launch import detect_launcher, exit_with_launcher, launch_processes
+from utils.launch import exit_with_launcher, launch_processes
+from utils.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()

@@ -1,0 +1,196 @@
+"""Writing the checkpoints of a sharded run: every rank writes its part, and none gathers the whole."""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.tensor import DTensor
+
+from engine.checkpoint.forms import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    remove_checkpoint,
+    remove_old,
+    remove_temporary,
+    retire_other_form,
+    shards_of,
+)
+from engine.checkpoint.reader import FORMAT
+from engine.checkpoint.writer import available_bytes, copy_to_host
+from utils.atomic_file import tensor_bytes
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.json_content import encode_content
+from utils.shard_folder import (
+    CONTENT,
+    SHARDS,
+    FileEntry,
+    describe_file,
+    link_folder,
+    replace_folder,
+    temporary_folder,
+    write_manifest,
+    write_synced,
+)
+
+_FILE_BYTES = 1 << 30  # of one rank
+
+
+class ShardWriter:
+    """Writes folders of shards in a background thread of every rank, if host memory can hold a copy of its part.
+
+    All methods are collective calls. At any moment `last.shards` or `previous.shards` is complete: the ranks write to a
+    temporary folder, and the main process writes the manifest and renames the folder when all have finished. The
+    threads talk to each other in a gloo group of their own, so that they do not mix with the collectives of training.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        on_written: Callable[[Path, dict[str, Any]], None],
+        context: ProcessContext,
+        timeout_seconds: float,
+    ) -> None:
+        """`keep`: number of periodic checkpoints; `on_written` is called on the main process, as by `CheckpointWriter`.
+
+        timeout_seconds: a rank waits at most so long for the others to write.
+        """
+        self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future | None = None
+        if context.is_main:  # before the other ranks can write: they wait for the group
+            remove_temporary(folder)
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+        """Writes `last.shards`; its files also become `best.shards` and `<periodic>.shards` if those are due.
+
+        Raises:
+            UserError: this checkpoint, or the previous one, cannot be written; the folders on disk stay.
+        """
+        self.wait()
+        content = {"format": FORMAT} | state
+        text, tensors = encode_content(content)
+        local = {name: _to_savable(tensor) for name, tensor in tensors.items()}
+        if _local_bytes(local) > available_bytes() / 2 / self.context.local_world_size:
+            self._write(content, text, local, is_best, periodic)
+        else:
+            copies = {name: copy_to_host(tensor) for name, tensor in local.items()}
+            self._pending = self._thread.submit(self._write, content, text, copies, is_best, periodic)
+
+    def wait(self) -> None:
+        """Waits until all files of all ranks are written. Raises the error of the background thread."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def check(self) -> None:
+        """Raises the error of the background thread if it is known already; does not wait."""
+        if self._pending and self._pending.done():
+            self.wait()
+
+    def _write(
+        self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None
+    ) -> None:
+        last, files, problem = shards_of(self.folder / LAST), {}, None
+        temporary = temporary_folder(last)
+        try:
+            files = self._write_part(temporary, tensors)
+        except (OSError, CheckpointException) as error:
+            problem = _reason(error)
+        parts: list = [None] * self.context.world_size
+        dist.all_gather_object(parts, (files, problem), group=self._group)
+        problem = next((one for _, one in parts if one), None)
+        if self.context.is_main and not problem:
+            try:
+                self._commit(temporary, text, {name: entry for part, _ in parts for name, entry in part.items()})
+                self._link(last, is_best, periodic)
+            except OSError as error:
+                problem = _reason(error)
+        box = [problem]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        if box[0]:
+            self._fail(last, temporary, box[0])
+        if self.context.is_main:
+            self.on_written(shards_of(self.folder / BEST) if is_best else last, content)
+
+    def _write_part(self, temporary: Path, tensors: dict[str, torch.Tensor]) -> dict[str, FileEntry]:
+        """Writes this rank's part; torch's planner shares tensors that all ranks hold. Returns its files."""
+        file_of = _files(tensors, self.context.world_size)
+        writer = _Writer(str(temporary), fqn_to_index_mapping=file_of, save_distributed=True)
+        dcp.save(tensors, storage_writer=writer, process_group=self._group)
+        return {name: describe_file(temporary / name) for name in sorted(writer.files)}
+
+    def _commit(self, temporary: Path, text: str, files: dict[str, FileEntry]) -> None:
+        """Completes the folder, and makes it the last checkpoint."""
+        write_manifest(temporary, files | {CONTENT: write_synced(temporary / CONTENT, text)})
+        replace_folder(temporary, shards_of(self.folder / LAST), previous=shards_of(self.folder / PREVIOUS))
+        retire_other_form(self.folder, SHARDS)
+
+    def _link(self, last: Path, is_best: bool, periodic: str | None) -> None:
+        names = [BEST] if is_best else []
+        names += [f"{periodic}.pth"] if periodic and self.keep else []
+        for name in names:
+            target = shards_of(self.folder / name)
+            link_folder(last, target)
+            remove_checkpoint(self.folder / name)
+        if periodic and self.keep:
+            remove_old(self.folder, self.keep)
+
+    def _fail(self, last: Path, temporary: Path, problem: str) -> None:
+        if self.context.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(self.folder).free
+        raise UserError(
+            f"{last}: cannot be saved: {problem}, with {free:,} bytes free; the previous checkpoint is intact: free "
+            "space and resume"
+        )
+
+
+class _Writer(dcp.HuggingFaceStorageWriter):
+    """Torch's writer of safetensors shards, which remembers the files of this rank."""
+
+    files: frozenset[str] = frozenset()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        results = super().write_data(plan, planner)
+        self.files = frozenset(result.storage_data.relative_path for result in results.value())
+        return results
+
+
+def _files(tensors: dict[str, torch.Tensor], world_size: int) -> dict[str, int]:
+    """The number of the file of each tensor, from 1; equal on all ranks. Torch serializes a file in host memory."""
+    file_of, total = {}, 0
+    for name, tensor in tensors.items():
+        file_of[name] = 1 + total // _FILE_BYTES
+        total += tensor_bytes(tensor) // world_size
+    return file_of
+
+
+def _reason(error: OSError | CheckpointException) -> str:
+    if isinstance(error, CheckpointException):  # equal on all ranks
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"{getattr(cause, 'strerror', None) or cause} (rank {rank})"
+    return error.strerror or str(error)
+
+
+def _to_savable(tensor: torch.Tensor) -> torch.Tensor:
+    """The format has no scalars, and no strides."""
+    tensor = tensor.detach()
+    if tensor.dim() == 0:
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(1)
+    return tensor if isinstance(tensor, DTensor) else tensor.contiguous()
+
+
+def _local_bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return tensor_bytes([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()])

@@ -1,0 +1,103 @@
+"""Whether all hosts of a run see its folder: the ranks read checkpoints from it and write their logs to it."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from utils.distributed import ProcessContext, broadcast_object, gather_objects
+from utils.errors import UserError
+from utils.shard_folder import MANIFEST, SHARDS
+
+_VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
+_POLL_SECONDS = 0.25
+
+
+def check_shared(folder: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees a file that rank 0 creates in the folder. A collective call.
+
+    The file has a random name: a folder of the same name on the disk of another host does not pass.
+
+    Raises:
+        UserError: on all ranks; it names the host of rank 0 and those that do not see the folder.
+    """
+    if _is_one_host(context):
+        return
+    probe = folder / f".shared-{secrets.token_hex(8)}.tmp" if context.is_main else None
+    try:
+        if probe:
+            probe.touch()
+        probe = broadcast_object(probe, context)
+        sees = context.local_rank != 0 or wait_for(probe.exists, _VISIBLE_SECONDS)
+        blind = blind_hosts(context.hosts, gather_objects(sees, context))
+    finally:
+        if context.is_main:
+            probe.unlink(missing_ok=True)
+    if blind:
+        raise UserError(
+            f"SAVE: {os.path.abspath(folder)}: {_do_not_see(blind)} this folder of {context.hosts[0]}, the host of "
+            "rank 0; choose a folder on a disk that all hosts share with -output"
+        )
+
+
+def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
+
+    It writes nothing: a run that is evaluated may be read-only.
+
+    Raises:
+        UserError: on all ranks; it names the host of rank 0 and those that do not see the checkpoint.
+    """
+    if _is_one_host(context):
+        return
+    file = path / MANIFEST if path.suffix == SHARDS else path
+    size = None
+    if context.is_main:
+        with suppress(OSError):  # reading the checkpoint reports it
+            size = _size(file)
+    size = broadcast_object(size, context)
+    if size is None:
+        return
+    sees = context.local_rank != 0 or wait_for(lambda: _size(file) == size, _VISIBLE_SECONDS)
+    blind = blind_hosts(context.hosts, gather_objects(sees, context))
+    if blind:
+        raise UserError(
+            f"{os.path.abspath(path)}: {_do_not_see(blind)} this checkpoint of {context.hosts[0]}, the host of rank 0; "
+            "put it on a disk that all hosts share"
+        )
+
+
+def _is_one_host(context: ProcessContext) -> bool:
+    """By the launcher's counts: the names of two hosts, or of two containers, may be equal."""
+    return context.world_size == context.local_world_size
+
+
+def _size(file: Path) -> int:
+    """Of a file that is opened first: a network file system then asks its server instead of its cache."""
+    with open(file, "rb") as opened:
+        return os.fstat(opened.fileno()).st_size
+
+
+def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition becomes true within this time; an OSError, such as a stale handle, counts as false."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if is_true():
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+def blind_hosts(hosts: Sequence[str], sees: Sequence[bool]) -> list[str]:
+    """The hosts of which a rank does not see the file. hosts, sees: of each rank, in order."""
+    return list(dict.fromkeys(host for host, seen in zip(hosts, sees, strict=True) if not seen))
+
+
+def _do_not_see(blind: Sequence[str]) -> str:
+    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see"

@@ -1,0 +1,76 @@
+"""The model of an evaluation, and the parts that training shares with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from configs.schema import Config, Data
+from datasets.sources.class_names import names_of_labels
+from datasets.sources.samples import Samples
+from datasets.transforms.device import build_eval_transform
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.file_names import EVALUATION
+from engine.evaluation.files import EvaluationFiles
+from engine.parallel.strategy import Single, Strategy
+from engine.precision.policy import Precision
+from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
+from models.build import build_model
+from utils.distributed import ProcessContext
+
+
+@dataclass(frozen=True)
+class EvalModel:
+    """The model of `MODEL.PRETRAINED`. `compute` runs the forward passes; `fp32` may be the same module."""
+
+    compute: nn.Module
+    fp32: nn.Module
+    evaluator: Evaluator
+    notes: list[str]
+
+
+def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
+    allow_kernels(config.model.attention, context.device)
+    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
+    precision = Precision(config.amp, context.device)
+    apply_op_lists(model, config.model.attention, precision)
+    compute_model = precision.compute_copy(model)
+    notes = [f"Pretrained: {note}" for note in notes]
+    with torch.inference_mode(), precision.autocast():
+        notes += attention_notes(compute_model, dummy_images(config.data, context))
+    evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
+    return EvalModel(compute_model, model, evaluator, notes)
+
+
+def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
+    transform = build_eval_transform(config.data).to(context.device)
+    flips = config.eval.tta == "flip"
+    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label)
+
+
+def build_eval_files(
+    config: Config, samples: Samples, evaluator: Evaluator, folder: Path | None, name: str = EVALUATION
+) -> EvaluationFiles:
+    """The files of the evaluations of `samples`, in `name` in the folder of a run, which may be set later."""
+    names = names_of_labels(samples, config.model.num_classes)
+    files = EvaluationFiles(Path(name), samples, config.data, names, evaluator)
+    return files.in_run(folder) if folder else files
+
+
+def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
+    """Two black images (2, C, S, S): the fewest with which batch norm works."""
+    return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
+
+
+def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
+    """The attention kernels that the model uses, for the log."""
+    kernels = fused_kernels(model, images)
+    return [f"Attention: {', '.join(kernels)}"] if kernels else []
+
+
+def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
+    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this."""
+    if precision.lists_softmax and attention == AUTO:
+        use_attention(model, EXPLICIT)
+    precision.apply_op_lists(model)

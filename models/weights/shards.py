@@ -1,0 +1,162 @@
+"""Folders of safetensors shards, as torch's distributed checkpoints (DCP) write them: verified, then read.
+
+A folder has `content.json` (all but the tensors), shards, and `manifest.json` (see `utils.shard_folder`). No pickle is
+read: DCP's Hugging Face format has none.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from utils.errors import UserError
+from utils.json_content import MAX_JSON_BYTES, StoredTensor, decode_content, refused
+from utils.shard_folder import CONTENT, FileEntry, read_manifest, read_verified, verify_file
+
+WEIGHTS = ("model", "ema")  # the entries whose values must be finite
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+                  torch.int8, torch.uint8, torch.bool)
+}  # fmt: skip
+
+
+def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    """The content of a folder, with a `StoredTensor` for each tensor.
+
+    The shards are verified: SHA-256, finite weights. With several ranks, each verifies its share of the files, and all
+    must compare their results.
+
+    Raises:
+        UserError: a file is damaged, missing, no part of the checkpoint, or holds non-finite weights.
+    """
+    files = read_manifest(folder)
+    content = read_content(folder, files)
+    found = iter_stored(content)
+    stored = {tensor.name: tensor for tensor in found}
+    if len(stored) < len(found):
+        raise UserError(f"{folder / CONTENT}: is not a checkpoint of this project: a tensor twice; use another")
+    weights = {tensor.name for entry in WEIGHTS for tensor in iter_stored(content.get(entry))}
+    for name in sorted(files.keys() - {CONTENT})[rank::world_size]:
+        verify_file(folder / name, files[name])
+        _check_finite(folder / name, weights)
+    _check_complete(folder, stored)
+    return content
+
+
+def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dict[str, Any]:
+    """All but the tensors, verified. files: the manifest.
+
+    Raises:
+        UserError: the manifest or `content.json` is damaged.
+    """
+    text = read_verified(folder / CONTENT, (files or read_manifest(folder))[CONTENT], MAX_JSON_BYTES)
+    try:
+        content = decode_content(text, folder)
+        if not isinstance(content, dict):
+            raise TypeError("no dict")
+    except (ValueError, TypeError, KeyError) as error:
+        raise refused(folder / CONTENT, error) from None
+    return content
+
+
+def iter_stored(content: Any) -> list[StoredTensor]:
+    """The stored tensors in nested dicts, lists and tuples."""
+    if isinstance(content, StoredTensor):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
+    return [tensor for part in parts for tensor in iter_stored(part)]
+
+
+def _replace_stored(content: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The content with the tensors of these names in place of the stored ones."""
+    if isinstance(content, StoredTensor):
+        return tensors[content.name]
+    if isinstance(content, dict):
+        return {key: _replace_stored(value, tensors) for key, value in content.items()}
+    return type(content)(_replace_stored(p, tensors) for p in content) if isinstance(content, list | tuple) else content
+
+
+def empty_on_host(stored: StoredTensor) -> torch.Tensor:
+    return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
+
+
+def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor] = empty_on_host) -> Any:
+    """Content of `open_shards` with its tensors.
+
+    make_target: returns the tensor, or DTensor, to read a stored one into; of a DTensor only the local part is read.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    stored = iter_stored(content)
+    if not stored:
+        return content
+    tensors = {one.name: make_target(one) for one in stored}
+    targets = {name: tensor if tensor.dim() else tensor.view(1) for name, tensor in tensors.items()}
+    _read_into(stored[0].folder, targets)
+    return _replace_stored(content, tensors)
+
+
+def _read_into(folder: Path, targets: dict[str, torch.Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp  # a second
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
+        try:
+            dcp.load(targets, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except dcp.api.CheckpointException as failure:
+            error = next(iter(failure.failures.values()))[0]
+            raise refused(folder, error) from error
+
+
+def _check_finite(path: Path, weights: set[str]) -> None:
+    """Raises a UserError if one of the tensors `weights` is in the file and not finite."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                if name in weights and not file.get_tensor(name).isfinite().all():
+                    raise UserError(
+                        f"{path.parent}: contains NaN or infinite values in {name.replace('.', ' ', 1)[:100]}; use an "
+                        "earlier checkpoint"
+                    )
+    except UserError:
+        raise
+    except Exception as error:  # the library raises almost any type for a damaged file
+        raise refused(path, error) from None
+
+
+def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
+    """Raises a UserError unless the shards hold each tensor once, whole, with its dtype, and no other tensor."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    try:
+        metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+        found = metadata.state_dict_metadata
+        dtypes: dict[str, set[torch.dtype]] = {}
+        for index, info in metadata.storage_data.items():
+            dtypes.setdefault(index.fqn, set()).add(info.dtype)
+        wrong = list(stored.keys() ^ found.keys())
+        for name in stored.keys() & found.keys():
+            if dtypes[name] != {_DTYPES.get(stored[name].dtype)} or not _covers(found[name].chunks, stored[name].shape):
+                wrong.append(name)
+    except Exception as error:  # the libraries raise almost any type for a damaged file
+        raise refused(folder, error) from None
+    if wrong:
+        raise UserError(f"{folder}: is damaged: {sorted(wrong)[0][:100]!r} is not complete in its shards; use another")
+
+
+def _covers(chunks: list[Any], shape: tuple[int, ...]) -> bool:
+    """Whether the chunks, which are ranges of the first dimension, are the whole tensor, without overlap."""
+    shape = shape or (1,)
+    parts = sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks if math.prod(chunk.sizes))
+    row = 0
+    for offsets, sizes in parts:
+        if offsets != (row, *[0] * (len(shape) - 1)) or sizes[1:] != shape[1:]:
+            return False
+        row += sizes[0]
+    return row == shape[0] or not math.prod(shape)

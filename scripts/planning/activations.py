@@ -1,0 +1,172 @@
+"""Memory of the passes of a training step, measured on torch's meta device: tensors without memory, on any machine.
+
+A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until the last
+reference to it is gone, which is when an allocator could use it again. So the figure holds for any model, with and
+without gradient checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et
+al., "Reducing Activation Recomputation in Large Transformer Models", 2022).
+
+Dtypes are those of autocast on a GPU. Attention keeps what a fused kernel keeps: its inputs, its output, and one fp32
+value per query and head. Dropout keeps a mask of one byte per value. The op list of a compiled model differs: it keeps
+less.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from configs.schema import Data
+from utils.torch_compat import DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
+
+BATCHES = (16, 32)  # images; memory grows linearly between them
+# As in https://docs.pytorch.org/docs/stable/amp.html, those that models of images use.
+_IN_HALF = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "bmm", "baddbmm", "addmm", "einsum"}
+_IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy"}
+
+
+class PassMemory(NamedTuple):
+    """Bytes of the passes besides weights, gradients and moments.
+
+    per_image: activations. fixed: for any batch size, such as weights that autocast casts. ops: of a micro-step.
+    """
+
+    per_image: float
+    fixed: float
+    ops: int
+
+    def at(self, batch_size: int) -> float:
+        return self.per_image * batch_size + self.fixed
+
+
+def measure_passes(model: nn.Module, data: Data, half: torch.dtype | None, explicit_attention: bool) -> PassMemory:
+    """The memory of a micro-step of `model`, which is on the meta device, in training mode.
+
+    Args:
+        half: the dtype of autocast; None without autocast.
+    """
+    small, large = BATCHES
+    peaks = [_peak(model, _images(data, size, model), half, explicit_attention) for size in BATCHES]
+    (low, _), (high, ops) = peaks
+    per_image = (high - low) / (large - small)
+    return PassMemory(per_image, max(0.0, low - small * per_image), ops)
+
+
+def _images(data: Data, batch_size: int, model: nn.Module) -> torch.Tensor:
+    dtype = next(model.parameters()).dtype
+    return torch.empty((batch_size, data.image_channels, *[data.image_size] * 2), dtype=dtype, device="meta")
+
+
+def _peak(
+    model: nn.Module, images: torch.Tensor, half: torch.dtype | None, explicit_attention: bool
+) -> tuple[int, int]:
+    """(largest sum of the bytes of all storages that the passes make, ops). Gradients of weights are freed at once."""
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda tensor: setattr(tensor, "grad", None))
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        with _LiveBytes() as live, _GPUOps(half, explicit_attention):
+            outputs = model.train()(images)  # a distilled model has two
+            backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return live.peak, live.ops
+
+
+class _LiveBytes(DispatchMode):
+    """Sums the bytes of the storages that live. Tensors from before are not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = self.ops = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        inputs = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _is_tensor(tensor)}
+        result = op(*args, **(kwargs or {}))
+        self.ops += 1
+        for tensor in tree_leaves(result):
+            if _is_tensor(tensor):
+                self._count(tensor.untyped_storage(), inputs)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key in self._known or key in inputs:
+            return
+        self._known.add(key)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(storage, self._free, key, size).atexit = False
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.bytes -= size
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+class _GPUOps(TorchFunctionMode):
+    """Autocast, fused attention and dropout of a GPU: the meta device has none of them."""
+
+    def __init__(self, half: torch.dtype | None, explicit_attention: bool) -> None:
+        super().__init__()
+        self.half, self.explicit_attention = half, explicit_attention
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        is_fused = function is F.scaled_dot_product_attention and not self.explicit_attention
+        if self.half and (name in _IN_HALF or is_fused):
+            args, kwargs = _cast(args, kwargs, self.half)
+        elif self.half and name in _IN_FP32:
+            args, kwargs = _cast(args, kwargs, torch.float32)
+        if is_fused:
+            return _FusedAttention.apply(*args[:3], kwargs.get("attn_mask"))
+        if function is F.dropout and _drops(*args, **kwargs):
+            return _Dropout.apply(args[0])
+        return function(*args, **kwargs)
+
+
+def _cast(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return tree_map_only(torch.Tensor, cast, (args, kwargs))
+
+
+def _drops(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:  # as F.dropout
+    return training and p > 0
+
+
+class _FusedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        # (B, heads, N, C) that is stored as (B, N, heads, C), as the kernels store it.
+        shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], v.shape[-1])
+        output = q.new_empty(shape).transpose(-3, -2)
+        ctx.save_for_backward(q, k, v, mask, output, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, mask = ctx.saved_tensors[:4]
+        needs_mask = mask is not None and ctx.needs_input_grad[3]
+        return (*map(torch.empty_like, (q, k, v)), torch.empty_like(mask) if needs_mask else None)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(torch.empty_like(values, dtype=torch.bool))
+        return torch.empty_like(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(grad)

@@ -1,0 +1,155 @@
+"""What a training step asks of a device: parameters, FLOPs, bytes. Read from the model on the meta device."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from configs.schema import Config, Train
+from engine.parallel.blocks import blocks_of
+from engine.precision.policy import Precision, precision_name
+from engine.telemetry.flops import training_flops
+from engine.training.optimizer import build_optimizer, check_sharded_optimizer
+from models.attention import EXPLICIT
+from models.build import build_model
+from scripts.planning.activations import PassMemory, measure_passes
+from utils.errors import UserError
+from utils.torch_compat import BatchNorm
+
+_GPU, _META = torch.device("cuda"), torch.device("meta")
+_PROBE_WIDTH = 256  # of the weight whose moments are counted
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step of one model with one set of options.
+
+    Attributes:
+        parameters, trained: their number; trained: those with a gradient.
+        block: parameters of the largest block; rest: those outside of all blocks.
+        flops_per_image: of the forward and backward pass, without recomputation.
+        passes: by whether the blocks are checkpointed; without True if the model does not support it.
+        moments: values per trained parameter that the optimizer keeps.
+        has_average: on the device.
+        sharding_problem: why the trainer refuses FSDP and HSDP; None if it does not.
+        level: O0 (no mixed precision) to O3. dtype: of the matrix products.
+    """
+
+    name: str
+    parameters: int
+    trained: int
+    block: int
+    rest: int
+    flops_per_image: int
+    passes: dict[bool, PassMemory]
+    moments: float
+    has_average: bool
+    sharding_problem: str | None
+    level: str
+    dtype: torch.dtype
+    tf32: bool
+    precision: str
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the model that runs the passes has half weights."""
+        return self.level in ("O2", "O3")
+
+
+def measure_workload(config: Config) -> Workload:
+    """Builds the model on the meta device, counts its FLOPs, and runs its passes there.
+
+    Drop-path is off: it would save memory and time, by a part that changes from step to step.
+
+    Raises:
+        UserError: the model or the optimizer cannot be built, or its passes do not run on the meta device.
+    """
+    amp = config.amp.model_copy(update={"dtype": config.amp.dtype or "float16"})  # the default of a GPU
+    config = config.with_model(pretrained=None, droppath=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        precision = Precision(amp, _META)
+        passes: dict[bool, PassMemory] = {}
+        model = _build(config, False)
+        passes[False] = _measure(model, config, precision)
+        if hasattr(model, "set_grad_checkpointing"):
+            try:
+                passes[True] = _measure(_build(config, True), config, precision)
+            except UserError:
+                if config.model.grad_checkpointing:
+                    raise
+        flops = training_flops(model, config.data)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    blocks = list(_block_sizes(model))
+    return Workload(
+        name=config.model.name,
+        parameters=_size(model),
+        trained=trained,
+        block=max(blocks, default=0),
+        rest=_size(model) - sum(blocks),
+        flops_per_image=flops,
+        passes=passes,
+        moments=moments_per_parameter(config.train),
+        has_average=config.train.model_ema and not config.train.model_ema_force_cpu,
+        sharding_problem=_sharding_problem(model, config.train, precision),
+        level=precision.level,
+        dtype=precision.dtype,
+        tf32=precision.tf32,
+        precision=precision_name(amp, _GPU),
+    )
+
+
+def _build(config: Config, checkpointing: bool) -> nn.Module:
+    options = config.with_model(grad_checkpointing=checkpointing)
+    with _META:
+        return build_model(options.model, options.data, _META)[0]
+
+
+def _measure(model: nn.Module, config: Config, precision: Precision) -> PassMemory:
+    half = precision.dtype if precision.level in ("O1", "O2") else None
+    is_explicit = config.model.attention == EXPLICIT
+    try:
+        return measure_passes(precision.compute_copy(model), config.data, half, is_explicit)
+    except Exception as error:  # a model may do anything that tensors without memory do not support
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"MODEL.NAME: {config.model.name} does not run without memory ({reason}); measure it with -profile"
+        ) from error
+
+
+def _sharding_problem(model: nn.Module, options: Train, precision: Precision) -> str | None:
+    if precision.level == "O3":
+        return "they do not support AMP.LEVEL O3"
+    if any(isinstance(module, BatchNorm) for module in model.modules()):
+        return "they do not support batch norms, which this model has"
+    try:
+        check_sharded_optimizer(options.optimizer)
+    except UserError:
+        return f"they do not support {options.optimizer.name}"
+    return None
+
+
+def _block_sizes(model: nn.Module) -> Iterator[int]:
+    """Parameters of each block without those of blocks inside it."""
+    counted: set[int] = set()
+    for block in reversed(blocks_of(model)):  # inner ones first
+        own = {id(parameter): parameter.numel() for parameter in block.parameters() if id(parameter) not in counted}
+        counted |= set(own)
+        yield sum(own.values())
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def moments_per_parameter(options: Train) -> float:
+    """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
+    probe = nn.Linear(_PROBE_WIDTH, _PROBE_WIDTH, bias=False)
+    optimizer = build_optimizer(probe, options.model_copy(update={"layer_decay": None}))
+    probe.weight.grad = torch.ones_like(probe.weight)
+    optimizer.step()
+    state = (value for values in optimizer.state.values() for value in values.values())
+    values = sum(value.numel() for value in state if isinstance(value, torch.Tensor) and value.dim())
+    return values / probe.weight.numel()

@@ -1,0 +1,111 @@
+"""Hosts that do not share the folder of a run, or lack the data: told before training, with the names of the hosts."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.command_line import parse_command_line
+from datasets import registry
+from engine.commands import shared_folder
+from engine.commands.shared_folder import blind_hosts, check_same_checkpoint, check_shared, wait_for
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+HOSTS = ("node1", "node1", "node2", "node3")
+
+
+def on_rank(rank: int) -> ProcessContext:
+    return ProcessContext(rank, (0, 1, 0, 0)[rank], 4, 1, torch.device("cpu"), HOSTS)
+
+
+def test_hosts_that_do_not_see_the_folder_are_named(tmp_path, monkeypatch):
+    assert blind_hosts(HOSTS, [True] * 4) == []
+    monkeypatch.setattr(shared_folder, "broadcast_object", lambda value, _: value)
+    monkeypatch.setattr(shared_folder, "gather_objects", lambda sees, _: [sees, True, False, False])
+    line = rf"^SAVE: {tmp_path}: node2 and node3 do not see this folder of node1, the host of rank 0; .* -output$"
+    with pytest.raises(UserError, match=line):
+        check_shared(tmp_path, on_rank(0))
+
+
+@pytest.mark.parametrize("name", ["last.pth", "last.shards"])
+@pytest.mark.parametrize(("content", "sees"), [("weights", True), ("others", False), (None, False)])
+def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, name, content, sees):
+    """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
+    monkeypatch.setattr(shared_folder, "_VISIBLE_SECONDS", 0.0)
+    paths = [tmp_path / node / name for node in ("node1", "node2")]
+    for path, text in zip(paths, ("weights", content), strict=True):
+        file = path / "manifest.json" if path.suffix == ".shards" else path
+        file.parent.mkdir(parents=True)
+        if text:
+            file.write_text(text)
+    sizes = []
+    monkeypatch.setattr(shared_folder, "gather_objects", lambda seen, _: [True, True, seen, True])
+    monkeypatch.setattr(shared_folder, "broadcast_object", lambda size, _: sizes.append(size) or size)
+    check_same_checkpoint(paths[0], on_rank(0))
+    monkeypatch.setattr(shared_folder, "broadcast_object", lambda size, _: sizes[0])
+    if sees:
+        check_same_checkpoint(paths[1], on_rank(2))
+    else:
+        with pytest.raises(UserError, match=rf"^{paths[1]}: node2 does not see this checkpoint of node1, "):
+            check_same_checkpoint(paths[1], on_rank(2))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_one_host_exchanges_nothing(tmp_path):
+    """So that its folders may be read-only. There is no process group here."""
+    one_host = ProcessContext(0, 0, 4, 4, torch.device("cpu"), ("node1",) * 4)
+    check_shared(tmp_path / "missing", one_host)
+    check_same_checkpoint(tmp_path / "missing", one_host)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monkeypatch, shares):
+    """Rank 0 writes in one folder; rank 2 looks for the file in the same folder or in another one."""
+    monkeypatch.setattr(shared_folder, "_VISIBLE_SECONDS", 0.0)
+    sent, seen = [], []
+    other = tmp_path / "disk of node2"
+    other.mkdir()
+
+    def rank_2_looks(sees: bool, context: ProcessContext) -> list[bool]:
+        monkeypatch.setattr(shared_folder, "gather_objects", lambda sees, _: seen.append(sees) or [True] * 4)
+        received = sent[0] if shares else other / sent[0].name
+        monkeypatch.setattr(shared_folder, "broadcast_object", lambda value, _: received)
+        check_shared(tmp_path, on_rank(2))
+        return [sees, True, *seen, True]
+
+    monkeypatch.setattr(shared_folder, "broadcast_object", lambda value, _: sent.append(value) or value)
+    monkeypatch.setattr(shared_folder, "gather_objects", rank_2_looks)
+    if shares:
+        check_shared(tmp_path, on_rank(0))
+    else:
+        with pytest.raises(UserError, match="node2 does not see"):
+            check_shared(tmp_path, on_rank(0))
+    assert not list(tmp_path.glob(".shared*"))
+
+
+def test_a_file_that_appears_late_is_seen(tmp_path):
+    late = tmp_path / "late"
+    threading.Thread(target=lambda: (time.sleep(0.3), late.touch())).start()
+    assert wait_for(late.exists, 30.0)
+    assert not wait_for((tmp_path / "never").exists, 0.0)
+
+
+def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
+    """`read_samples` on a rank whose rank 0 has found no error."""
+    monkeypatch.setattr(registry, "broadcast_object", lambda value, context: None)
+    config = parse_command_line(["-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1"]).config
+    return registry.read_samples(config.data, 2, on_rank(rank), "train", "val")
+
+
+def test_a_host_without_the_data_is_named(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*train_list.txt"):
+        read_on(2, tmp_path, monkeypatch)
+    for split in ("train", "val"):
+        rows = "".join(f"{split}/{number}.jpg {number % 2}\n" for number in range(100))
+        (tmp_path / f"{split}_list.txt").write_text(rows)
+    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*is not a file in"):
+        read_on(2, tmp_path, monkeypatch)
+    assert len(read_on(1, tmp_path, monkeypatch)) == 2  # the ranks of rank 0's host leave the files to it

@@ -1,0 +1,69 @@
+"""scripts/slurm/train.sbatch with a fake srun and scontrol, and scripts/kubernetes/train.yaml."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.command_line import parse_command_line
+from utils.launcher import check_node_variables, detect_launcher, has_node_variables
+
+ROOT = Path(__file__).parents[2]
+SBATCH = ROOT / "scripts/slurm/train.sbatch"
+
+
+def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) -> tuple[int, str, str]:
+    """The status of the batch file, the arguments of srun and those of scontrol."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/activate").write_text("")
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, status in (("srun", srun_status), ("scontrol", 0)):
+        (programs / name).write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {folder / name}\nexit {status}\n')
+        (programs / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"} | variables
+    status = subprocess.run(["bash", SBATCH, *flags], cwd=folder, env=env, timeout=60).returncode
+    srun, scontrol = ((folder / name).read_text() if (folder / name).exists() else "" for name in ("srun", "scontrol"))
+    return status, srun, scontrol
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued"),
+    [(0, "0", False), (1, "0", False), (2, "0", False), (138, "0", True), (140, "7", True), (138, "100", False)],
+)
+def test_sbatch_requeues_an_interrupted_job_only(tmp_path, status, restarts, requeued):
+    ended, _, scontrol = run_sbatch(tmp_path, status, SLURM_RESTART_COUNT=restarts)
+    assert ended == status
+    assert scontrol.split() == (["requeue", "42"] if requeued else [])
+
+
+def test_sbatch_passes_flags_that_resume(tmp_path):
+    _, srun, _ = run_sbatch(tmp_path, 0, "-opts", "SEED=3", SLURM_CPUS_PER_TASK="8")
+    cpus, python, script, *flags = srun.splitlines()
+    assert (cpus, python, script) == ("--cpus-per-task=8", "python", "main_multi_gpu.py")
+    config = parse_command_line(flags).config
+    assert (config.model.resume, config.seed, config.amp.enabled) == ("auto", 3, True)
+
+
+def test_sbatch_options():
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", SBATCH.read_text(), re.MULTILINE))
+    assert options["signal"] == "USR1@120" and options["open-mode"] == "append" and "requeue" in options
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+
+
+def test_kubernetes_manifest():
+    service, job = yaml.safe_load_all((ROOT / "scripts/kubernetes/train.yaml").read_text())
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    env = {variable["name"]: variable.get("value", "1") for variable in container["env"]}
+    assert container["command"] == ["python", "main_multi_gpu.py"]
+    assert detect_launcher(env) is None and has_node_variables(env)
+    assert check_node_variables(env) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+    name = job["metadata"]["name"]
+    assert env["PET_MASTER_ADDR"] == f"{name}-0.{spec['subdomain']}"  # the host name of the pod with index 0
+    assert spec["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": name}
+    assert parse_command_line(container["args"]).config.model.resume == "auto"

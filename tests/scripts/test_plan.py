@@ -1,0 +1,289 @@
+"""plan.py: published rates, memory against closed forms, the largest batch, calibration, and wrong input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY_VIT
+from torch import nn
+
+from configs.command_line import parse_command_line, to_yaml
+from configs.schema import Config, Data, Parallel
+from scripts import plan
+from scripts.planning.activations import measure_passes
+from scripts.planning.calibration import calibrate
+from scripts.planning.devices import Cluster, parse_cluster
+from scripts.planning.layout import layouts
+from scripts.planning.memory import memory_of
+from scripts.planning.picture import predicted_rates
+from scripts.planning.plan import make_plan
+from scripts.planning.speed import fit_mfu, predict
+from scripts.planning.workload import Workload, measure_workload, moments_per_parameter
+from utils.errors import UserError
+
+TINY = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", *TINY_VIT]
+NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
+
+
+def config_of(*argv: str) -> Config:
+    return parse_command_line(list(argv)).config
+
+
+@pytest.fixture(scope="module")
+def vit_g() -> Workload:
+    """As NVIDIA trained it: bfloat16, O2, AdamW."""
+    return measure_workload(config_of("-model=vit_giant_patch14_224", "-amp_dtype=bfloat16", "-opts", "AMP.LEVEL=O2"))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Workload:
+    return measure_workload(config_of(*TINY))
+
+
+def layout_of(workload: Workload, cluster: Cluster, strategy: str, **options):
+    found = {layout.strategy: layout for layout in layouts(workload, Parallel(**options), cluster)}
+    return found[strategy]
+
+
+# Published rates
+
+NODES = (1, 2, 4, 8, 16)
+# "NVIDIA NeMo Framework User Guide", Vision Transformer, Performance: images/s of ViT-g/14 on hosts of 8 GPUs, with a
+# batch size of 64 per device ("Vision Transformer Training", predefined configurations).
+PUBLISHED = {"H100": (1428, 2846, 5737, 11222, 21561), "A100": (693, 1347, 2642, 5454, 10644)}
+
+
+@pytest.mark.parametrize("device", PUBLISHED)
+@pytest.mark.parametrize("global_batch", [None, 4096])  # the guide does not say whether the global batch was constant
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
+def test_the_published_rates_follow_from_that_of_eight_devices(vit_g, device, global_batch, strategy):
+    def setting(nodes: int):
+        cluster = parse_cluster(f"8x{device}", nodes)
+        kind = "fsdp" if strategy == "hsdp" and nodes == 1 else strategy
+        batch = min(64, (global_batch or 10**6) // cluster.size)
+        accumulation = global_batch // cluster.size // batch if global_batch else 1
+        return vit_g, layout_of(vit_g, cluster, kind), batch, accumulation
+
+    mfu = fit_mfu(*setting(1), False, PUBLISHED[device][0])
+    assert 0.25 < mfu < 0.5
+    for nodes, published in zip(NODES, PUBLISHED[device], strict=True):
+        predicted = predict(*setting(nodes), mfu, False).images_per_second
+        assert predicted == pytest.approx(published, rel=0.08), nodes
+
+
+def test_the_model_of_the_published_rates_is_vit_g(vit_g):
+    assert vit_g.parameters == pytest.approx(1011e6, rel=0.003)  # the guide: 1011 million
+    assert vit_g.flops_per_image == pytest.approx(6 * 257 * 1.011e9, rel=0.03)  # 2 + 4 per parameter and token
+
+
+# Memory
+
+
+def test_activations_of_a_chain_of_layers_have_a_closed_form():
+    """A tanh keeps its output, which is also the input of the next layer. Up to three more tensors live at the peak."""
+    width, depth, data = 12, 10, Data(IMAGE_SIZE=2)
+    with torch.device("meta"):
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    passes = measure_passes(nn.Sequential(nn.Flatten(), *layers), data, None, False)
+    tensors = passes.per_image / (4 * width)
+    assert depth <= tensors <= depth + 3
+    assert passes.fixed < 4 * (width + 1) * width * 3
+
+
+def test_activations_of_vits_agree_with_the_formula(vit_g):
+    """34 bytes per token, channel and block (Korthikanti et al.), whose residual is half: this one is fp32 in O1."""
+    formula = 34 * 257 * 1408 * 40
+    assert vit_g.passes[False].per_image == pytest.approx(formula, rel=0.15)
+    o1 = measure_workload(config_of("-model=vit_small_patch16_224", "-amp_dtype=bfloat16", *NO_DROPOUT))
+    assert o1.passes[False].per_image == pytest.approx(34 * 197 * 384 * 12, rel=0.15)
+    assert o1.passes[False].fixed == pytest.approx(2 * o1.parameters, rel=0.05)  # the weights that autocast casts
+
+
+def test_checkpointing_keeps_one_input_per_block(vit_g):
+    inputs = 2 * 257 * 1408 * 40  # in bf16
+    one_block = vit_g.passes[False].per_image / 40
+    assert inputs < vit_g.passes[True].per_image < inputs + 1.5 * one_block
+
+
+@pytest.mark.parametrize("model", ["resnet18", "convnext_atto"])
+def test_other_families_are_measured_too(model):
+    workload = measure_workload(config_of(f"-model={model}", "-amp_dtype=bfloat16"))
+    assert 0 < workload.passes[True].per_image < workload.passes[False].per_image
+    assert bool(workload.sharding_problem) == (model == "resnet18") and workload.block > 0
+
+
+def test_the_state_is_16_bytes_per_parameter_and_20_with_an_average(tiny):
+    one = layout_of(tiny, parse_cluster("H100", 1), "ddp")
+    assert memory_of(tiny, one, False).state == 16 * tiny.parameters
+    assert memory_of(replace(tiny, has_average=True), one, False).state == 20 * tiny.parameters
+    assert memory_of(replace(tiny, level="O2"), one, False).state == (4 + 2 + 2 + 8) * tiny.parameters
+    assert memory_of(replace(tiny, level="O3"), one, False).state == (2 + 2 + 8) * tiny.parameters
+
+
+def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
+    cluster = parse_cluster("8xH100", 4)
+    for strategy, shards in (("fsdp", 32), ("hsdp", 8)):
+        memory = memory_of(tiny, layout_of(tiny, cluster, strategy), False)
+        assert memory.state == pytest.approx(16 * tiny.parameters / shards)
+        assert memory.gathered == 4 * (tiny.rest + 3 * tiny.block)
+    kept = layout_of(tiny, cluster, "fsdp", RESHARD_AFTER_FORWARD=False)
+    assert memory_of(tiny, kept, False).gathered == 4 * tiny.parameters
+
+
+def test_the_largest_batch_is_the_last_that_fits(vit_g):
+    for device in ("H100", "A10", "T4"):
+        cluster = parse_cluster(f"8x{device}", 1)
+        for layout in layouts(vit_g, Parallel(), cluster):
+            memory = memory_of(vit_g, layout, True)
+            largest = memory.largest_batch(cluster.memory_bytes)
+            assert memory.total(largest + 1) > cluster.memory_bytes
+            assert largest == 0 or memory.total(largest) <= cluster.memory_bytes
+    assert largest > 0 == memory_of(vit_g, layout_of(vit_g, cluster, "ddp"), True).largest_batch(16e9)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("AdamW", 2), ("SGD", 1), ("Lion", 1), ("LAMB", 2)])
+def test_moments_are_counted(name, moments):
+    config = config_of("-opts", f"TRAIN.OPTIMIZER.NAME={name}")
+    assert moments_per_parameter(config.train) == moments
+
+
+# Speed
+
+
+def test_one_device_has_no_traffic_and_a_slow_network_is_exposed(tiny):
+    one = layout_of(tiny, parse_cluster("H100", 1), "ddp")
+    step = predict(tiny, one, 4, 1, 0.4, False)
+    assert step.exposed == 0 and step.images == 4
+    assert step.compute == pytest.approx(4 * tiny.flops_per_image / (0.4 * 66.9e12))
+    slow = parse_cluster("8xH100", 2, network_gbit=1.0)
+    steps = {layout.strategy: predict(tiny, layout, 4, 1, 0.4, False) for layout in layouts(tiny, Parallel(), slow)}
+    expected = 2 * 4 * tiny.parameters / 8 * (1 / 2) / (0.75 * 1e9 / 8 / 8)  # over two hosts, 1 Gbit/s for 8 devices
+    assert steps["ddp"].exposed == pytest.approx(expected - 0.9 * 2 / 3 * step.compute)
+    assert steps["hsdp"].seconds < steps["fsdp"].seconds  # whole parameters cross the network with FSDP only
+    hook = layout_of(tiny, slow, "ddp", COMM_HOOK="bf16")
+    assert predict(tiny, hook, 4, 1, 0.4, False).exposed == pytest.approx(expected / 2 - 0.9 * 2 / 3 * step.compute)
+
+
+def test_accumulation_hides_the_gradients_and_checkpointing_computes_a_third_more(tiny):
+    slow = layout_of(tiny, parse_cluster("8xH100", 2, network_gbit=1.0), "ddp")
+    one, four = (predict(tiny, slow, 4, steps, 0.4, False) for steps in (1, 4))
+    assert four.exposed == one.exposed and four.compute == 4 * one.compute
+    assert predict(tiny, slow, 4, 1, 0.4, True).compute == pytest.approx(4 / 3 * one.compute)
+
+
+def test_what_the_trainer_refuses_is_not_planned(tiny):
+    cluster = parse_cluster("8xH100", 1)
+    refused = replace(tiny, sharding_problem="batch norms")
+    assert [layout.strategy for layout in layouts(refused, Parallel(), cluster)] == ["ddp"]
+    with pytest.raises(UserError, match="SHARDS_PER_GROUP 3 does not divide 8 devices"):
+        layouts(tiny, Parallel(STRATEGY="hsdp", SHARDS_PER_GROUP=3), cluster)
+
+
+def test_the_picture_has_all_sizes(tiny):
+    options = [*TINY, "DATA.GLOBAL_BATCH_SIZE=64"]
+    one = make_plan(config_of("-batch_size=4", *options), parse_cluster("8xH100", 1), 100, None)
+    assert one.accumulation == 2
+    rates = predicted_rates(one)
+    assert [size for size, _ in rates["ddp"]] == [2**power for power in range(11)]
+    assert rates["fsdp"][0][0] == 2 and rates["hsdp"][0][0] == 16
+    for points in rates.values():
+        speeds = [speed for _, speed in points]
+        assert speeds == sorted(speeds)
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "per_node", "memory"),
+    [
+        ("8xH100", "H100", 8, 80e9),
+        ("H200", "H200", 1, 141e9),
+        ("4 x A100-40GB", "A100 SXM4", 4, 40e9),
+        ("2xRTX4090", "RTX 4090", 2, 24e9),
+        ("1x4090", None, None, None),
+        ("8xNVIDIA H100 80GB HBM3", "H100", 8, 80e9),
+        ("2xv100-SXM2-32gb", "V100 SXM2", 2, 32e9),
+    ],
+)
+def test_devices_are_found_by_their_names(text, device, per_node, memory):
+    if device is None:
+        with pytest.raises(UserError, match="such as 8xH100"):
+            parse_cluster(text, 1)
+        return
+    cluster = parse_cluster(text, 2)
+    assert (cluster.device, cluster.per_node, cluster.size, cluster.memory_bytes) == (
+        device, per_node, 2 * per_node, memory,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give the GPUs of a host with -devices"),
+        (["-devices=8xH1000"], r"no figures for H1000; did you mean H100\? \(known: T4, "),
+        (["-devices=8x"], "such as 8xH100"),
+        (["-devices=0xH100"], "such as 8xH100"),
+        (["-devices=8xH100", "-calibrate=/none"], "-calibrate /none: has no measured speed"),
+        (["-devices=8xT4", "-amp_dtype=bfloat16"], "-devices T4: its datasheet has no speed for bfloat16"),
+    ],
+)
+def test_wrong_input_is_one_line(argv, message):
+    with pytest.raises(UserError, match=message):
+        plan.main([*argv, *TINY])
+
+
+@pytest.mark.parametrize("argv", [["-nodes=0"], ["-network=fast"], ["-network=-1"], ["-images=0"], ["-device=H100"]])
+def test_wrong_flags_are_reported(argv):
+    with pytest.raises((UserError, SystemExit)):
+        plan.main(["-devices=8xH100", *argv, *TINY])
+
+
+# The script
+
+
+def run_folder(folder: Path, **result) -> Path:
+    (folder / "config.yaml").write_text(to_yaml(config_of(*TINY)))
+    (folder / "status.json").write_text(json.dumps({"world_size": 2}))
+    (folder / "result.json").write_text(json.dumps({"images_per_second": 1e4, "device": "NVIDIA H200"} | result))
+    return folder
+
+
+def test_a_calibrated_plan_gives_the_measured_speed(tmp_path, capsys):
+    run = run_folder(tmp_path)
+    argv = ["-devices=2xH200", f"-calibrate={run}", f"-json={tmp_path / 'plan.json'}", *TINY]
+    assert plan.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "Images/s: within 8%" in printed and "10,000" in printed
+    values = json.loads((tmp_path / "plan.json").read_text())
+    ddp = next(row for row in values["strategies"] if row["strategy"] == "ddp" and not row["grad_checkpointing"])
+    assert ddp["images_per_second"] == pytest.approx(1e4, rel=1e-6)
+    assert calibrate(run / "result.json").mfu == values["mfu"]
+    assert plan.main(["-devices=2xA100", f"-calibrate={run}", *TINY]) == 0
+    assert "another device than the planned one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"device": "CPU AMD EPYC"}, "the run was on CPU AMD EPYC, of which no datasheet figures are known"),
+        ({"device": None}, "of which no datasheet"),
+        ({"images_per_second": None}, "has no measured speed"),
+        ({"images_per_second": 1e12}, "images/s are more than 2 x H200 can compute"),
+    ],
+)
+def test_a_run_that_cannot_calibrate_is_refused(tmp_path, result, message):
+    with pytest.raises(UserError, match=message):
+        calibrate(run_folder(tmp_path, **result))
+
+
+def test_a_plan_that_does_not_fit_and_its_picture(tmp_path, capsys):
+    picture = tmp_path / "plan.png"
+    argv = ["-devices=2xRTX3050", "-nodes=2", "-batch_size=1000000", f"-picture={picture}", "-images=1000"]
+    assert plan.main([*argv, *TINY]) == 0
+    printed = capsys.readouterr().out
+    assert "does not fit" in printed and "an epoch of 1,000 images" in printed
+    assert "hsdp in groups of 2" in printed and "25% lower to 35% higher" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,86 @@
+"""The folder of a sharded checkpoint is taken wherever best.pth is: export, conversion, averages, -pretrained."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, train
+from safetensors.torch import load_file
+from shard_files import to_shards
+
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.trained_on import read_trained_on
+from models.weights.find import find_weights
+from models.weights.read import read_weights
+from scripts import average_checkpoints, convert_weights, export
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[Path, Path]:
+    """A run, and its copy with folders of shards in place of files."""
+    output = tmp_path_factory.mktemp("out")
+    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=5e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+    run = train(["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options], CPU)
+    sharded = Path(shutil.copytree(run, output / "sharded"))
+    for file in list(sharded.glob("*.pth")):
+        to_shards(file)
+    return run, sharded
+
+
+def equal(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_its_averaged_weights_are_read(runs):
+    run, sharded = runs
+    assert equal(read_weights(str(sharded / "best.shards")), load_checkpoint(run / "best.pth")["ema"])
+    assert read_trained_on(str(sharded / "best.shards")) == read_trained_on(str(run / "best.pth"))
+
+
+@pytest.mark.parametrize("source", ["", "best.shards"], ids=["the run", "the folder"])
+def test_it_is_exported_to_one_file(runs, tmp_path, capsys, source):
+    run, sharded = runs
+    target = tmp_path / "model.safetensors"
+    assert export.main([str(sharded / source), "-format", "safetensors", "-output", str(target)]) == 0
+    assert equal(load_file(target), load_checkpoint(run / "best.pth")["ema"])
+    assert "Exported" in capsys.readouterr().out
+
+
+def test_it_is_converted(runs, tmp_path):
+    _, sharded = runs
+    convert_weights.main([str(sharded / "best.shards"), str(tmp_path / "x.pth")])
+    assert equal(read_weights(str(tmp_path / "x.pth")), read_weights(str(sharded / "best.shards")))
+    with pytest.raises(UserError, match=r"unknown file extension"):
+        convert_weights.main([str(tmp_path / "x.pth"), str(tmp_path / "y.shards")])
+
+
+def test_its_run_is_averaged(runs, tmp_path, capsys):
+    average_checkpoints.main([str(runs[1]), "-best", "2", "-output", str(tmp_path / "x.pth")])
+    assert "epoch-001.shards" in capsys.readouterr().out
+    average_checkpoints.main([str(runs[0]), "-best", "2", "-output", str(tmp_path / "y.pth")])
+    assert equal(read_weights(str(tmp_path / "x.pth")), read_weights(str(tmp_path / "y.pth")))
+
+
+def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):
+    run, sharded = runs
+    options = [*TINY_VIT, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0.0"]
+    argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path}", f"-pretrained={sharded / 'best.shards'}"]
+    model = load_checkpoint(train([*argv, "-opts", *options], CPU) / "last.pth")["model"]
+    pretrained = load_checkpoint(run / "best.pth")["ema"]
+    assert all(torch.allclose(model[name], pretrained[name], atol=1e-4) for name in pretrained)
+    for folder in (run, sharded):
+        train([f"-resume={folder}", "-opts", "TRAIN.NUM_EPOCHS=3"], CPU)
+    assert equal(load_checkpoint(run / "last.pth")["model"], load_checkpoint(sharded / "last.pth")["model"])
+    assert not (sharded / "last.shards").exists()
+
+
+def test_a_path_without_extension_and_a_folder_of_a_run(runs):
+    _, sharded = runs
+    assert find_weights(str(sharded / "best")) == sharded / "best.shards"
+    with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*best\.shards, or -resume"):
+        find_weights(str(sharded))

@@ -1,0 +1,55 @@
+"""Small runs for the tests of this folder, and the comparison of their weights."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+LAUNCHERS = ("SLURM", "OMPI_", "PMI", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PET_", "TORCHELASTIC_")
+
+
+def flags(output: Path, epochs: int, *options: str) -> list[str]:
+    """A run of two ranks on the digits, 22 steps per epoch, about 1 s each on two cores."""
+    model = ("MODEL.EMBED_DIM=48", "MODEL.DEPTH=2", "REPORT_FREQ=5", "VALIDATE_FREQ=1000", "SAVE_FREQ=1000")
+    train = (f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.WARMUP_EPOCHS=1", "MODEL.DROPOUT=0.1")
+    return [
+        "-cfg=configs/vit_digits.yaml", "-batch_size=32", "-num_workers=0", f"-output={output}",
+        "-opts", *model, *train, *options,
+    ]  # fmt: skip
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without launchers' variables, with one thread per process and without GPUs."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return env | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
+
+
+def train_unbroken(arguments: list[str]) -> None:
+    """Trains on two ranks that main_multi_gpu.py starts itself."""
+    command = [sys.executable, "main_multi_gpu.py", *arguments[: arguments.index("-opts")], "-ngpus=2"]
+    command += arguments[arguments.index("-opts") :]
+    subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=True, timeout=900)
+
+
+def wait_for_log(output: Path, text: str, limit_seconds: float) -> None:
+    """Until a log file of a run in `output` contains `text`."""
+    deadline = time.monotonic() + limit_seconds
+    while not any(text in log.read_text() for log in output.glob("*/log.txt")):
+        assert time.monotonic() < deadline, f"no line with {text}"
+        time.sleep(0.1)
+
+
+def only_log(output: Path) -> str:
+    (log,) = output.glob("vit_digits-*/log.txt")
+    return log.read_text()
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """The last checkpoints of the only runs in two output folders are equal, bit for bit."""
+    from conftest import assert_same_state, only_run, states
+
+    left, right = (states(only_run(output)) for output in (one, other))
+    for part in ("model", "ema", "optimizer", "sums"):
+        assert_same_state(left[part], right[part], part)

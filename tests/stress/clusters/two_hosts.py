@@ -1,0 +1,144 @@
+"""Two hosts on this one: network namespaces with an address and a host name each, and a cable that can be pulled."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster_runs import ROOT, environment
+
+ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
+_ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'
+
+
+def missing_program() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [program for program in ("ip", "unshare") if shutil.which(program) is None]
+    return f"needs {', '.join(missing)}" if missing else None
+
+
+@dataclass
+class TwoHosts:
+    """`folder` receives the output of the processes. Both hosts see all files, unless `run` mounts others."""
+
+    folder: Path
+
+    def namespace(self, host: str) -> str:
+        return f"ampvit-{os.getpid()}-{host[-1]}"
+
+    def interface(self, host: str) -> str:
+        return f"av{os.getpid()}{host[-1]}"
+
+    def link(self, state: str) -> None:
+        """'down' cuts the hosts apart, 'up' connects them."""
+        _ip("-n", self.namespace("host-a"), "link", "set", self.interface("host-a"), state)
+
+    def run(self, host: str, command: list[str], name: str, mount: str = "true", **variables: str) -> subprocess.Popen:
+        """Starts `command` on a host; `mount` is a shell command that changes the files that the host sees."""
+        hosts = self.folder / "hosts"
+        enter = ["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "--mount", "sh", "-c", _ENTER, "sh"]
+        with open(self.folder / f"{name}.log", "w") as log:
+            return subprocess.Popen(
+                [*enter, host, str(hosts), mount, *command],
+                cwd=ROOT, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def torchrun(self, arguments: list[str], name: str, *options: str, mount_on_b: str = "true") -> list:
+        """Starts torchrun with one process on each host, as docs/clusters.md has it."""
+        nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500", *options)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes]
+        return [
+            self.run(
+                host,
+                [*torchrun, f"--node_rank={rank}", "main_multi_gpu.py", *arguments],
+                f"{name}-{host}",
+                mount_on_b if rank else "true",
+            )
+            for rank, host in enumerate(ADDRESSES)
+        ]
+
+    def printed(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Makes the hosts, and at the end removes them with all their processes."""
+    hosts = TwoHosts(folder)
+    lines = "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
+    try:
+        for host in ADDRESSES:
+            _ip("netns", "add", hosts.namespace(host))
+        one, other = (hosts.interface(host) for host in ADDRESSES)
+        _ip("link", "add", one, "type", "veth", "peer", "name", other)
+        for host, address in ADDRESSES.items():
+            namespace, interface = hosts.namespace(host), hosts.interface(host)
+            _ip("link", "set", interface, "netns", namespace)
+            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
+            _ip("-n", namespace, "link", "set", interface, "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for host in ADDRESSES:
+            for pid in processes(hosts, host):
+                os.kill(pid, signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", hosts.namespace(host)], capture_output=True)
+        subprocess.run(["ip", "link", "delete", hosts.interface("host-a")], capture_output=True)
+
+
+def processes(hosts: TwoHosts, host: str) -> list[int]:
+    command = ["ip", "netns", "pids", hosts.namespace(host)]
+    return [int(word) for word in subprocess.run(command, capture_output=True, text=True).stdout.split()]
+
+
+def wait_for_ends(started: list[subprocess.Popen], limit_seconds: float) -> list[float]:
+    """The seconds until each process has ended; infinite for one that has not."""
+    began, ends = time.monotonic(), [float("inf")] * len(started)
+    while float("inf") in ends and time.monotonic() - began < limit_seconds:
+        for index, process in enumerate(started):
+            if ends[index] == float("inf") and process.poll() is not None:
+                ends[index] = time.monotonic() - began
+        time.sleep(0.1)
+    return ends
+
+
+def wait_for_workers(hosts: TwoHosts, limit_seconds: float, *names: str) -> dict[str, float]:
+    """The seconds until the worker of each of the hosts has ended, without its launcher; infinite if it has not."""
+    workers = {host: [pid for pid in processes(hosts, host) if _is_worker(pid)] for host in names or ADDRESSES}
+    began, ends = time.monotonic(), dict.fromkeys(workers, float("inf"))
+    while float("inf") in ends.values() and time.monotonic() - began < limit_seconds:
+        for host, pids in workers.items():
+            if ends[host] == float("inf") and not any(_is_worker(pid) for pid in pids):
+                ends[host] = time.monotonic() - began
+        time.sleep(0.1)
+    return ends
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether the process runs main_multi_gpu.py and has not ended."""
+    words = _command(pid)
+    return "main_multi_gpu.py" in words and "torch.distributed.run" not in words
+
+
+def is_torchrun(pid: int) -> bool:
+    return "torch.distributed.run" in _command(pid)
+
+
+def _command(pid: int) -> list[str]:
+    """The words of a process's command line; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
