@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -28,6 +29,18 @@ class _ConsoleHandler(logging.Handler):
         sys.stdout.flush()
 
 
+class _LogFile(logging.FileHandler):
+    """Ignores a disk that is full or gone, for which logging prints a traceback: saving a checkpoint reports it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 class RunLogger:
     """`info` logs for the run: main process only, to the console and log.txt. `rank` logs to log_{rank}.txt.
 
@@ -51,7 +64,7 @@ class RunLogger:
     def open(self, folder: Path) -> None:
         """Writes the lines so far, and all later ones, to the log files in `folder`."""
         for logger, name, buffer in self._buffers:
-            file = logging.FileHandler(folder / name, encoding="utf-8")
+            file = _LogFile(folder / name, encoding="utf-8")
             file.setFormatter(_EscapingFormatter("%(asctime)s %(message)s"))
             buffer.setTarget(file)
             logger.removeHandler(buffer)
