@@ -29,6 +29,9 @@ TINY_VIT = [
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
     "TRAIN.MAX_STEPS=null",  # a run that is resumed has that of its own options
 ]  # fmt: skip
+LAUNCHER_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_",
+)  # fmt: skip
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
 
 
@@ -96,7 +99,8 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
     gpus: the visible ones, separated by commas.
     """
     command = [sys.executable, *launcher, *argv]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    environment = inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     output = result.stdout + result.stderr
     assert result.returncode == status, output
