@@ -7,7 +7,7 @@ from utils.errors import UserError
 def accumulation_steps(config: Config, world_size: int) -> int:
     """The micro-steps of an optimizer step: as many as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
 
-    The only place that derives them. The options keep what the user gave, so that a resumed run derives them anew.
+    The only place that derives them. The options keep what the user gave, so that a resumed run derives them again.
 
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks.

@@ -102,7 +102,7 @@ def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
 def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
     """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a folder of shards: `StoredTensor`.
 
-    A collective call for such a folder: each rank verifies a share of it, and all ranks return or raise alike.
+    A collective call for such a folder: each rank verifies a share of it, and the error of one is raised on all.
 
     Raises:
         UserError: as `load_checkpoint`.

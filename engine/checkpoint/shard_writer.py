@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
+from engine.checkpoint.background import BackgroundWriter
 from engine.checkpoint.forms import (
     BEST,
     LAST,
@@ -45,7 +45,7 @@ from utils.shard_folder import (
 _FILE_BYTES = 1 << 30  # of one rank
 
 
-class ShardWriter:
+class ShardWriter(BackgroundWriter):
     """Writes folders of shards in a background thread of every rank, if host memory can hold a copy of its part.
 
     All methods are collective calls. At any moment `last.shards` or `previous.shards` is complete: the ranks write to a
@@ -65,9 +65,8 @@ class ShardWriter:
 
         timeout_seconds: a rank waits at most so long for the others to write.
         """
+        super().__init__()
         self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Future | None = None
         if context.is_main:  # before the other ranks can write: they wait for the group
             remove_temporary(folder)
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -86,18 +85,7 @@ class ShardWriter:
             self._write(content, text, local, is_best, periodic)
         else:
             copies = {name: copy_to_host(tensor) for name, tensor in local.items()}
-            self._pending = self._thread.submit(self._write, content, text, copies, is_best, periodic)
-
-    def wait(self) -> None:
-        """Waits until all files of all ranks are written. Raises the error of the background thread."""
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.result()
-
-    def check(self) -> None:
-        """Raises the error of the background thread if it is known already; does not wait."""
-        if self._pending and self._pending.done():
-            self.wait()
+            self.submit(self._write, content, text, copies, is_best, periodic)
 
     def _write(
         self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.checkpoint.background import BackgroundWriter
 from engine.checkpoint.forms import (
     BEST,
     FILE,
@@ -23,7 +23,7 @@ from engine.checkpoint.reader import FORMAT
 from utils.atomic_file import atomic_save, link_or_copy, tensor_bytes
 
 
-class CheckpointWriter:
+class CheckpointWriter(BackgroundWriter):
     """Writes checkpoints in a background thread if host memory can hold a copy, else in the calling thread.
 
     At any moment `last.pth` or `previous.pth` is complete, even if the process or the machine fails.
@@ -31,9 +31,8 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None]) -> None:
         """`keep`: number of periodic checkpoints; `on_written` is called with each file and its content."""
+        super().__init__()
         self.folder, self.keep, self.on_written = folder, keep, on_written
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Future | None = None
         remove_temporary(folder)
 
     def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
@@ -47,18 +46,7 @@ class CheckpointWriter:
         if tensor_bytes(content) > available_bytes() / 2:
             self._write(content, is_best, periodic)
         else:
-            self._pending = self._thread.submit(self._write, copy_to_host(content), is_best, periodic)
-
-    def wait(self) -> None:
-        """Waits until all files are written. Raises the error of the background thread."""
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.result()
-
-    def check(self) -> None:
-        """Raises the error of the background thread if it is known already; does not wait."""
-        if self._pending and self._pending.done():
-            self.wait()
+            self.submit(self._write, copy_to_host(content), is_best, periodic)
 
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None) -> None:
         last = self.folder / LAST

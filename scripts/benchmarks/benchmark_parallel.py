@@ -123,7 +123,7 @@ def variant_config(rest: list[str], name: str, batch_size: int) -> Config:
 def _measured(config: Config, name: str, flags: argparse.Namespace, context: ProcessContext) -> dict[str, Any]:
     try:
         return measure(config, name, flags.warmup, flags.steps, context)
-    except (UserError, torch.OutOfMemoryError) as error:  # on all ranks alike
+    except (UserError, torch.OutOfMemoryError) as error:  # every rank raises it
         return {"failed": next(iter(str(error).splitlines()), type(error).__name__)}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, run_script, states, step_rows, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, run_script, states, step_rows, train
 
 from configs.schema import Parallel
 from engine.parallel.ddp import DDP
@@ -26,18 +26,13 @@ def argv_for(output: Path, *more: str) -> list[str]:
     return ["-dataset=digits", "-batch_size=16", "-num_workers=0", f"-output={output}", "-opts", *options, *more]
 
 
-def only(output: Path) -> Path:
-    (folder,) = output.glob("*-*")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> tuple[list[dict], Path]:
     """The report of each rank, and the folder of the runs."""
     root, random = tmp_path_factory.mktemp("runs"), ("MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8")
     train(argv_for(root / "continued", "TRAIN.MAX_STEPS=2"), ONE)
     train(argv_for(root / "one rank"), ONE)
-    commands = [[*argv_for(root / "continued"), f"MODEL.RESUME={only(root / 'continued')}"]]
+    commands = [[*argv_for(root / "continued"), f"MODEL.RESUME={only_run(root / 'continued')}"]]
     for hook in HOOKS:
         options = (f"PARALLEL.COMM_HOOK={hook}", *random)
         whole, parts = (argv_for(root / hook / name, *options) for name in ("whole", "parts"))
@@ -92,14 +87,14 @@ def test_a_torch_without_figures_leaves_them_unknown():
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_resume_is_exact_with_each_hook(ranks, hook):
-    whole, parts = (only(ranks[1] / hook / name) for name in ("whole", "parts"))
+    whole, parts = (only_run(ranks[1] / hook / name) for name in ("whole", "parts"))
     assert_same_state(states(parts), states(whole))
     assert states(parts)["done_steps"] == STEPS and "Resume: epoch 1, step 2\n" in (parts / "log.txt").read_text()
 
 
 def test_three_ranks_continue_a_run_of_one(ranks):
     """With DATA.GLOBAL_BATCH_SIZE, and without dropout and mixup, which depend on the rank."""
-    folders = [only(ranks[1] / name) for name in ("one rank", "continued")]
+    folders = [only_run(ranks[1] / name) for name in ("one rank", "continued")]
     (one, many), (rows, expected) = map(states, folders), map(step_rows, folders)
     assert rows == expected and len(rows) == STEPS
     assert one["geometry"] == many["geometry"] | {"batch_size": 16, "accum_iter": 6}

@@ -1,0 +1,28 @@
+"""The thread in which a checkpoint is written while training continues."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class BackgroundWriter:
+    """The base of the checkpoint writers: at most one write at a time."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future | None = None
+
+    def submit(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Runs `write(*arguments)` in the thread. Call `wait` before."""
+        self._pending = self._thread.submit(write, *arguments)
+
+    def wait(self) -> None:
+        """Waits until all files are written. Raises the error of the background thread."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def check(self) -> None:
+        """Raises the error of the background thread if it is known already; does not wait."""
+        if self._pending and self._pending.done():
+            self.wait()
