@@ -47,8 +47,8 @@ FLAGS = {
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
     "data": (
-        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, digits, ...: see datasets/registry.py"),
-        Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set"),
+        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
+        Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
         Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), int, "images per device and forward pass"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),

@@ -1,9 +1,11 @@
 """The table DATA.DATASET -> data source, and reading a data set with all checks."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from configs.schema import Data
+from datasets.shards.data_set import TarShards, splits_of_shards, tar
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
@@ -15,7 +17,7 @@ from datasets.sources.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.unlabelled import unlabelled
-from utils.distributed import ProcessContext, broadcast_object
+from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
 # Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all', one in
@@ -29,11 +31,12 @@ DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "packed": packed,
+    "tar": tar,
     "digits": digits,
     "fake": fake,
 }
 _HUB_PREFIXES = ("hf:", "hfds/", "hfids/")  # the last two are timm's
-UNSPLIT = ("folder", "csv")  # may come without splits
+UNSPLIT = ("folder", "csv", "tar")  # may come without splits
 
 
 def read_samples(
@@ -93,14 +96,15 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
 def _on_all_ranks(read: Callable[[], tuple[list[Samples], UserError | None]], context: ProcessContext) -> list[Samples]:
     """The samples that `read` returns, first on the main process; every rank raises the main process's error.
 
-    Another host that does not have the same data raises an error that names it.
+    Another host that does not have the same data raises an error that names it. Reading may take any time, such as that
+    of indexing shards.
     """
-    samples, error = read() if context.is_main else ([], None)
-    error = broadcast_object(error, context)
-    if not (context.is_main or error):
-        samples, error = read()
-        if error and context.hosts and context.host != context.hosts[0]:
-            error = type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}")
+    result = work_while_others_wait(lambda: read() if context.is_main else ([], None), context)
+    if error := broadcast_object(result[1], context):
+        raise error
+    samples, error = work_while_others_wait(lambda: result if context.is_main else read(), context)
+    if error and context.hosts and context.host != context.hosts[0]:
+        error = type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}")
     if error:
         raise error
     return samples
@@ -127,13 +131,25 @@ def has_splits(data: Data) -> bool:
     """Whether the data set comes in splits, so that the split 'all' is only a part of it."""
     if data.dataset not in UNSPLIT:
         return True
+    if data.dataset == "tar":
+        return bool(splits_of_shards(data))
     names = ("train", "val", "test", "train.csv", "val.csv", "test.csv")
     return any((Path(data.data_path) / name).exists() for name in names)
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
-    """`find_test_split` of the main process. Every rank must call it."""
-    return broadcast_object(find_test_split(data) if context.is_main else (False, None), context)
+    """`find_test_split` of the main process, whose error every rank raises. Every rank must call it."""
+
+    def find() -> tuple[tuple[bool, str | None], UserError | None]:
+        try:
+            return find_test_split(data) if context.is_main else (False, None), None
+        except UserError as error:
+            return (False, None), error
+
+    found, error = broadcast_object(work_while_others_wait(find, context), context)
+    if error:
+        raise error
+    return found
 
 
 def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
@@ -159,12 +175,16 @@ def _read(
     predicts: bool,
 ) -> tuple[list[Samples], UserError | None]:
     samples, findings = {}, []
+    try:
+        source = TarShards(data).samples if data.dataset == "tar" else partial(DATASETS[data.dataset], data)
+    except UserError as error:
+        return [], error
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
             if split == "test":
                 check_test_split(data)
-            samples[split] = DATASETS[data.dataset](data, source_split)
+            samples[split] = source(source_split)
         except UserError as error:
             findings.append(str(error))
     for split, of_split in samples.items():

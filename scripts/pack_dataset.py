@@ -15,9 +15,7 @@ import shutil
 import sys
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -27,26 +25,19 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
 from configs.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.loading.workers import default_num_workers
-from datasets.registry import read_samples, recognize_dataset, resolve_grey_range
 from datasets.sources.mapped_arrays import save_arrays
 from datasets.sources.packed import CHECKSUMS, index_checksums
-from datasets.sources.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
+from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from utils.atomic_file import fsync_path, temporary_path
-from utils.distributed import ProcessContext
 from utils.errors import UserError, run_and_report_errors
-
-SPLITS = ("train", "val")
-ANY_NUM_CLASSES = 10**LABEL_DIGITS  # packing does not depend on a model
 
 
 class Packable(NamedTuple):
@@ -60,23 +51,16 @@ class Packable(NamedTuple):
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
+    data = parse_data(rest)
     if flags.output.exists():
         raise UserError(f"{flags.output}: exists; remove it, or give another folder with -output")
-    if data.multi_label:
-        raise UserError("DATA.MULTI_LABEL: a packed data set has one label per image; train from the CSV files")
-    without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    data = recognize_dataset(data, without_gpu)
-    splits = read_samples(data, ANY_NUM_CLASSES, without_gpu, *SPLITS)
-    data = resolve_grey_range(data, splits, without_gpu)
-    if not isinstance(splits[0], EncodedImages):
-        raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
+    data, splits = read_image_splits(data)
     torch.set_num_threads(1)  # images are decoded in parallel
     temporary = temporary_path(flags.output)
     try:
         temporary.mkdir(parents=True)
         bad_images = BadImageList(temporary, 0)
-        counts = [pack(temporary, *split, data, flags.size, bad_images) for split in zip(SPLITS, splits, strict=True)]
+        counts = [pack(temporary, *split, data, flags.size, bad_images) for split in splits.items()]
         fsync_path(temporary)
         os.rename(temporary, flags.output)
         fsync_path(flags.output.parent)
@@ -87,7 +71,7 @@ def main(argv: list[str]) -> int:
         if isinstance(error, OSError):
             raise UserError(f"{flags.output}: cannot be written ({error.strerror}); nothing was kept") from error
         raise
-    _report(flags.output, splits, counts)
+    _report(flags.output, list(splits.values()), counts)
     return 0
 
 
@@ -131,36 +115,18 @@ def pack(
 
 
 def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[Packable | BadImage]:
-    """In order, read and decoded by threads that are a few images ahead."""
-    root = os.path.join(data.data_path, "")
+    """In order, read and decoded by threads."""
 
-    def packable(index: int) -> Packable | BadImage:
-        try:
-            return _packable(samples, index, data.image_channels, size, root)
-        except BadImage as error:
-            if data.on_bad_image == "error":
-                raise
-            return error
+    def packable(index: int) -> Packable:
+        name, target = samples.relative_name(index, data.data_path), int(samples.targets[index])
+        encoded = samples.read_bytes(index)
+        image = decode_image(encoded, data.image_channels, samples.name(index))
+        if size is None:
+            return Packable(encoded, target, name)
+        pixels = resize_shorter_side(image, size).permute(1, 2, 0).contiguous()
+        return Packable(pixels.numpy().tobytes(), target, name, tuple(pixels.shape))
 
-    threads = default_num_workers(1, on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
-    pending: deque[Future[Packable | BadImage]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for index in range(len(samples)):
-            pending.append(pool.submit(packable, index))
-            if len(pending) > 4 * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-
-
-def _packable(samples: EncodedImages, index: int, channels: int, size: int | None, root: str) -> Packable:
-    name, target = samples.name(index), int(samples.targets[index])
-    data = samples.read_bytes(index)
-    image = decode_image(data, channels, name)
-    if size is None:
-        return Packable(data, target, name.removeprefix(root))
-    pixels = resize_shorter_side(image, size).permute(1, 2, 0).contiguous()
-    return Packable(pixels.numpy().tobytes(), target, name.removeprefix(root), tuple(pixels.shape))
+    return read_in_order(packable, range(len(samples)), data)
 
 
 def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
+import base64
 import csv
 import json
 import os
@@ -32,6 +33,9 @@ TINY_VIT = [
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_",
 )  # fmt: skip
+EMPTY_PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
 
 
@@ -128,14 +132,24 @@ def read_result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-def train(argv: list[str], context: ProcessContext) -> Path:
-    """Trains in this process and returns the run's folder."""
+def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
+    """Trains in this process and returns the run's folder.
+
+    Without `pictures`, it has no report and no attention maps, and its plots are empty: they take half of the time of a
+    small run.
+    """
     from engine.commands.run import run
 
     command = parse_command_line(argv)
     root = Path(command.config.save)
     before = run_folders(root)
-    run(command, context)
+    with pytest.MonkeyPatch.context() as patch:
+        if not pictures:
+            patch.setattr("engine.telemetry.plots.png_bytes", lambda figure: EMPTY_PNG)
+            patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
+            patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
+            patch.setattr("engine.training.run_report.write_report", lambda *arguments: None)
+        run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)
     if command.config.model.resume:

@@ -113,74 +113,95 @@ def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
     assert len(folders) == 5 and all(folder.is_dir() for folder in folders)
 
 
-@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["plain", "torchrun"])
-def test_two_ranks_train_and_resume(imagenet, tmp_path, launcher):
-    more = ("-amp",) if launcher else ("-ngpus=2",)
-    argv = flags(imagenet, tmp_path, "-batch_size=4", *more)
+def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
+    argv = flags(imagenet, tmp_path, "-batch_size=4")
     more = ("-num_workers=2", "-opts", "TRAIN.MAX_STEPS=4")  # the run stops while its workers load batches
-    run_script("main_multi_gpu.py", *argv, *more, launcher=launcher)
+    run_script("main_multi_gpu.py", *argv, "-ngpus=2", *more)
     folder = only_run(tmp_path)
     assert {"log_0.txt", "log_1.txt"} <= {path.name for path in folder.iterdir()}
     assert not read_result(folder)["finished"]
-    run_script("main_multi_gpu.py", *argv, f"-resume={folder}", launcher=launcher)
+    run_script("main_multi_gpu.py", *argv, f"-resume={folder}", launcher=TORCHRUN)
     assert read_result(folder)["finished"]
 
 
-def test_three_ranks_resume_exactly(imagenet, tmp_path):
-    """With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several."""
+# The optimizer is SGD: its updates differ as little as the gradients. AdamW amplifies the rounding errors of gradients
+# near zero.
+SGD = (
+    "-accum_iter=2", "-opts", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.1", "TRAIN.MODEL_EMA=true",
+    "TRAIN.MODEL_EMA_DECAY=0.5",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_ranks(imagenet):
+    """Runs of two ranks, in folders of `imagenet`: `two` with SGD; `resnet`, and its evaluation."""
+    recipe = imagenet / "resnet.yaml"
+    recipe.write_text(
+        "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
+    )
+    resnet = flags(imagenet, imagenet / "resnet", f"-cfg={recipe}", "-image_size=32", "-batch_size=4")
+    run_ranks(2, flags(imagenet, imagenet / "two", "-batch_size=4", *SGD), resnet, [*resnet, "-eval", "-resume=auto"])
+    return imagenet
+
+
+@pytest.fixture(scope="module")
+def three_ranks(imagenet, trained):
+    """Runs of three ranks, in folders of `imagenet`: `whole`, `parts` (resumed), and an evaluation `many`.
+
+    With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several.
+    """
     size = ("-batch_size=4", "-opts", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
-    whole, parts = (flags(imagenet, tmp_path / name) for name in ("whole", "parts"))
-    run_ranks(3, [*whole, *size], [*parts, *size, "TRAIN.MAX_STEPS=3"], [*parts, "-resume=auto", *size])
-    one, other = (load_checkpoint(only_run(tmp_path / name) / "last.pth") for name in ("whole", "parts"))
+    whole, parts = (flags(imagenet, imagenet / name) for name in ("whole", "parts"))
+    resumed = [*parts, "-resume=auto", *size]
+    run_ranks(
+        3,
+        [*whole, *size],
+        [*parts, *size, "TRAIN.MAX_STEPS=3"],
+        resumed,
+        evaluation_flags(imagenet, trained[0], "many"),
+    )
+    return imagenet
+
+
+def evaluation_flags(imagenet, folder, name):
+    return flags(imagenet, imagenet / name, "-eval", f"-pretrained={folder / 'best.pth'}", "-batch_size=2")
+
+
+def test_three_ranks_resume_exactly(three_ranks):
+    one, other = (load_checkpoint(only_run(three_ranks / name) / "last.pth") for name in ("whole", "parts"))
     for part in ("model", "optimizer", "sums", "best"):
         assert_same_state(one[part], other[part], part)
 
 
-def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(imagenet, tmp_path, cpu):
-    """24 samples in batches of 8, 2 batches per step: the second step of an epoch has one batch only.
-
-    The optimizer is SGD: its updates differ as little as the gradients. AdamW amplifies the rounding errors of
-    gradients near zero.
-    """
-    ema = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5")
-    more = ("-accum_iter=2", "-opts", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.1", *ema)
-    train(flags(imagenet, tmp_path / "one", *more), cpu)
-    run_ranks(2, flags(imagenet, tmp_path / "two", "-batch_size=4", *more))
-    one, two = (load_checkpoint(only_run(tmp_path / name) / "last.pth") for name in ("one", "two"))
+def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(two_ranks, tmp_path, cpu):
+    """24 samples in batches of 8, 2 batches per step: the second step of an epoch has one batch only."""
+    train(flags(two_ranks, tmp_path, *SGD), cpu)
+    folders = only_run(tmp_path), only_run(two_ranks / "two")
+    one, two = (load_checkpoint(folder / "last.pth") for folder in folders)
     for part in ("model", "ema"):
         for name, value in one[part].items():
             assert torch.allclose(value, two[part][name], atol=1e-6), f"{part}.{name}"
     losses = []
-    for name in ("one", "two"):
-        with open(only_run(tmp_path / name) / "metrics.csv", newline="") as file:
+    for folder in folders:
+        with open(folder / "metrics.csv", newline="") as file:
             losses.append([float(row[key]) for row in csv.DictReader(file) for key in ("train_loss", "val_loss")])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_evaluation_does_not_depend_on_the_number_of_ranks(trained, imagenet, tmp_path, cpu):
+def test_evaluation_does_not_depend_on_the_number_of_ranks(three_ranks, trained, cpu):
     """7 samples are not a multiple of the batch size (2) or of the number of ranks."""
-    one, many = (
-        flags(imagenet, tmp_path / name, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
-        for name in ("one", "many")
-    )
-    run(parse_command_line(one), cpu)
-    run_script("main_multi_gpu.py", *many, "-ngpus=3")
-    one, many = (only_run(tmp_path / name, "eval") for name in ("one", "many"))
+    run(parse_command_line(evaluation_flags(three_ranks, trained[0], "one")), cpu)
+    one, many = (only_run(three_ranks / name, "eval") for name in ("one", "many"))
     for name in ("top1", "top5", "loss", "ece", "f1"):
         assert read_result(one)[name] == read_result(many)[name], name
     for table in ("per_class.csv", "confusion.csv", "calibration.csv", "mistakes.csv"):
         assert (one / "evaluation" / table).read_bytes() == (many / "evaluation" / table).read_bytes()
 
 
-def test_ranks_share_batch_norm_statistics_for_evaluation(imagenet, tmp_path):
+def test_ranks_share_batch_norm_statistics_for_evaluation(two_ranks):
     """The running statistics of the ranks differ until they are synchronized."""
-    recipe = tmp_path / "resnet.yaml"
-    recipe.write_text(
-        "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
-    )
-    argv = flags(imagenet, tmp_path, f"-cfg={recipe}", "-image_size=32", "-batch_size=4")
-    run_ranks(2, argv, [*argv, "-eval", "-resume=auto"])
-    assert read_result(only_run(tmp_path, "eval"))["top1"] == read_result(only_run(tmp_path))["top1"]
+    trained_one, evaluated = (only_run(two_ranks / "resnet", kind) for kind in ("train", "eval"))
+    assert read_result(evaluated)["top1"] == read_result(trained_one)["top1"]
 
 
 def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path):

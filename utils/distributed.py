@@ -6,7 +6,9 @@ context of a run of one process, which does not use torch.distributed.
 
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # until `set_collective_timeout` is called
 _NCCL_EXTRA_SECONDS = 60
+_SIGN_OF_LIFE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,29 @@ def gather_to_main(tensor: torch.Tensor, context: ProcessContext) -> list[torch.
     gathered = [torch.empty_like(tensor) for _ in range(context.world_size)] if context.is_main else None
     dist.gather(tensor, gathered, dst=0)
     return gathered
+
+
+def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
+    """The result of `work`, after all processes have done theirs, however long one of them takes.
+
+    Every second they tell each other that they are alive, so that none reaches the timeout of a collective.
+    """
+    if context.world_size == 1:
+        return work()
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    num_done = 0
+    while num_done < context.world_size:
+        wait([result], timeout=_SIGN_OF_LIFE_SECONDS)
+        num_done = all_reduce_sum(torch.tensor(int(result.done()), device=context.device), context).item()
+    return result.result()
 
 
 class DelayedMax:

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from configs.section import Floats, Pair, Path, Probability, Section
+from configs.urls import secret_in_url
 from configs.yaml_io import shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -40,6 +41,15 @@ class Data(Section):
     crop_pct: float = Field(
         0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
     )
+    shuffle_shards: int = Field(
+        16, ge=1, le=10**6, description="data set tar: samples are shuffled within windows of this many shards"
+    )
+    cache_dir: Path | None = Field(
+        None, description="data set tar: folder on this host for indexes and shards; null: ~/.cache/ampvit"
+    )
+    cache_gb: float = Field(
+        0.0, ge=0, le=10**6, description="data set tar: size of the cache of remote shards, GB; 0: no shard is cached"
+    )
     num_workers: int | None = Field(
         None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
     )
@@ -71,6 +81,8 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
+        if problem := secret_in_url(self.data_path):
+            raise ValueError(f"DATA_PATH: {problem}")
         if self.multi_label and self.dataset != "csv":
             raise ValueError(
                 f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"

@@ -11,6 +11,7 @@ from datasets.batch import Batch
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.loader import PREFETCH_FACTOR, BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler, TrainSampler
+from datasets.loading.shard_order import ShardWindows
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.distributed import ProcessContext
@@ -88,8 +89,16 @@ def build_train_batches(
         repeats=data.repeated_augmentation,
         batches_per_step=batches_per_step,
         balanced_targets=samples.targets if data.balanced_sampling else None,
+        windows=shard_windows(samples, data),
     )
     return MapBatches(reader, sampler, context, timeout_seconds, bad_images)
+
+
+def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
+    """The windows in which the training samples are shuffled; None without shards, or with DATA.BALANCED_SAMPLING."""
+    if samples.shard_ends is None or data.balanced_sampling:
+        return None
+    return ShardWindows(samples.shard_ends, data.shuffle_shards)
 
 
 def build_eval_loader(

@@ -29,6 +29,7 @@ PREFETCH_FACTOR = 2  # batches per worker
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9
+_SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
 
 
 class BatchReader(Dataset):
@@ -49,6 +50,7 @@ class BatchReader(Dataset):
     def _read(self, keys: list[Key]) -> Batch:
         channels, size = self.data.image_channels, self.data.image_size
         images = _zeros((len(keys), channels, size, size))
+        self.samples.prefetch([index for _, index, _ in keys if index != PADDING])
         labels, samples = self.samples.targets, 0
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
@@ -82,6 +84,21 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
         raise UserError(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
 
 
+class _ReadAhead:
+    """The batches of a sampler; before each one, the samples learn which shards are needed next."""
+
+    def __init__(self, sampler: TrainSampler | EvalSampler, samples: Samples) -> None:
+        self._sampler, self._samples = sampler, samples
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for number, keys in enumerate(self._sampler):
+            self._samples.follow(self._sampler.shards_from(number, self._samples.shard_ends))
+            yield keys
+
+
 class Loader:
     """Batches of one rank on its device, in the sampler's order. Unusable images are added to `bad_images`."""
 
@@ -100,9 +117,10 @@ class Loader:
         workers = num_workers(reader.samples, reader.data, context)
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
+        reader.samples.timeout_seconds = _SOURCE_TIMEOUT_SHARE * timeout_seconds
         self._batches = DataLoader(
             reader,
-            batch_sampler=sampler,
+            batch_sampler=sampler if reader.samples.shard_ends is None else _ReadAhead(sampler, reader.samples),
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=is_cuda,

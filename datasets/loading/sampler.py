@@ -11,6 +11,7 @@ import torch
 
 from datasets.batch import PADDING
 from datasets.loading.balanced import balanced_order
+from datasets.loading.shard_order import ShardWindows
 from utils.seeding import seeded_generator
 
 Key = tuple[int, int, int]
@@ -28,7 +29,8 @@ class TrainSampler:
     many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
     1 / `repeats` of the samples.
 
-    With `balanced_targets`, the labels int64 (num_samples,), the order is that of `balanced_order`.
+    With `balanced_targets`, the labels int64 (num_samples,), the order is that of `balanced_order`; else with
+    `windows`, that of these windows of shards.
     """
 
     num_samples: int
@@ -41,6 +43,7 @@ class TrainSampler:
     repeats: int = 1
     batches_per_step: int = 1
     balanced_targets: np.ndarray | None = field(default=None, compare=False)
+    windows: ShardWindows | None = field(default=None, compare=False)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -66,10 +69,20 @@ class TrainSampler:
             indices = order[torch.tensor(places) // self.repeats].tolist()
             yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 
+    def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
+        """The shards that the batch `number` of this sampler and the next ones use; `ends` is `Samples.shard_ends`."""
+        epoch, position = divmod(self.first_batch + number, self.batches_per_epoch)
+        if self.windows:
+            place = position * self.batch_size * self.world_size // self.repeats
+            return self.windows.shards_from(self.seed, epoch, place, self.num_epochs)
+        return np.roll(np.arange(len(ends)), -position).tolist()  # all are in use, one after the other first
+
     def _order(self, epoch: int) -> torch.Tensor:
-        if self.balanced_targets is None:
-            return epoch_order(self.num_samples, self.seed, epoch)
-        return balanced_order(self.balanced_targets, -(-self.num_samples // self.repeats), self.seed, epoch)
+        if self.balanced_targets is not None:
+            return balanced_order(self.balanced_targets, -(-self.num_samples // self.repeats), self.seed, epoch)
+        if self.windows:
+            return self.windows.order(self.seed, epoch)
+        return epoch_order(self.num_samples, self.seed, epoch)
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -99,3 +112,8 @@ class EvalSampler:
             start = (batch * self.world_size + self.rank) * self.batch_size
             indices = range(start, start + self.batch_size)
             yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]
+
+    def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
+        """As that of `TrainSampler`."""
+        first = number * self.world_size * self.batch_size
+        return list(range(int(np.searchsorted(ends, first, side="right")), len(ends)))

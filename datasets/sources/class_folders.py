@@ -151,7 +151,10 @@ def read_images(root: Path) -> Listing:
     if scan.findings:
         raise combine_findings(f"{root}: {len(scan.findings)} problems", scan.findings)
     if not len(paths):
-        raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder")
+        fix = "give another folder"
+        if next(root.glob("*.tar"), None):
+            fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={root}"
+        raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     return Listing(root, ["0"], unlabelled_arrays(paths), notes=scan.notes(), has_class_names=False)
 
 
@@ -161,7 +164,10 @@ def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2
         entry.name for entry in _entries(root) if entry.is_folder and entry.name != excluded and not entry.is_hidden
     ]
     if not names:
-        raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
+        fix = "put the images of each class into a separate folder"
+        if next(root.glob("*.tar"), None):
+            fix = "it contains tar shards: use -dataset=tar"
+        raise UserError(f"{root}: contains no folders; {fix}")
     if len(names) < min_classes:
         raise UserError(
             f"{root}: contains only one folder, {format_value(names[0])}; give the folder that contains all classes"

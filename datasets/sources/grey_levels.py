@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import read_grey_values
 from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.sources.samples import EncodedImages, Samples
@@ -55,7 +56,7 @@ def _histogram(samples: Samples) -> np.ndarray:
     def count(index: int) -> np.ndarray | None:
         try:
             values = read_grey_values(samples.read_bytes(index), samples.name(index))
-        except UserError:  # it is reported where it is used
+        except BadImage:
             return None
         return None if values is None else np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
 
@@ -64,6 +65,8 @@ def _histogram(samples: Samples) -> np.ndarray:
         for counts in pool.map(count, indices.tolist()):
             if counts is not None:
                 histogram += counts
+    except UserError:  # a disk or a server fails: the error is reported when the images are used
+        pass
     finally:
         pool.shutdown(cancel_futures=True)
     return histogram

@@ -3,18 +3,21 @@
 from pathlib import Path
 
 from configs.schema import Data
+from datasets.shards.data_set import splits_of_shards
 from datasets.sources.class_folders import class_names_in, held_out_classes
 from datasets.sources.rows import read_lines, table_columns
 from utils.errors import UserError
 
 _NAMES = {"folder": "test", "csv": "test.csv", "imagenet2012": "test_list.txt"}  # in DATA_PATH
-WITH_TEST = tuple(_NAMES)  # the data sets that may come with test images
+WITH_TEST = (*_NAMES, "tar")  # the data sets that may come with test images
 
 
 def check_test_split(data: Data) -> None:
     """Raises UserError if the user asks for the test split, and there are no test images, or none with labels."""
     if data.dataset not in WITH_TEST:
         raise UserError(f"DATA.DATASET {data.dataset} has no test split ({', '.join(WITH_TEST)} have one)")
+    if data.dataset == "tar":
+        return  # `TarShards` knows
     root, name = Path(data.data_path), _NAMES[data.dataset]
     if root.exists() and not (root / name).exists():
         kind = "folder" if data.dataset == "folder" else "file"
@@ -27,8 +30,14 @@ def check_test_split(data: Data) -> None:
 def find_test_split(data: Data) -> tuple[bool, str | None]:
     """Whether DATA_PATH has test images with labels; and a note for the log if it has some without labels.
 
-    They are the folder test, test.csv or test_list.txt. Reading the split reports an unreadable file or folder.
+    They are the folder test, test.csv, test_list.txt or the shards of test. Reading the split reports an unreadable
+    file or folder.
+
+    Raises:
+        UserError: as `splits_of_shards`, so that a run waits once for a server that does not answer.
     """
+    if data.dataset == "tar":
+        return "test" in splits_of_shards(data), None
     find = {"folder": _in_folder, "csv": _in_table, "imagenet2012": _in_list}.get(data.dataset)
     if find is None:
         return False, None

@@ -165,6 +165,10 @@ class PackedImages(_Packed, EncodedImages):
     def __reduce__(self) -> tuple[Any, ...]:
         return *super().__reduce__(), {"grey_range": self.grey_range}
 
+    def relative_name(self, index: int, folder: str) -> str:
+        """As it was when the image was packed."""
+        return strings_in(self._arrays, "names")[index]
+
 
 class PackedPixels(_Packed):
     """Images that were decoded and resized when they were packed."""

@@ -1,6 +1,8 @@
 """The interface of a data source: `Samples`, the images and labels of one split."""
 
 import errno
+import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,6 +22,8 @@ class Samples:
     `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
     only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
+    `shard_ends` int64 (S,) are the ends of the shards if the samples are stored in shards, which should be read
+    together. A source that is not on this machine waits `timeout_seconds` for an answer.
     `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
     text each.
     """
@@ -27,6 +31,8 @@ class Samples:
     in_memory = False
     has_class_names = True
     targets: np.ndarray
+    shard_ends: np.ndarray | None = None
+    timeout_seconds = 60.0
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
@@ -63,6 +69,12 @@ class Samples:
         counts = self.targets.sum(axis=0, dtype=np.int64)[:num_classes]
         return np.pad(counts, (0, num_classes - len(counts)))
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Starts to read the samples at `indices`, the next ones to be opened, where this saves time."""
+
+    def follow(self, shards: Sequence[int]) -> None:
+        """Has `shards`, which are needed now and later, in this order, fetched meanwhile where this saves time."""
+
     def open(self, index: int, channels: int) -> LazyImage:
         """An image with 1 or 3 channels; raises BadImage, now or when its pixels are decoded, if it is unusable."""
         raise NotImplementedError
@@ -92,6 +104,10 @@ class EncodedImages(Samples):
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""
         raise NotImplementedError
+
+    def relative_name(self, index: int, folder: str) -> str:
+        """The image's path relative to `folder`, that of the data set, if the image is in it."""
+        return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
         return open_image(self.read_bytes(index), channels, self.name(index), self.grey_range)

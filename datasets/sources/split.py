@@ -15,15 +15,21 @@ def split_listing(listing: Listing, data: Data, split: str) -> Listing:
 
     Each class is split; images with several labels each are split as if they were of one class.
     """
-    fraction = data.val_fraction or _DEFAULT_VAL_FRACTION
     targets = listing.arrays["targets"]
     strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
-    train, val = split_stratified(strata, fraction, data.split_seed)
-    if not len(val):
-        listing.findings.append(
-            f"{data.data_path}: no class has two images, so no image can be held out; add a val split"
-        )
-    return listing.select(train if split == "train" else val)
+    indices, findings = split_indices(strata, data, split)
+    listing.findings += findings
+    return listing.select(indices)
+
+
+def split_indices(targets: np.ndarray, data: Data, split: str) -> tuple[np.ndarray, list[str]]:
+    """Sorted indices of the samples of the 'train' or the 'val' part, and a finding if none can be held out.
+
+    targets: the labels int64 (N,).
+    """
+    train, val = split_stratified(targets, data.val_fraction or _DEFAULT_VAL_FRACTION, data.split_seed)
+    nothing = f"{data.data_path}: no class has two images, so no image can be held out; add a val split"
+    return train if split == "train" else val, [] if len(val) else [nothing]
 
 
 def split_stratified(

@@ -20,6 +20,8 @@ class EpochLayout:
     seed: int
     repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION); checkpoints of earlier versions: 1
     whole_steps: bool = False
+    shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: the order is not one of shards
+    shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
 
     @property
     def global_batch_size(self) -> int:
@@ -62,10 +64,19 @@ class EpochLayout:
                 f"-resume: the checkpoint is inside an epoch of {saved.samples} samples with SEED {saved.seed}, but "
                 f"this run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
             )
-        if saved.repeats != self.repeats:
+        for key, before, now in (
+            ("REPEATED_AUGMENTATION", saved.repeats, self.repeats),
+            ("SHUFFLE_SHARDS", saved.shuffle_shards, self.shuffle_shards),
+        ):
+            if before != now:
+                raise UserError(
+                    f"-resume: the checkpoint is inside an epoch with DATA.{key} {before}, but this run has {now}; set "
+                    f"it as before, {alternative}"
+                )
+        if saved.shards_crc != self.shards_crc:
             raise UserError(
-                f"-resume: the checkpoint is inside an epoch with DATA.REPEATED_AUGMENTATION {saved.repeats}, but this "
-                f"run has {self.repeats}; set it as before, {alternative}"
+                "-resume: the checkpoint is inside an epoch, and the samples were in other shards or in another order "
+                f"of the shards; set DATA.DATA_PATH as before, {alternative}"
             )
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch

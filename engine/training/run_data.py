@@ -8,7 +8,8 @@ from configs.schema import Config
 from configs.yaml_io import parse_value
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.balanced import describe_balance
-from datasets.loading.batches import BatchSource, build_train_batches
+from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
+from datasets.loading.shard_order import describe_shuffle
 from datasets.registry import has_test_split, read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.image_checks import check_images
@@ -59,6 +60,8 @@ def read_run_data(
     config, warnings = _complete(config, splits)
     if data.balanced_sampling:
         train.notes.append(describe_balance(train.targets, train.class_names, data.repeated_augmentation))
+    elif windows := shard_windows(train, data):
+        train.notes.append(describe_shuffle(windows, config.seed))
     class_names = train.class_names if train.has_class_names else known
     return config, RunData(train, val, class_names, warnings, accum_iter, *test)
 
@@ -78,8 +81,18 @@ def build_batches(
         bad_images,
         batches_per_step=accum_iter if whole_steps else 1,
     )
-    micro_batch_size, repeats = data.batch_size * context.world_size, data.repeated_augmentation
-    return batches, EpochLayout(batches.num_samples, micro_batch_size, accum_iter, config.seed, repeats, whole_steps)
+    windows = shard_windows(samples.train, data)
+    layout = EpochLayout(
+        batches.num_samples,
+        data.batch_size * context.world_size,
+        accum_iter,
+        config.seed,
+        data.repeated_augmentation,
+        whole_steps,
+        windows.size if windows else 0,
+        windows.crc if windows else 0,
+    )
+    return batches, layout
 
 
 def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:

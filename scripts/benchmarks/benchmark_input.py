@@ -1,6 +1,7 @@
 """Compares the speed of reading and augmenting images with torchvision's references and timm's `create_loader`.
 
     python scripts/benchmarks/benchmark_input.py -json input.json
+    python scripts/benchmarks/benchmark_input.py -sources
 
 The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) and of 2000x1500 (about 500 KB and 1 MB, as on the web
 and from cameras), or takes the JPEGs of `-data FOLDER`. All contenders read the same files and apply the same
@@ -16,20 +17,19 @@ variant for PaddleViT's RandAugment. The measurements:
 
 All processes use one compute thread, because the workers occupy the cores. The contenders take turns of a few seconds;
 the order is reversed in every second round. A ratio is the median of the ratios within the rounds.
+
+`-sources` compares where our loader reads the images of 106 KB from: see `source_contenders.py`.
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -46,14 +46,14 @@ from scripts.benchmarks.benchmark_images import link_images, make_images, mean_k
 from scripts.benchmarks.common import (
     environment,
     environment_line,
-    interleaved,
     median_and_range,
     print_progress,
     write_json,
 )
-from scripts.benchmarks.input_contenders import Contender, loader_contenders, one_process_contenders
+from scripts.benchmarks.input_contenders import loader_contenders, one_process_contenders
+from scripts.benchmarks.turns import measure, one_thread
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import keep_freed_memory, timed
+from utils.device import keep_freed_memory
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table
@@ -82,6 +82,8 @@ def main(argv: list[str]) -> int:
     config = parse_command_line(all_flags).config
     _check_comparable(config)
     context = single_process()
+    if flags.sources:
+        return _compare_sources(flags, argv, config)
     sections = []
     with TemporaryDirectory() as folder:
         for name, images, share in _image_folders(flags, Path(folder)):
@@ -100,11 +102,29 @@ def main(argv: list[str]) -> int:
     return 0 if all(section["fidelity"]["largest"] <= MAX_DIFFERENCE for section in sections) else 1
 
 
+def _compare_sources(flags: argparse.Namespace, argv: list[str], config: Config) -> int:
+    if flags.augment != "none":
+        raise UserError("-sources: compares crops and flips only; remove -augment")
+    try:  # the other comparisons do not need WebDataset
+        from scripts.benchmarks.source_contenders import measure_sources, source_table
+    except ModuleNotFoundError as error:
+        raise UserError(f"-sources: {error.name} is not installed; pip install -r requirements-dev.txt") from error
+    with TemporaryDirectory() as folder:
+        _, images, _ = next(_image_folders(flags, Path(folder)))
+        result = measure_sources(images, Path(folder), config, flags.rounds, flags.seconds)
+    measured_on = environment(SCRIPT, argv, config) | {"model": f"{config.data.num_workers} workers"}
+    print(environment_line(measured_on), source_table(result), sep="\n\n")
+    write_json(flags.json, {"environment": measured_on} | result)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the speed of decoding and of loaders with torchvision's and timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     augment_help = "none (default): crops and flips; deit: RandAugment, erasing, mixup and CutMix"
     add_flag(parser, "augment", choices=["none", "deit"], default="none", help=augment_help)
+    sources_help = "compare a folder, packed images and tar shards (local, over HTTP, WebDataset) instead of loaders"
+    add_flag(parser, "sources", action="store_true", help=sources_help)
     add_flag(parser, "images", type=positive, default=256, metavar="N", help="different images to make (default: 256)")
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
@@ -151,72 +171,6 @@ def measure_section(
             "loaders": measure(loaders, flags.rounds, flags.seconds, context.device, prefetched),
             "fidelity": fidelity(config, context, len(images)),
         }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def measure(
-    contenders: dict[str, Contender], rounds: int, seconds: float, device: torch.device, prefetched: int
-) -> dict[str, dict[str, Any]]:
-    """For each contender: seconds until its first batch, and images/s of each turn.
-
-    After a turn the script waits until the workers have prefetched `prefetched` batches and are idle.
-    """
-    results: dict[str, dict[str, Any]] = {}
-    streams = {}
-    for name, contender in contenders.items():
-        started = time.perf_counter()
-        streams[name] = contender.start()
-        next(streams[name])
-        results[name] = {"first_batch_seconds": time.perf_counter() - started, "images_per_second": []}
-        results[name] |= {"ends_as": contender.ends_as, "against": contender.against}
-        _wait_for_prefetching(streams[name], prefetched, seconds)
-    for _, name in interleaved(list(contenders), rounds):
-        for _ in range(prefetched + prefetched // 2):  # also lets the workers fall out of step
-            next(streams[name])
-        speed = measure_turn(streams[name], seconds, device)
-        results[name]["images_per_second"].append(speed)
-        print_progress(f"{name}: {speed:.0f} images/s")
-        _wait_for_prefetching(streams[name], prefetched, seconds)
-    return with_ratios(results)
-
-
-def with_ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Adds the ratio of our speed to the contender's speed in each round."""
-    for one in results.values():
-        pairs = zip(results[one["against"]]["images_per_second"], one["images_per_second"], strict=True)
-        one["ratios"] = [ours / its for ours, its in pairs]
-    return results
-
-
-def measure_turn(stream: Iterator[int], seconds: float, device: torch.device) -> float:
-    """Images/s over at least `seconds`; the turn ends with a whole batch."""
-    images = 0
-
-    def read() -> None:
-        nonlocal images
-        ends = time.perf_counter() + seconds
-        while time.perf_counter() < ends:
-            images += next(stream)
-
-    elapsed = timed(read, device)
-    return images / elapsed
-
-
-def _wait_for_prefetching(stream: Iterator[int], prefetched: int, max_seconds: float) -> None:
-    if not prefetched:
-        return
-    started = time.perf_counter()
-    next(stream)  # its time is that of reading a batch or less
-    time.sleep(min(max_seconds, 0.2 + prefetched * (time.perf_counter() - started)))
 
 
 # Fidelity

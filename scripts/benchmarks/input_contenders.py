@@ -27,11 +27,13 @@ class Contender(NamedTuple):
     start: returns an endless stream of counts of ready images.
     ends_as: the form of its output, for the table.
     against: the name of the contender of ours with the same output.
+    is_restarted: each turn is that of a new stream.
     """
 
     start: Callable[[], Iterator[int]]
     ends_as: str
     against: str = "ours"
+    is_restarted: bool = False
 
 
 def one_process_contenders(config: Config, context: ProcessContext) -> dict[str, Contender]:

@@ -14,11 +14,19 @@ from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.mixup import Mixup
-from scripts.benchmarks import benchmark_input, input_contenders
+from scripts import make_shards
+from scripts.benchmarks import benchmark_input, input_contenders, source_contenders
 from scripts.benchmarks.augmentation_contenders import DEIT, deit_contenders
 from scripts.benchmarks.benchmark_images import link_images, make_images, mean_kilobytes
-from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity, with_ratios
+from scripts.benchmarks.benchmark_input import Size, contender_table, fidelity
+from scripts.benchmarks.input_contenders import Contender
+from scripts.benchmarks.source_contenders import source_table
+from scripts.benchmarks.turns import measure, measure_turn, with_ratios
 from utils.errors import UserError
+
+WHOLE = [
+    "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]", "DATA.HFLIP_PROB=1.0"
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +84,24 @@ def test_a_ratio_is_the_median_of_the_rounds():
     assert "| ours | 100 (90 to 240) |  | 1.00 | float32 |" in table
 
 
+def test_a_restarted_contender_has_a_new_stream_in_each_turn(cpu):
+    starts = {"once": [], "each turn": []}
+
+    def stream(name: str):
+        starts[name].append("started")
+        try:
+            while True:
+                yield 4
+        finally:
+            starts[name].append("ended")
+
+    contenders = {name: Contender(lambda name=name: stream(name), "", "once", name == "each turn") for name in starts}
+    measured = measure(contenders, rounds=3, seconds=0.001, device=cpu.device, prefetched=2)
+    assert starts["each turn"] == ["started", "ended"] * 3
+    assert starts["once"][0] == "started" and starts["once"].count("started") == 1
+    assert all(len(one["ratios"]) == 3 for one in measured.values())
+
+
 def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):
     clock = [10.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
@@ -85,7 +111,7 @@ def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):
             clock[0] += 0.4
             yield 8
 
-    assert benchmark_input.measure_turn(batches(), seconds=1.0, device=cpu.device) == pytest.approx(3 * 8 / 1.2)
+    assert measure_turn(batches(), seconds=1.0, device=cpu.device) == pytest.approx(3 * 8 / 1.2)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +122,7 @@ def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):
         (["-round=1"], "unknown flag -round; did you mean -rounds?"),
         (["-data=/no/such/folder"], "/no/such/folder"),
         (["-augment=vit"], "-augment"),
+        (["-sources", "-augment=deit"], "-sources: compares crops and flips only; remove -augment"),
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
@@ -126,12 +153,7 @@ def test_fidelity_compares_crops_with_pillows_crops_of_the_same_boxes(tmp_path, 
 
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu):
     """Crops of the whole image that are always flipped have only one result."""
-    whole = [
-        "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]",
-        "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]",
-        "DATA.HFLIP_PROB=1.0",
-    ]
-    config = folder_config(tmp_path, *whole)
+    config = folder_config(tmp_path, *WHOLE)
     data = config.data
     timm_image, _ = input_contenders.timm_images(data, use_prefetcher=False)[0]
     path = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[0]
@@ -163,6 +185,54 @@ def test_a_run_prints_the_tables_and_writes_the_figures(tmp_path, monkeypatch, c
     for name, one in section["loaders"].items():
         assert one["images_per_second"][0] > 0, name
         assert one["ratios"][0] == section["loaders"]["ours"]["images_per_second"][0] / one["images_per_second"][0]
+
+
+def test_sources_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_contenders, "ENTRIES", 64)
+    monkeypatch.setattr(source_contenders, "SHARD_MB", 0.05)
+    make_images(tmp_path / "images", (64, 48), count=16, mean_bytes=1500)
+    argv = ["-batch_size=8", "-num_workers=0", "-image_size=32", "-opts", "MODEL.PATCH_SIZE=16"]
+    config = parse_command_line(argv).config
+    result = source_contenders.measure_sources(tmp_path / "images", tmp_path, config, rounds=2, seconds=0.02)
+    sources = result["sources"]
+    assert source_contenders.GOALS.keys() < sources.keys() and len(sources) == 7
+    assert all(len(one["images_per_second"]) == 2 and min(one["images_per_second"]) > 0 for one in sources.values())
+    num_shards = len(list((tmp_path / "shards").glob("train-*.tar")))
+    assert num_shards > 1
+    assert len(list((tmp_path / "warm").rglob("*.tar"))) == num_shards
+
+
+def test_the_table_of_sources_has_medians_of_ratios():
+    speeds = {
+        "folder": [100.0, 200.0, 50.0],
+        "tar, local": [98.0, 160.0, 51.0],
+        "WebDataset, local": [49.0, 40.0, 51.0],
+    }
+    against = {"folder": "folder", "tar, local": "folder", "WebDataset, local": "tar, local"}
+    speeds = dict(zip(against, ([100.0, 200.0, 50.0], [98.0, 160.0, 51.0], [49.0, 40.0, 51.0]), strict=True))
+    sources = {name: {"images_per_second": speeds[name], "against": against[name]} for name in speeds}
+    lines = source_table({"sources": with_ratios(sources), "mean_kilobytes": 105.7}).splitlines()
+    assert lines[0] == "| JPEGs of 106 KB from | images/s | ratio | goal |"
+    assert lines[2:] == [
+        "| folder | 100 (50 to 200) |  |  |",
+        "| tar, local | 98 (51 to 160) | 0.98 (0.80 to 1.02) of folder | 0.95 |",
+        "| WebDataset, local | 49 (40 to 51) | 2.00 (1.00 to 4.00): tar, local / it | 1.50 |",
+    ]
+
+
+def test_webdataset_applies_the_transform_of_the_references(tmp_path):
+    config = folder_config(tmp_path, *WHOLE)
+    make_shards.main(
+        ["-dataset=folder", f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'shards'}", "-shard_mb=1"]
+    )
+    shards = [tmp_path / "shards" / "train-000000.tar"]
+    images, labels = next(iter(source_contenders.webdataset_samples(shards, config.data)))
+    assert images.shape == (8, 3, 32, 32) and len(labels) == 8
+    expected = []
+    for path in (tmp_path / "data" / "train").rglob("*.jpg"):
+        with Image.open(path) as image:
+            expected.append(input_contenders.reference_transform(config.data)(image))
+    assert all(any(torch.equal(image, other) for other in expected) for image in images)
 
 
 def test_deits_augmentation_in_both_loaders(tmp_path, monkeypatch, capsys):

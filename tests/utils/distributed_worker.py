@@ -17,7 +17,14 @@ if detect_launcher():
 
 import torch
 
-from utils.distributed import ProcessContext, all_reduce_sum, broadcast_object, process_group, set_collective_timeout
+from utils.distributed import (
+    ProcessContext,
+    all_reduce_sum,
+    broadcast_object,
+    process_group,
+    set_collective_timeout,
+    work_while_others_wait,
+)
 from utils.status import RunStatus
 
 
@@ -71,6 +78,16 @@ def one_hangs(context: ProcessContext) -> None:
     if context.rank == 1:
         time.sleep(600)
     all_reduce_sum(torch.zeros(1), context)
+
+
+def one_is_slow(context: ProcessContext) -> None:
+    set_collective_timeout(context, 2.0)
+
+    def work() -> int:
+        time.sleep(4 * context.rank)
+        return context.rank
+
+    print_line(f"rank {context.rank}: {work_while_others_wait(work, context)}")
 
 
 def one_is_stopped(context: ProcessContext) -> None:

@@ -259,3 +259,9 @@ def test_agents_that_joined_at_different_times_share_a_store(monkeypatch, shared
     distributed._connect_store().set("host", "a")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert distributed._connect_store().check(["host"]) != counts_matter
+
+
+def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
+    ended = run("one_is_slow")
+    assert ended.status == 0, ended.err
+    assert {"rank 0: 0", "rank 1: 1"} <= set(ended.out.splitlines())

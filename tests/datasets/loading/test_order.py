@@ -12,6 +12,7 @@ from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import EvalSampler, TrainSampler, epoch_order
+from datasets.loading.shard_order import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 
@@ -37,6 +38,8 @@ KINDS = {
     "repeated": {"repeats": 3},
     "balanced": {"balanced_targets": np.arange(1004) ** 2 % 7},
     "both": {"repeats": 3, "balanced_targets": np.arange(1004) ** 2 % 7},
+    "shards": {"windows": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3)},
+    "repeated shards": {"repeats": 3, "windows": ShardWindows(np.arange(4, 1005, 4), 16)},
 }
 
 

@@ -97,6 +97,6 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
 
 def test_other_data_sets_have_no_test_split(cpu):
     with pytest.raises(
-        UserError, match=r"DATA.DATASET digits has no test split \(folder, csv, imagenet2012 have one\)"
+        UserError, match=r"DATA.DATASET digits has no test split \(folder, csv, imagenet2012, tar have one\)"
     ):
         read_samples(options("nowhere", dataset="digits"), None, cpu, "test")

@@ -117,10 +117,10 @@ def hparams_table(root) -> tuple[list[str], list[str], dict[str, dict[str, float
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, libraries):
     """A run that is interrupted and resumed is one row or run everywhere; its weights are those of one without."""
     wandb, mlflow = libraries
-    plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], cpu)
+    plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], cpu, pictures=True)
     argv = [*digits_argv, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
-    logged = train([*argv, "TRAIN.MAX_STEPS=22"], cpu)
-    train([f"-resume={logged}", *argv], cpu)
+    logged = train([*argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
+    train([f"-resume={logged}", *argv], cpu, pictures=True)
     assert_same_state(states(plain), states(logged))
 
     options, metrics, rows = hparams_table(tmp_path / "out")

@@ -20,7 +20,7 @@ def best_epoch(folder) -> int:
 
 def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
     """There was no time for them while it ran, so that `best.pth` is evaluated at the end: with the same figures."""
-    folder = train(digits_argv, cpu)
+    folder = train(digits_argv, cpu, pictures=True)
     summary = summary_of(folder)
     (row,) = [row for row in rows(folder) if int(row["epoch"]) == best_epoch(folder)]
     assert summary["epoch"] == int(row["epoch"]) and summary["attention"] is None
@@ -31,10 +31,10 @@ def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
 
 
 def test_a_stopped_run_has_the_tables_and_its_end_the_attention_maps(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu)
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
     assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
     assert "stopped" in (folder / "report.html").read_text()
-    train([f"-resume={folder}", *digits_argv], cpu)
+    train([f"-resume={folder}", *digits_argv], cpu, pictures=True)
     assert summary_of(folder)["epoch"] == best_epoch(folder) and summary_of(folder)["attention"] is None
 
 

@@ -9,6 +9,9 @@ from faults.prediction import prediction_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
 from faults.shards import shard_faults
+from faults.tar import tar_faults
+from faults.tar_cache import cache_faults
+from faults.tar_servers import server_faults
 from faults.weights import weights_faults
 
 
@@ -19,6 +22,9 @@ def all_faults() -> list[Fault]:
         *list_faults(),
         *data_set_faults(),
         *image_faults(),
+        *tar_faults(),
+        *server_faults(),
+        *cache_faults(),
         *weights_faults(),
         *distillation_faults(),
         *prediction_faults(),

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults.runner import MULTI, SINGLE, Fault, Running, has_good_checkpoint, is_good, run_fault, start
+from faults.runner import MULTI, SINGLE, Fault, Running, finish, has_good_checkpoint, is_good, run_fault
 from faults.runs import evaluating, training, two_ranks
 from faults.scene import Scene
 
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.writer import CheckpointWriter
 from scripts.benchmarks.common import print_progress
-from utils.errors import UserError
 
 STATE = ("model", "ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
 # Options that use all sources of randomness.
@@ -56,10 +55,7 @@ def _leaf_bytes(value: Any) -> Iterator[bytes]:
 def train(scene: Scene, ranks: int, *options: str, flags: Sequence[str] = ()) -> Path:
     """Trains a run to its end. Returns its folder."""
     script, more = (MULTI, (f"-ngpus={ranks}",)) if ranks > 1 else (SINGLE, ())
-    printed = scene.folder / "printed"
-    process, _ = start(script, scene.digits(*options, flags=(*more, *flags)), printed, {})
-    if process.wait():
-        raise UserError(f"a run that should succeed failed: {printed.read_text().strip()[-300:]}")
+    finish(script, scene.digits(*options, flags=(*more, *flags)), scene.folder / "printed")
     (folder,) = scene.output.iterdir()
     return folder
 

@@ -36,6 +36,8 @@ class Fault:
     state: expected in the status.json of the newest run.
     prints: a pattern for something else that must be printed.
     shell: a shell command that starts the script; `{}` in it stands for the script's command.
+    wait_seconds: for which the script may wait for something that does not come.
+    check: looks for further problems after the processes have ended.
     grace_seconds: for helper processes to end after the main process.
     """
 
@@ -49,6 +51,8 @@ class Fault:
     prints: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
+    wait_seconds: float = 0.0
+    check: Callable[[Scene], list[str]] | None = None
     grace_seconds: float = 3.0
 
     @property
@@ -173,17 +177,32 @@ def _handle_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def finish(script: str, argv: Sequence[str], printed: Path) -> None:
+    """Runs an entry script to its end; raises UserError if it fails."""
+    process, _ = start(script, argv, printed, {})
+    if process.wait():
+        raise UserError(f"a run that should succeed failed: {printed.read_text().strip()[-300:]}")
+
+
 def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -> Outcome:
     """Provokes the fault in an empty folder; `trained` is the folder of a finished run."""
     scene = Scene(folder, trained)
     outcome = Outcome(fault.name, fault.expected)
-    try:
-        argv = fault.provoke(scene)
-    except Skipped as reason:
-        outcome.skipped = str(reason)
-        return outcome
+    with scene.resources:
+        try:
+            argv = fault.provoke(scene)
+        except Skipped as reason:
+            outcome.skipped = str(reason)
+        else:
+            _run(fault, argv, scene, outcome, limit_seconds)
+    return outcome
+
+
+def _run(fault: Fault, argv: Sequence[str], scene: Scene, outcome: Outcome, limit_seconds: float) -> None:
+    folder = scene.folder
     process, marker = start(fault.script, argv, folder / "printed", fault.environment, fault.shell)
     running = Running(process, scene, marker)
+    limit_seconds += fault.wait_seconds
     try:
         if fault.act:
             fault.act(running)
@@ -198,7 +217,8 @@ def run_fault(fault: Fault, folder: Path, trained: Path, limit_seconds: float) -
     _check(fault, outcome, scene, process.returncode, (folder / "printed").read_text(errors="replace"))
     if outcome.seconds > limit_seconds:
         outcome.problems.append(f"took {outcome.seconds:.1f} s")
-    return outcome
+    if fault.check:
+        outcome.problems += fault.check(scene)
 
 
 def _kill_leftovers(marker: str, grace_seconds: float) -> list[str]:

@@ -1,13 +1,12 @@
 """Faults during a run: output that cannot be written, signals, ranks and workers that die or stop."""
 
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 
 from faults.runner import MULTI, Fault, Provoke, Running
-from faults.scene import ENDLESS, Scene, Skipped
+from faults.scene import ENDLESS, Scene, require_mounts
 
 
 def output_faults() -> list[Fault]:
@@ -18,8 +17,7 @@ def output_faults() -> list[Fault]:
         return scene.digits(flags=(f"-output={scene.write('file', 'x')}",))
 
     def mounted(scene: Scene) -> list[str]:
-        if os.system("unshare -rm true 2>/dev/null"):
-            raise Skipped("users cannot mount file systems on this machine")
+        require_mounts()
         scene.output.mkdir()
         return scene.digits()
 
@@ -126,8 +124,7 @@ def rank_faults() -> list[Fault]:
 
     def unshared(scene: Scene) -> list[str]:
         """Rank 1 has a file system of its own over the output folder, and another host name."""
-        if os.system("unshare -rmu true 2>/dev/null"):
-            raise Skipped("users cannot mount file systems on this machine")
+        require_mounts()
         scene.output.mkdir()
         return scene.digits()
 

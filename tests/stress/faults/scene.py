@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
 
 class Skipped(Exception):
     """The fault cannot be provoked on this machine. The message is the reason."""
+
+
+def require_mounts() -> None:
+    """Raises Skipped unless a process may mount a file system and set the host name, for itself."""
+    if os.system("unshare -rmu true 2>/dev/null"):
+        raise Skipped("users cannot mount file systems on this machine")
 
 
 class RunsCode:
@@ -51,6 +58,7 @@ class Scene:
     def __init__(self, folder: Path, trained: Path) -> None:
         self.folder, self.trained = folder, trained
         self.output = folder / "output"
+        self.resources = ExitStack()  # servers of this fault, which end with it
 
     def digits(self, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on the embedded digits."""

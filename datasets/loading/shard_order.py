@@ -1,0 +1,70 @@
+"""The order of samples in tar shards: the shards in random order, and random samples within a window of them.
+
+A pure function of (seed, epoch), as `epoch_order`. The samples of a window come from a few shards, which a cache can
+hold; those of the next window can be downloaded meanwhile.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from utils.seeding import seeded_generator
+
+
+@dataclass(frozen=True)
+class ShardWindows:
+    """S shards with N samples, of which `size` shards are mixed at a time.
+
+    ends: int64 (S,), ascending: the samples of the shards up to each one, including it; the last is N.
+    size: with S or more, the order is a random permutation of all samples.
+    """
+
+    ends: np.ndarray
+    size: int
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 of `ends`: equal for shards in one order, with equal numbers of samples."""
+        return zlib.crc32(np.ascontiguousarray(self.ends, "<i8"))
+
+    def order(self, seed: int, epoch: int) -> torch.Tensor:
+        """The sample in each place of an epoch, a permutation, int64 (N,)."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        parts = []
+        for number, in_window in enumerate(self.shards(seed, epoch).split(self.size)):
+            samples = torch.cat([torch.arange(starts[shard], self.ends[shard]) for shard in in_window.tolist()])
+            generator = seeded_generator(seed, "window", epoch, number)
+            parts.append(samples[torch.randperm(len(samples), generator=generator)])
+        return torch.cat(parts)
+
+    def shards(self, seed: int, epoch: int) -> torch.Tensor:
+        """The order of the shards in an epoch, int64 (S,)."""
+        return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
+
+    def shards_from(self, seed: int, epoch: int, place: int, num_epochs: int) -> list[int]:
+        """The shards that are in use, in two windows: that of a place of an epoch, and the next one, if there is one
+        before the end of epoch `num_epochs` - 1."""
+        order, count = self.shards(seed, epoch), 2 * self.size
+        samples = np.diff(self.ends, prepend=0)[order.numpy()]
+        window_ends = np.cumsum(samples)[self.size - 1 :: self.size]
+        first = int(np.searchsorted(window_ends, place, side="right")) * self.size
+        in_use = order[first : first + count].tolist()
+        if len(in_use) < count and epoch + 1 < num_epochs:
+            in_use += self.shards(seed, epoch + 1)[: count - len(in_use)].tolist()
+        return list(dict.fromkeys(in_use))
+
+
+def neighbor_distance(order: torch.Tensor) -> float:
+    """The mean distance in storage of consecutive samples of an order (N,), as a share of N: 1/3 if it is random."""
+    return (order.diff().abs().double().mean() / len(order)).item() if len(order) > 1 else 0.0
+
+
+def describe_shuffle(windows: ShardWindows, seed: int) -> str:
+    """A line for the log: the windows, and the mean distance of neighbors in the order of the first epoch."""
+    shards, distance = len(windows.ends), neighbor_distance(windows.order(seed, 0))
+    return (
+        f"samples are shuffled within {min(windows.size, shards)} of {shards} shards (DATA.SHUFFLE_SHARDS): on average "
+        f"neighbors are {distance:.2f} of the data apart; with a full shuffle 0.33"
+    )

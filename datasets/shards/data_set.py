@@ -1,0 +1,148 @@
+"""The data set `tar`: WebDataset-style tar shards in a folder, on a web server, in S3 or GCS."""
+
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Data
+from datasets.shards.find import FoundShards, find_shards, find_splits
+from datasets.shards.indexing.build import open_index
+from datasets.shards.indexing.index import Index
+from datasets.shards.location import Location, parse_location
+from datasets.shards.samples import TarSamples
+from datasets.shards.shard import Shard
+from datasets.shards.storage.cache import ShardCache, cache_folder
+from datasets.shards.storage.store import ShardStore
+from datasets.sources.class_names import map_labels
+from datasets.sources.samples import Samples
+from datasets.sources.split import split_indices
+from datasets.sources.strings import strings_in, to_arrays
+from utils.errors import UserError
+
+
+class TarShards:
+    """A data set of tar shards, found and indexed once for all of its splits.
+
+    Raises:
+        UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._store, location = _open_store(data)
+        self._found = find_shards(location, self._store)
+        folder = cache_folder(data.cache_dir)
+        self._index, self._notes = open_index(self._store, self._found.shards, folder, self._found.label_key)
+        has_cache = data.cache_gb > 0 and not self._store.is_local
+        self._cache = ShardCache(folder, round(data.cache_gb * 1e9), self._store) if has_cache else None
+        self._class_names, self._labels = _class_names(self._found, self._index)
+        self._notes += _describe_source(data, self._store, self._found, folder)
+
+    def samples(self, split: str) -> TarSamples:
+        """The samples of 'train', 'val' or 'test'; of 'all', those of val, or all if no shard belongs to a split.
+
+        Without shards of val, a part of each class is held out of the others, see `split_indices`.
+
+        Raises:
+            UserError: there are no shards of the split, or they have no image.
+        """
+        rows, findings = self._rows(split)
+        if not len(rows) and not findings:
+            raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
+        shards, arrays = _select(self._index, rows)
+        arrays["targets"] = self._labels[arrays["targets"]]
+        samples = TarSamples(
+            self._store, shards, arrays, list(self._class_names), self._cache, 2 * self._data.shuffle_shards
+        )
+        samples.has_class_names = bool(self._found.class_names or self._index.class_names)
+        samples.notes += self._notes
+        samples.findings += findings + _find_no_labels(samples, split)
+        return samples
+
+    def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
+        """The sorted rows of the index that belong to a split, and findings."""
+        splits, unsplit, has_val = self._found.splits, self._found.unsplit, "val" in self._found.splits
+        if split == "all":
+            split = "val" if splits else "all"
+        is_held_out = split in ("train", "val") and not has_val
+        wanted = splits.get("train" if is_held_out else split, [] if split == "test" else unsplit)
+        if not wanted:
+            known = f"those of {', '.join(splits)}" if splits else "not named after splits"
+            raise UserError(f"{self._data.data_path}: has no shard of the split {split}; the shards are {known}")
+        names = {shard.name for shard in wanted}
+        is_wanted = np.array([shard.name in names for shard in self._index.shards])
+        rows = np.flatnonzero(is_wanted[_shard_of_rows(self._index)])
+        if not is_held_out:
+            return rows, []
+        part, findings = split_indices(self._index.arrays["targets"][rows], self._data, split)
+        return rows[part], findings
+
+
+def tar(data: Data, split: str) -> TarSamples:
+    """One split of `TarShards`."""
+    return TarShards(data).samples(split)
+
+
+def splits_of_shards(data: Data) -> list[str]:
+    """Those of 'train', 'val' and 'test' that have shards of their own; raises UserError as `TarShards`."""
+    store, location = _open_store(data)
+    return find_splits(location, store)
+
+
+def _open_store(data: Data) -> tuple[ShardStore, Location]:
+    location = parse_location(data.data_path)
+    return ShardStore(location.root, Samples.timeout_seconds), location
+
+
+def _shard_of_rows(index: Index) -> np.ndarray:
+    """The position in `index.shards` of each row, int64 (N,)."""
+    return np.repeat(np.arange(len(index.shards)), np.diff(index.arrays["ends"], prepend=0))
+
+
+def _select(index: Index, rows: np.ndarray) -> tuple[list[Shard], dict[str, np.ndarray]]:
+    """The shards and arrays of an `Index` that has these rows only, (M,), sorted, and no shard without a row."""
+    columns = {name: index.arrays[name][rows] for name in ("offsets", "lengths", "crcs", "targets")}
+    used, counts = np.unique(_shard_of_rows(index)[rows], return_counts=True)
+    names = to_arrays(strings_in(index.arrays, "names").select(rows), "names")
+    return [index.shards[shard] for shard in used], columns | {"ends": np.cumsum(counts)} | names
+
+
+def _class_names(found: FoundShards, index: Index) -> tuple[list[str], np.ndarray]:
+    """The names of the classes, and the label of each label of the index; the last one is of -1, no label.
+
+    The names in `_info.json` decide on the order of the labels that are names.
+    """
+    targets = index.arrays["targets"]
+    labels = np.arange(max(targets.max(initial=-1) + 1, len(index.class_names or ())))
+    names = index.class_names or found.class_names or list(map(str, labels))
+    if index.class_names and found.class_names:
+        mapped = map_labels(index.class_names, found.class_names)
+        if (mapped >= 0).all():
+            names, labels = found.class_names, mapped
+    return names, np.append(labels, -1)
+
+
+def _describe_source(data: Data, store: ShardStore, found: FoundShards, cache_dir: Path) -> list[str]:
+    """Notes: where remote shards are read from, and that a part is held out."""
+    notes = []
+    if not store.is_local:
+        size = sum(shard.num_bytes for shard in found.shards) / 1e9
+        cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
+        by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
+        notes.append(
+            f"{store.root}: {len(found.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"
+        )
+    elif data.cache_gb:
+        notes.append("DATA.CACHE_GB is not used: the shards are files of this machine")
+    if "val" not in found.splits:
+        notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
+    return notes
+
+
+def _find_no_labels(samples: TarSamples, split: str) -> list[str]:
+    missing = np.flatnonzero(samples.targets < 0)
+    if not len(missing):
+        return []
+    share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
+    fix = "add KEY.cls, a label in KEY.json, or a folder per class"
+    return [f"{samples.name(missing[0])}: has no label ({share}); {fix}"]

@@ -1,0 +1,1 @@
+"""Which images and labels shards contain: reading archives, and the index that is made of them once."""

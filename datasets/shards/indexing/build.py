@@ -1,0 +1,251 @@
+"""Opening the index of a data set of shards: stored rows are used again, new and changed shards are read in full."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from datasets.shards.indexing.archive import DamagedShard
+from datasets.shards.indexing.index import INDEX_NAME, Index, ShardRows, join_rows, read_index, to_rows, write_index
+from datasets.shards.indexing.records import Remarks, ShardRecords, read_records
+from datasets.shards.shard import Shard
+from datasets.shards.storage.store import ShardStore
+from utils.errors import UserError, combine_findings
+from utils.files import open_regular_file
+
+MAX_INDEX_BYTES = 16 << 30  # about 250 million images
+_SAVE_SECONDS = 60.0
+_MAX_THREADS = 16
+
+
+def open_index(
+    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str = ""
+) -> tuple[Index, list[str]]:
+    """The index of exactly these shards, in their order, and notes for the log.
+
+    Rows come from the index beside the shards and from the one in the cache folder; all other shards are read. The
+    result is stored, beside local shards if their folder can be written, with the rows of other shards that
+    a stored index had; so is an index that a server has, with the versions that the shards have now. The rows of an
+    interrupted call are used by the next one. Several processes of a host build an index once.
+
+    Args:
+        cache_dir: DATA.CACHE_DIR.
+        label_key: see `find_label`.
+
+    Raises:
+        UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
+            cannot be stored.
+    """
+    stored, cached = _StoredRows(shards, label_key), cached_index(store, cache_dir)
+    if store.is_local:
+        stored.add_file(Path(store.root, INDEX_NAME))
+    if stored.missing():
+        stored.add_file(cached)
+    if stored.missing() and not store.is_local:
+        stored.add_remote(store, cached)
+    if stored.missing():
+        with _locked([Path(store.root, INDEX_NAME), cached] if store.is_local else [cached]) as path:
+            stored.add_file(path)  # another process may have written it
+            if stored.missing():
+                _build(store, stored, path)
+    return stored.join(), stored.notes
+
+
+def cached_index(store: ShardStore, cache_dir: Path) -> Path:
+    """The file of an index that is not stored beside its shards."""
+    root = os.path.abspath(store.root) if store.is_local else store.root
+    return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.safetensors"
+
+
+class _StoredRows:
+    """The rows of the asked shards, as far as they are known, and those of other shards in stored indexes."""
+
+    def __init__(self, shards: Sequence[Shard], label_key: str) -> None:
+        self.label_key = label_key
+        self.notes: list[str] = []
+        self._asked = {shard.name: shard for shard in shards}
+        self._rows: dict[str, ShardRows] = {}
+        self._others: dict[str, tuple[Shard, ShardRows]] = {}
+
+    def add_file(self, path: Path) -> None:
+        """Adds the rows of an index in a file, if it exists."""
+        try:
+            with open_regular_file(path) as file:
+                data = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.note(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
+            return
+        self.add_index(data, str(path))
+
+    def add_index(self, data: bytes, origin: str) -> None:
+        """Adds the rows of the content of an index."""
+        try:
+            index = read_index(data, origin)
+        except UserError as error:
+            self.note(f"Warning: {error}")
+            return
+        if index.label_key != self.label_key:
+            return
+        for position, shard in enumerate(index.shards):
+            asked = self._asked.get(shard.name)
+            if asked is None:
+                self._others[shard.name] = shard, index.rows(position)
+            elif asked.is_same_as(shard):
+                self._rows[shard.name] = index.rows(position)
+
+    def add_remote(self, store: ShardStore, copy: Path) -> None:
+        """Adds the rows of the index beside remote shards, and stores a copy, if it has all of them."""
+        data = store.read_small(INDEX_NAME, MAX_INDEX_BYTES)
+        if data is None:
+            return
+        self.add_index(data, store.url(INDEX_NAME))
+        if not self.missing():
+            with contextlib.suppress(OSError):  # the next run downloads it again
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                self.save(copy)
+
+    def note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def add(self, shard: Shard, rows: ShardRows) -> None:
+        self._rows[shard.name] = rows
+
+    def missing(self) -> list[Shard]:
+        return [shard for name, shard in self._asked.items() if name not in self._rows]
+
+    def join(self) -> Index:
+        """The index of the asked shards, as far as their rows are known."""
+        known = [shard for name, shard in self._asked.items() if name in self._rows]
+        return join_rows(known, [self._rows[shard.name] for shard in known], self.label_key)
+
+    def save(self, path: Path) -> None:
+        """Writes all rows; raises OSError, and UserError if the labels of the asked shards are of two kinds."""
+        index = self.join()
+        others, other_rows = [list(column) for column in zip(*self._others.values(), strict=True)] or ([], [])
+        rows = [index.rows(position) for position in range(len(index.shards))]
+        with contextlib.suppress(UserError):  # other shards may have labels of another kind
+            index = join_rows([*index.shards, *others], [*rows, *other_rows], self.label_key)
+        write_index(path, index)
+
+
+@contextlib.contextmanager
+def _locked(paths: Sequence[Path]) -> Iterator[Path]:
+    """The first of these files that can be written, locked for the processes of this host.
+
+    Raises:
+        UserError: none can be written.
+    """
+    for path in paths:
+        lock = path.with_name(f".{path.name}.lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            with contextlib.suppress(OSError):  # the file system does not support locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield path
+            return
+        finally:
+            with contextlib.suppress(OSError):
+                lock.unlink()  # processes that wait for it find the index; at worst two build it
+            os.close(descriptor)
+    raise UserError(
+        f"{path.parent}: cannot store the index ({failure.strerror}); set DATA.CACHE_DIR to a writable folder"
+    ) from failure
+
+
+def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
+    """Reads the missing shards. Their rows are stored about once a minute, at the end, and after an error."""
+    remarks, findings, saved = Remarks(), [], time.monotonic()
+
+    def save() -> None:
+        try:
+            stored.save(path)
+        except OSError as error:
+            stored.note(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds the index again")
+
+    try:
+        with contextlib.closing(_read_shards(store, stored.missing(), stored.label_key)) as results:
+            for shard, result in results:
+                if isinstance(result, DamagedShard):
+                    findings.append(str(result))
+                    continue
+                stored.add(shard, to_rows(result.records, store.url(shard.name)))
+                for text, (number, example) in result.remarks.items():
+                    remarks.count(text, example, number)
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    save()
+                    saved = time.monotonic()
+    except BaseException:
+        with contextlib.suppress(UserError):
+            save()
+        raise
+    save()
+    if findings:
+        raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
+    stored.notes += [f"{store.root}: {note}" for note in remarks.notes()]
+
+
+def _read_shards(
+    store: ShardStore, shards: Sequence[Shard], label_key: str
+) -> Iterator[tuple[Shard, ShardRecords | DamagedShard]]:
+    """The images of each shard, or its damage, read by threads; in no fixed order.
+
+    The threads are daemons, so that a server that does not answer delays no exit.
+    """
+    done_bytes = dict.fromkeys(shards, 0)
+    results: queue.SimpleQueue[tuple[Shard, ShardRecords | BaseException]] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[Shard] = queue.SimpleQueue()
+    for shard in shards:
+        jobs.put(shard)
+    stop = threading.Event()
+
+    def chunks(shard: Shard) -> Iterator[bytes]:
+        for chunk in store.stream(shard.name, shard.version, shard.num_bytes):
+            if stop.is_set():
+                return
+            done_bytes[shard] += len(chunk)
+            yield chunk
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while not stop.is_set():
+                shard = jobs.get_nowait()
+                try:
+                    result = read_records(chunks(shard), store.url(shard.name), shard.num_bytes, label_key)
+                except BaseException as error:
+                    result = error
+                results.put((shard, result))
+
+    for _ in range(min(len(shards), _MAX_THREADS, len(os.sched_getaffinity(0)) if store.is_local else _MAX_THREADS)):
+        threading.Thread(target=work, daemon=True).start()
+    total = sum(shard.num_bytes for shard in shards)
+    with tqdm(desc="index", total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        try:
+            for _ in shards:
+                shard, result = _wait_for(results, lambda: bar.update(sum(done_bytes.values()) - bar.n))
+                if isinstance(result, BaseException) and not isinstance(result, DamagedShard):
+                    raise result
+                yield shard, result
+        finally:
+            stop.set()
+
+
+def _wait_for(results: "queue.SimpleQueue[tuple]", report: Callable[[], object]) -> tuple:
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return results.get(timeout=0.5)
+        report()

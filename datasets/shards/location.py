@@ -1,0 +1,172 @@
+"""Where the shards of a data set are: a folder, or the URL of one, with an optional pattern of names in braces."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from braceexpand import braceexpand
+
+from configs.urls import secret_in_url
+from configs.yaml_io import shorten
+from utils.errors import UserError
+
+SHARD_SUFFIX = ".tar"
+REMOTE_SCHEMES = ("http", "https", "s3", "gs")
+MAX_NAMES = 10**6
+_MAX_PATTERN_CHARS, _MAX_DEPTH = 1000, 20
+_MAX_NAME_CHARS = 1024
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?)\}")
+
+
+@dataclass(frozen=True)
+class Location:
+    """The shards of a data set.
+
+    root: a local folder, or a URL (http, https, s3, gs) without '/' at its end.
+    names: the shards that DATA.DATA_PATH names, relative to `root`; None: all that are found there.
+    """
+
+    root: str
+    names: tuple[str, ...] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self.root)
+
+    def url(self, name: str) -> str:
+        """The path or URL of a shard, for messages. It contains no credentials: `parse_location` refuses them."""
+        return join_url(self.root, name)
+
+
+def is_local(root: str) -> bool:
+    return not _SCHEME.match(root)
+
+
+def join_url(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}"
+
+
+def parse_location(data_path: str) -> Location:
+    """The location that DATA.DATA_PATH gives: a folder, one `.tar` file, or a pattern such as
+    `https://host/{train,val}-{0000..0127}.tar`.
+
+    Raises:
+        UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
+    """
+    if data_path.startswith("pipe:"):
+        raise UserError("DATA.DATA_PATH: 'pipe:' is a shell command, and is not run; use a folder or a URL")
+    scheme = _SCHEME.match(data_path)
+    if not scheme:
+        return _split_pattern(data_path, is_folder=Path(data_path).is_dir())
+    name = scheme[1].lower()
+    rest = data_path[scheme.end() :]
+    if name == "file":
+        if not rest.startswith("/"):
+            raise UserError(f"DATA.DATA_PATH: {shorten(data_path)} names a host; write file:///folder")
+        return _split_pattern(unquote(rest), is_folder=Path(unquote(rest)).is_dir())
+    if name not in REMOTE_SCHEMES:
+        raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use file, http, https, s3 or gs")
+    _check_url(name, rest.rstrip("/"))
+    location = _split_pattern(f"{name}://{rest.rstrip('/')}", is_folder=False)
+    if name.startswith("http") and location.names:
+        return Location(location.root, tuple(map(unquote, location.names)))
+    return location
+
+
+def _check_url(scheme: str, rest: str) -> None:
+    """Refuses what is not a folder. The messages do not repeat a text that may contain a secret."""
+    if problem := secret_in_url(f"{scheme}://{rest}"):
+        raise UserError(f"DATA.DATA_PATH: {problem}")
+    host, _, path = rest.partition("/")
+    try:
+        is_valid = bool(urlsplit(f"{scheme}://{host}").hostname) and "{" not in host and host.isprintable()
+        urlsplit(f"{scheme}://{host}").port  # noqa: B018 - raises ValueError
+    except ValueError:
+        is_valid = False
+    if not is_valid or any(part in ("", ".", "..") for part in path.split("/") if path):
+        raise UserError(f"DATA.DATA_PATH: {shorten(f'{scheme}://{rest}')} is not a valid URL")
+
+
+def check_not_compressed(path: str) -> None:
+    """Raises UserError for the name of a compressed archive."""
+    if path.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+        raise UserError(f"DATA.DATA_PATH: {shorten(path)}: a compressed archive cannot be read in parts; decompress it")
+
+
+def _split_pattern(path: str, is_folder: bool) -> Location:
+    """Everything from the first part with a brace, or else a last part `*.tar`, is a pattern of names."""
+    if not is_folder:
+        check_not_compressed(path)
+    start = path.find("{")
+    if is_folder or (start < 0 and not path.endswith(SHARD_SUFFIX)):
+        return Location(path.rstrip("/") or "/")
+    slash = path.rfind("/", 0, start if start >= 0 else None)
+    root = path[:slash] or "/" if slash >= 0 else "."
+    return Location(root, tuple(_expand(path[slash + 1 :])))
+
+
+def _expand(pattern: str) -> list[str]:
+    """The names of a pattern, in its order, as Bash expands it."""
+    shown = shorten(pattern)
+    if len(pattern) > _MAX_PATTERN_CHARS or not pattern.isprintable():
+        raise UserError(f"DATA.DATA_PATH: the pattern {shown} is too long, or contains control characters")
+    count = _count_names(pattern)
+    if count is None:
+        raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced, or nested too deeply")
+    if count > MAX_NAMES:
+        raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
+    names = list(braceexpand(pattern, escape=False))
+    for name in names:
+        if problem := name_problem(name):
+            raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
+    if len(set(names)) < len(names):
+        raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
+    return names
+
+
+def _count_names(pattern: str) -> int | None:
+    """The number of names of a pattern, without making them; None if its braces are not balanced or too deep."""
+    product, position = 1, 0
+    open_braces: list[tuple[int, int]] = []  # of each: the product before it, the sum of its alternatives so far
+    while position < len(pattern):
+        character = pattern[position]
+        if group := _RANGE.match(pattern, position):
+            product *= _range_size(group)
+            position = group.end()
+            continue
+        if character == "{":
+            open_braces.append((product, 0))
+            product = 1
+        elif character == "," and open_braces:
+            before, alternatives = open_braces.pop()
+            open_braces.append((before, alternatives + product))
+            product = 1
+        elif character == "}":
+            if not open_braces:
+                return None
+            before, alternatives = open_braces.pop()
+            product = before * (alternatives + product)
+        if len(open_braces) > _MAX_DEPTH:
+            return None
+        position += 1
+    return None if open_braces else product
+
+
+def _range_size(group: re.Match[str]) -> int:
+    """The size of {0..9}, {0..9..3} or {a..z}."""
+    if group[1] is None:
+        return len(list(braceexpand(group[0], escape=False)))
+    return abs(int(group[2]) - int(group[1])) // (int(group[3] or 1) or 1) + 1
+
+
+def name_problem(name: str) -> str | None:
+    """Why this cannot be the name of a shard relative to the root, or None. A name may come from a foreign file."""
+    if not name.endswith(SHARD_SUFFIX):
+        return f"does not end with {SHARD_SUFFIX}"
+    if len(name) > _MAX_NAME_CHARS or not name.isprintable() or "\\" in name:
+        return "is too long, or contains control characters or backslashes"
+    if ":" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        return "is not a relative path without '..' and ':'"
+    return None

@@ -1,0 +1,30 @@
+"""One tar file of a data set, and whether it is still the one that was indexed."""
+
+from typing import NamedTuple
+
+LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
+
+
+class Shard(NamedTuple):
+    """A tar file.
+
+    name: its path relative to the location of the data set, such as 'train-000001.tar'.
+    num_bytes: its size.
+    version: its ETag, or for a local file `LOCAL_VERSION` and the time of its last change in ns; None if unknown.
+    """
+
+    name: str
+    num_bytes: int
+    version: str | None = None
+
+    def is_same_as(self, other: "Shard") -> bool:
+        """Whether both have one size and, where both know it, one version.
+
+        A local version and an ETag cannot be compared: shards may be uploaded with their index.
+        """
+        if (self.name, self.num_bytes) != (other.name, other.num_bytes):
+            return False
+        if self.version is None or other.version is None:
+            return True
+        kinds = [version.startswith(LOCAL_VERSION) for version in (self.version, other.version)]
+        return kinds[0] != kinds[1] or self.version == other.version

@@ -1,0 +1,65 @@
+"""The shards in a local folder."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from stat import S_ISREG
+
+from datasets.shards.shard import LOCAL_VERSION, Shard
+from utils.files import open_regular_file
+
+_CHUNK_BYTES = 1 << 22
+
+
+class LocalFiles:
+    """Files below `root`. All methods raise OSError."""
+
+    attempt_seconds = 0.0
+    can_list = True
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+
+    def list_folder(self, folder: str) -> tuple[list[Shard], list[str]]:
+        """All files in a folder below the root ('': the root itself), and the names of the folders there."""
+        files, folders = [], []
+        with os.scandir(self.root / folder) as entries:
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_file():
+                    files.append(_shard(name, entry.stat()))
+                elif entry.is_dir():
+                    folders.append(name)
+        return files, folders
+
+    def head(self, name: str) -> Shard:
+        state = os.stat(self.root / name)
+        if not S_ISREG(state.st_mode):
+            raise OSError(None, "not a file")
+        return _shard(name, state)
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each (start, length); fewer where the file ends."""
+        with open_regular_file(self.root / name) as file:
+            return [_read(file, start, length) for start, length in ranges]
+
+    def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
+        """The whole file as it is now, and its bytes from `start` on."""
+        file = open_regular_file(self.root / name)
+        file.seek(start)
+        return _shard(name, os.fstat(file.fileno())), _chunks(file)
+
+
+def _shard(name: str, state: os.stat_result) -> Shard:
+    return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
+
+
+def _read(file, start: int, length: int) -> bytes:
+    file.seek(start)
+    return file.read(length)
+
+
+def _chunks(file) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

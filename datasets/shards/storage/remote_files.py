@@ -1,0 +1,80 @@
+"""The shards on a web server, in S3 or in GCS, through obstore.
+
+obstore reads credentials from its own environment variables (AWS_*, GOOGLE_*). It repeats a request that fails within
+the first seconds; `ShardStore` repeats the others.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from obstore.store import GCSStore, HTTPStore, S3Store
+
+from datasets.shards.shard import Shard
+
+_CONNECT_SECONDS, _READ_SECONDS, _RETRY_SECONDS = 10.0, 30.0, 5.0  # at most
+_MAX_RETRIES = 4
+_COALESCE_BYTES = 1 << 17  # between two ranges that are read at once: what a connection reads in about one latency
+_CHUNK_BYTES = 1 << 18
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
+
+
+class RemoteFiles:
+    """Objects below the URL `root`. All methods raise what obstore raises.
+
+    A single call without an answer fails after `attempt_seconds`, which is less than half of `timeout_seconds`.
+    """
+
+    def __init__(self, root: str, timeout_seconds: float) -> None:
+        read_seconds, retry_seconds = min(_READ_SECONDS, timeout_seconds / 4), min(_RETRY_SECONDS, timeout_seconds / 8)
+        self.attempt_seconds = read_seconds + retry_seconds
+        scheme, _, rest = root.partition("://")
+        options: dict[str, Any] = {
+            "client_options": {
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, read_seconds)),
+                "read_timeout": timedelta(seconds=read_seconds),
+                "timeout": timedelta(days=1),  # of a whole download; obstore's default is 30 s
+                "allow_http": scheme == "http" or (scheme in ("s3", "gs") and _has_plain_endpoint()),
+            },
+            "retry_config": {
+                "max_retries": _MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=retry_seconds),
+                "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=1)},
+            },
+        }
+        if scheme in ("http", "https"):
+            self.store = HTTPStore(root, **options)
+        else:
+            bucket, _, prefix = rest.partition("/")
+            self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
+        self.can_list = scheme in ("s3", "gs")
+
+    def list_folder(self, folder: str) -> tuple[list[Shard], list[str]]:
+        """All objects in a folder below the root ('': the root itself), and the names of the folders there."""
+        found = self.store.list_with_delimiter(folder or None)
+        return [_shard(entry["path"], entry) for entry in found["objects"]], list(found["common_prefixes"])
+
+    def head(self, name: str) -> Shard:
+        return _shard(name, self.store.head(name))
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each (start, length), read at the same time; fewer where the object or the answer ends."""
+        starts, lengths = zip(*ranges, strict=True)
+        return [bytes(part) for part in self.store.get_ranges(
+            name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES
+        )]  # fmt: skip
+
+    def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
+        """The whole object as it is now, and its bytes from `start` on."""
+        result = self.store.get(name, options={"range": {"offset": start}} if start else None)
+        return _shard(name, result.meta), map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
+
+
+def _shard(name: str, meta: Any) -> Shard:
+    return Shard(name, meta["size"], meta["e_tag"])
+
+
+def _has_plain_endpoint() -> bool:
+    """Whether the user has chosen an endpoint without encryption, such as a server in the same rack."""
+    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)

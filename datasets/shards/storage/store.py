@@ -1,0 +1,213 @@
+"""Reads the bytes of shards in a folder, on a web server, in S3 or GCS: the same methods, errors and retries."""
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+
+from datasets.shards.location import is_local, join_url
+from datasets.shards.shard import Shard
+from datasets.shards.storage.local_files import LocalFiles
+from datasets.shards.storage.remote_files import RemoteFiles
+from datasets.shards.storage.store_errors import (
+    STORE_ERRORS,
+    RangesNotSupported,
+    ShardChanged,
+    StoreError,
+    describe,
+    is_beyond_end,
+)
+from utils.daemon_pool import DaemonPool
+
+_T = TypeVar("_T")
+_HEAD_THREADS = 32
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+_MAX_SHORT_ANSWERS = 3
+_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
+_told_at = float("-inf")  # when the user was told of a wait
+_INDEX_AGAIN = "has changed since it was indexed; start the run again, which indexes it again"
+
+
+class _ShortAnswer(Exception):
+    """An answer with fewer bytes than were asked for."""
+
+
+class ShardStore:
+    """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
+
+    A server that is away for half of `timeout_seconds` does no harm. All methods raise a StoreError that names the
+    file or URL, at the latest after `timeout_seconds` without a byte.
+    """
+
+    def __init__(self, root: str, timeout_seconds: float) -> None:
+        self.root, self.timeout_seconds = root, timeout_seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.timeout_seconds)
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self.root)
+
+    @property
+    def can_list(self) -> bool:
+        """Whether the names of files can be listed: not on a web server."""
+        return self._files.can_list
+
+    @cached_property
+    def _files(self) -> LocalFiles | RemoteFiles:
+        try:
+            return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
+        except STORE_ERRORS as error:
+            problem = describe(error, self.root)
+            raise StoreError(f"{self.root}: {problem.text}; {problem.fix}") from None
+
+    def url(self, name: str) -> str:
+        return join_url(self.root, name)
+
+    def list_folder(self, folder: str = "") -> tuple[list[Shard], list[str]]:
+        """All files in a folder below the root ('': the root itself), and the names of the folders there; unordered."""
+        return self._retry(folder, lambda: self._files.list_folder(folder))
+
+    def head(self, names: Sequence[str]) -> list[Shard]:
+        """The size and version of each file, in the order of `names`."""
+        head = self._files.head
+        with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
+            return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """`length` bytes of a file; raises ShardChanged if it is shorter."""
+        return self.read_many(name, [(start, length)])[0]
+
+    def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range (start, length), read at the same time; raises ShardChanged if the file is shorter.
+
+        Raises RangesNotSupported if a server sends whole files only.
+        """
+
+        def read() -> list[bytes]:
+            parts = self._files.read_ranges(name, ranges)
+            if [len(part) for part in parts] != [length for _, length in ranges]:
+                raise _ShortAnswer
+            return parts
+
+        if any(not length for _, length in ranges):  # servers refuse them
+            filled = iter(self.read_many(name, [part for part in ranges if part[1]]))
+            return [next(filled) if length else b"" for _, length in ranges]
+        return self._retry(name, read) if ranges else []
+
+    def read_small(self, name: str, max_bytes: int) -> bytes | None:
+        """A whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
+
+        def read() -> bytes | None:
+            try:
+                found, chunks = self._files.open_stream(name, 0)
+            except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+                return None
+            data = bytearray()
+            for chunk in chunks:
+                data += chunk
+                if len(data) > max_bytes:
+                    raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
+            if len(data) != found.num_bytes:
+                raise _ShortAnswer
+            return bytes(data)
+
+        return self._retry(name, read)
+
+    def stream(self, name: str, version: str | None = None, num_bytes: int | None = None) -> Iterator[bytes]:
+        """The bytes of a whole file in order. Raises ShardChanged if it has another version or size than given."""
+        attempts, position, wanted = self._attempts(name), 0, None
+        while wanted is None or position < wanted.num_bytes:
+            try:
+                found, chunks, skip = self._open_at(name, position)
+                wanted = wanted or Shard(name, found.num_bytes if num_bytes is None else num_bytes, version)
+                if not found.is_same_as(wanted):
+                    if found.version is None or found.version != wanted.version:
+                        raise ShardChanged(f"{self.url(name)}: {_INDEX_AGAIN}")
+                    raise _ShortAnswer  # the same file, but a wrong length
+                wanted = wanted._replace(version=wanted.version or found.version)
+                for chunk in chunks:
+                    unread, skip = chunk[skip:], max(0, skip - len(chunk))
+                    position += len(unread)
+                    if unread:
+                        yield unread
+                        attempts.restart()
+                if position < wanted.num_bytes:
+                    raise _ShortAnswer
+            except (*STORE_ERRORS, _ShortAnswer) as error:
+                attempts.pause(error)
+
+    def check_unchanged(self, shard: Shard) -> None:
+        """Raises ShardChanged if the file is not `shard` any more. Call it where a checksum does not match."""
+        if not self.head([shard.name])[0].is_same_as(shard):
+            raise ShardChanged(f"{self.url(shard.name)}: {_INDEX_AGAIN}")
+
+    def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes], int]:
+        """An open stream, and the number of its first bytes that the caller has already."""
+        try:
+            return *self._files.open_stream(name, position), 0
+        except NotSupportedError:
+            return *self._files.open_stream(name, 0), position
+
+    def _attempts(self, name: str) -> "_Attempts":
+        return _Attempts(
+            self.root, self.url(name) if name else self.root, self.timeout_seconds - self._files.attempt_seconds
+        )
+
+    def _retry(self, name: str, call: Callable[[], _T]) -> _T:
+        attempts = self._attempts(name)
+        while True:
+            try:
+                return call()
+            except (*STORE_ERRORS, _ShortAnswer) as error:
+                attempts.pause(error)
+
+
+class _Attempts:
+    """Decides whether a failed call is repeated, and waits before."""
+
+    def __init__(self, root: str, url: str, max_seconds: float) -> None:
+        """`max_seconds`: no call begins later than that after the first one."""
+        self.root, self.url, self.max_seconds = root, url, max_seconds
+        self.short_answers = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """After progress: the time limit begins again."""
+        self.started, self.pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
+
+    def pause(self, error: Exception) -> None:
+        """Returns after a pause, or raises a StoreError."""
+        problem = describe(error, self.root)
+        if isinstance(error, _ShortAnswer) or is_beyond_end(error):
+            self.short_answers += 1
+            if self.short_answers >= _MAX_SHORT_ANSWERS:
+                raise ShardChanged(
+                    f"{self.url}: is shorter than when it was indexed, or the server sends too little; start the run "
+                    "again, which indexes a changed file again"
+                ) from None
+        elif isinstance(error, NotSupportedError):
+            raise RangesNotSupported(f"{self.url}: {problem.text}; {problem.fix}") from None
+        else:
+            waited = time.monotonic() - self.started
+            if waited + self.pause_seconds > min(problem.retry_seconds, self.max_seconds):
+                tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
+                raise StoreError(f"{self.url}: {problem.text}{tried}; {problem.fix}") from None
+            _tell_user(f"waiting for {self.url}: {problem.text}", waited)
+        time.sleep(self.pause_seconds)
+        self.pause_seconds = min(2 * self.pause_seconds, _MAX_PAUSE_SECONDS)
+
+
+def _tell_user(message: str, waited_seconds: float) -> None:
+    """Prints a line if a wait is long, one in half a minute, and none in loading workers, which wait for the same."""
+    global _told_at
+    now = time.monotonic()
+    if waited_seconds > _SILENT_SECONDS and now - _told_at > _TELL_SECONDS and not multiprocessing.parent_process():
+        _told_at = now
+        print(f"----- {message}", file=sys.stderr, flush=True)

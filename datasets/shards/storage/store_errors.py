@@ -1,0 +1,112 @@
+"""Errors of stores as one line each: which of them may pass, and what to do about the others.
+
+The text of a library's error is never shown: it contains the answer of the server, and may contain signed URLs.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+from obstore.exceptions import (
+    BaseError,
+    GenericError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from utils.errors import UserError
+
+# ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
+STORE_ERRORS = (BaseError, OSError, ValueError)
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
+_PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+}
+_NO_LOGIN = "use a server without a login"  # obstore knows none
+_CHECK = "check DATA.DATA_PATH"
+
+
+class StoreError(UserError):
+    """Bytes of a shard cannot be read. The message names the file or URL."""
+
+
+class RangesNotSupported(StoreError):
+    """The server sends whole files only."""
+
+
+class ShardChanged(StoreError):
+    """A shard is not the one that was indexed."""
+
+
+class Problem(NamedTuple):
+    """text: what is wrong; fix: what to do; retry_seconds: how long further attempts may succeed."""
+
+    text: str
+    fix: str
+    retry_seconds: float = 0.0
+
+
+_NETWORK = "check the network and the server, then resume"
+_METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
+_METADATA_SECONDS = 15.0
+# Parts of obstore's error texts without an answer of a server; the first match counts.
+_PROBLEMS = {
+    "TooManyRedirects": Problem("the server redirects without end", _CHECK),
+    "BadScheme": Problem("the server redirects to a URL without encryption, or the endpoint is not a URL", _CHECK),
+    "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
+    "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
+    "InvalidContentType": Problem("the server does not speak TLS", "check the URL"),
+    "dns error": Problem("the host is not found", "check the URL and the network", math.inf),
+    "ConnectionRefused": Problem("the connection is refused", _NETWORK, math.inf),
+    "ConnectionReset": Problem("the connection is reset", _NETWORK, math.inf),
+    "IncompleteBody": Problem("the answer ends too early", _NETWORK, math.inf),
+    "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
+    "Content-Length Header missing": Problem("the server does not tell the size of the file", "use another server"),
+}
+_UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
+
+
+def is_beyond_end(error: Exception) -> bool:
+    """Whether the file ends before the range that was asked for."""
+    return isinstance(error, GenericError) and bool(_BEYOND_END.search(str(error)))
+
+
+def describe(error: Exception, root: str) -> Problem:
+    """The problem behind an error of obstore or of the operating system, in a store with this `root`."""
+    credentials = _CREDENTIALS.get(root.partition("://")[0], _NO_LOGIN)
+    if isinstance(error, FileNotFoundError):
+        return Problem("does not exist", _CHECK)
+    if isinstance(error, OSError):
+        return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
+    if isinstance(error, UnauthenticatedError):
+        return Problem("the server asks for credentials (status 401)", credentials)
+    if isinstance(error, PermissionDeniedError):
+        return Problem("access is refused (status 403)", f"check the URL, or {credentials}")
+    if isinstance(error, NotSupportedError):
+        return Problem("the server sends whole files only", "set DATA.CACHE_GB, so that shards are read from a cache")
+    if isinstance(error, PreconditionError):
+        return Problem("has changed while it was read", "start the run again")
+    if isinstance(error, ValueError):
+        return Problem("is not a valid name or URL", _CHECK)
+    return _describe_text(str(error), credentials)
+
+
+def _describe_text(text: str, credentials: str) -> Problem:
+    status = _STATUS.search(text)
+    if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
+        is_answer = status and not status[1].startswith("5")
+        return Problem("no credentials are found", credentials, 0.0 if is_answer else _METADATA_SECONDS)
+    if status:
+        if "<Code>NoSuchBucket</Code>" in text:
+            return Problem("the bucket does not exist", _CHECK)
+        may_pass = status[1].startswith("5") or status[1] in _PASSING_STATUS
+        problem = f"the server answers with status {status[1]}"
+        return Problem(problem, "check the server, then resume", math.inf if may_pass else 0.0)
+    if "redential" in text or "ervice account" in text:
+        return Problem("the credentials cannot be used", credentials)
+    return next((problem for part, problem in _PROBLEMS.items() if part in text), _UNKNOWN)

@@ -1,0 +1,131 @@
+"""A web server on this machine for a folder: ranges, ETags, HEAD, and a delay before each answer.
+
+    python scripts/benchmarks/range_server.py FOLDER -latency_ms 10
+
+It prints its URL, and serves until it is killed. `serving` starts it in a process of its own, as a benchmark needs.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
+
+
+class RangeHandler(BaseHTTPRequestHandler):
+    """Serves the files below `server.folder`, after `server.latency_seconds`."""
+
+    protocol_version = "HTTP/1.1"  # keeps connections open
+    disable_nagle_algorithm = True
+    server: "RangeServer"
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, with_body: bool) -> None:
+        time.sleep(self.server.latency_seconds)
+        path = self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
+        if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
+            self._refuse(404)
+            return
+        with open(path, "rb") as file:
+            size, start = os.fstat(file.fileno()).st_size, 0
+            end, wanted = size, _RANGE.match(self.headers.get("Range", ""))
+            if wanted:
+                start = int(wanted[1])
+                end = min(size, int(wanted[2]) + 1) if wanted[2] else size
+                if start >= size:
+                    self._refuse(416)
+                    return
+            self.send_response(206 if wanted else 200)
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str(end - start))
+            self.send_header("ETag", etag(path))
+            if wanted:
+                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+            self.end_headers()
+            if with_body:
+                file.seek(start)
+                shutil.copyfileobj(_Part(file, end - start), self.wfile, 1 << 20)
+
+    def _refuse(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class _Part:
+    """The next `length` bytes of a file."""
+
+    def __init__(self, file, length: int) -> None:
+        self.file, self.length = file, length
+
+    def read(self, size: int) -> bytes:
+        data = self.file.read(min(size, self.length))
+        self.length -= len(data)
+        return data
+
+
+def etag(path: Path) -> str:
+    state = path.stat()
+    return f'"{hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:32]}"'
+
+
+class RangeServer(ThreadingHTTPServer):
+    """On a free port of 127.0.0.1, or on `port`."""
+
+    daemon_threads = True
+    request_queue_size = 128  # with Python's 5, connections that begin together wait for a second
+
+    def __init__(
+        self, folder: Path, latency_seconds: float = 0.0, handler: type[RangeHandler] = RangeHandler, port: int = 0
+    ) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.folder, self.latency_seconds = folder.resolve(), latency_seconds
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignores clients that end in the middle of an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def serving(folder: Path, latency_ms: float) -> Iterator[str]:
+    """The URL of a server in another process, which does not share Python's lock with the reader."""
+    command = [sys.executable, __file__, str(folder), "-latency_ms", str(latency_ms)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Serves a folder over HTTP, with ranges.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-latency_ms", type=float, default=0.0)
+    flags = parser.parse_args()
+    server = RangeServer(flags.folder, flags.latency_ms / 1000)
+    print(server.url, flush=True)
+    server.serve_forever()

@@ -1,0 +1,220 @@
+"""Writes a data set as tar shards, for -dataset=tar and for every program that reads WebDataset's format.
+
+    python scripts/make_shards.py -dataset=imagenet2012 -data_path=/dataset/imagenet -output /fast/imagenet-tar
+    python main_single_gpu.py -cfg=... -dataset=tar -data_path=/fast/imagenet-tar
+
+`train-000000.tar`, ... and `val-000000.tar`, ... (and `test-...`, if the data set has a test split) contain `KEY.jpg`,
+the image's bytes as they are, and `KEY.cls`, its label. KEY is the image's path without its extension. Training samples
+are shuffled once, in an order that is the same each time, because training shuffles within windows of shards only.
+
+The same data give the same bytes. Each image is decoded as a test. An image that cannot be decoded ends the writing;
+with -opts DATA.ON_BAD_IMAGE=skip it is left out and listed. A second start with the same arguments goes on where the
+first ended, and reads all shards back.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from configs.flags import Parser
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.decode import decode_image
+from datasets.shards.find import INFO_FILE
+from datasets.shards.indexing.index import INDEX_NAME, write_index
+from datasets.sources.samples import EncodedImages
+from scripts.flags import add_flag, split_flags
+from scripts.packing.keys import unique_keys
+from scripts.packing.progress import Progress, open_progress
+from scripts.packing.read_back import read_back
+from scripts.packing.source import parse_data, read_image_splits, read_in_order
+from scripts.packing.tar import REPAIR, Sample, WrittenShard, image_extension, read_keys, write_shard
+from utils.atomic_file import atomic_write
+from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.seeding import seeded_generator
+
+
+def main(argv: list[str]) -> int:
+    flags, rest = split_flags(_parser(), argv)
+    data, splits = read_image_splits(parse_data(rest), with_test=True)
+    torch.set_num_threads(1)  # images are decoded in parallel
+    planned = {name: PlannedSplit(name, samples, data) for name, samples in splits.items()}
+    plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
+    try:
+        with open_progress(flags.output, plan) as progress:
+            bad_images = BadImageList(flags.output, 0)
+            max_bytes = int(flags.shard_mb * 1e6)
+            shards = {
+                name: write_split(flags.output, split, max_bytes, progress, bad_images)
+                for name, split in planned.items()
+            }
+            written = [shard for of_split in shards.values() for shard in of_split]
+            write_index(flags.output / INDEX_NAME, read_back(flags.output, written))
+            atomic_write(flags.output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
+    except OSError as error:
+        raise UserError(
+            f"{flags.output}: cannot be written ({error.strerror}); finished shards are kept: free space and start "
+            "again with the same arguments"
+        ) from error
+    _report(flags.output, splits, shards)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="scripts/make_shards.py",
+        usage="%(prog)s -output FOLDER [-shard_mb N] [data flags of main_single_gpu.py]",
+        description="Writes a data set as tar shards that WebDataset reads.",
+        epilog="Every other flag, such as -dataset or -opts KEY=VALUE, is main_single_gpu.py's: see its -h.",
+    )
+    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
+    add_flag(parser, "shard_mb", type=_megabytes, default=256.0, metavar="N", help="size of a shard, MB (default: 256)")
+    return parser
+
+
+def _megabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of megabytes, greater than 0 and at most a million")
+    return value
+
+
+class PlannedSplit:
+    """The samples of a split in the order in which they are written.
+
+    order: sample indices, int64 (N,).
+    keys: those of the samples, by index.
+    """
+
+    def __init__(self, name: str, samples: EncodedImages, data: Data) -> None:
+        self.name, self.samples, self.data = name, samples, data
+        self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
+        self.order = np.arange(len(samples))
+        if name == "train":
+            self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
+
+    def plan(self) -> dict[str, Any]:
+        """What the shards follow from, apart from the images: a checksum of class names, keys and labels."""
+        sha256 = hashlib.sha256(json.dumps(self.samples.class_names).encode())
+        for index in self.order.tolist():
+            row = f"{self.keys[index]}\0{self.samples.targets[index]}\n"
+            sha256.update(row.encode("utf-8", "surrogateescape"))
+        return {"num_samples": len(self.order), "sha256": sha256.hexdigest()}
+
+    def at(self, position: int) -> tuple[str, int]:
+        """The key and the label at a place of the order."""
+        index = int(self.order[position])
+        return self.keys[index], int(self.samples.targets[index])
+
+    def read(self, start: int) -> Iterator[Sample | BadImage]:
+        """The samples from position `start` on."""
+        return read_in_order(self._read, range(start, len(self.order)), self.data)
+
+    def _read(self, position: int) -> Sample:
+        index = int(self.order[position])
+        encoded = self.samples.read_bytes(index)
+        decode_image(encoded, self.data.image_channels, self.samples.name(index))
+        key, label = self.at(position)
+        return Sample(position, key, image_extension(encoded), label, encoded)
+
+
+def write_split(
+    folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
+) -> list[WrittenShard]:
+    """Writes the shards of a split that are not finished; returns all.
+
+    Raises:
+        UserError: no image can be used; a finished shard does not contain the samples of the plan.
+        OSError: a shard cannot be written.
+    """
+    shards: list[WrittenShard] = []
+    with tqdm(desc=split.name, total=len(split.order), unit="image", leave=False, disable=None) as bar:
+
+        def usable(start: int) -> Iterator[Sample]:
+            for image in split.read(start):
+                bar.update()
+                if isinstance(image, BadImage):
+                    bad_images.add([image])
+                else:
+                    yield image
+
+        position, images, sample = 0, None, None
+        while position < len(split.order):
+            path = folder / f"{split.name}-{len(shards):06d}.tar"
+            shard = progress.finished.get(path.name)
+            if shard and path.exists():
+                check_finished(path, shard, split, position)
+                images = None
+                bar.update(shard.end - position)
+            else:
+                if images is None:
+                    images = usable(position)
+                    sample = next(images, None)
+                if sample is None:
+                    break
+                shard, sample = write_shard(path, sample, images, max_bytes)
+                progress.add(shard)
+            shards.append(shard)
+            position = shard.end
+    if not shards:
+        raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
+    return shards
+
+
+def check_finished(path: Path, shard: WrittenShard, split: PlannedSplit, start: int) -> None:
+    """Compares keys and labels in a finished shard with the plan from position `start` on; raises UserError."""
+    position = start
+    for key, label in read_keys(path):
+        while position < shard.end and split.at(position)[0] != key:  # an image that was left out
+            if split.data.on_bad_image == "error":
+                raise UserError(f"{path}: lacks {split.at(position)[0]}; set DATA.ON_BAD_IMAGE=skip, or {REPAIR}")
+            position += 1
+        if position == shard.end or split.at(position)[1] != label:
+            raise UserError(f"{path}: {key} with label {label} does not belong there; {REPAIR}")
+        position += 1
+    if position != shard.end or path.stat().st_size != shard.num_bytes:
+        raise UserError(f"{path}: is not as it was written; {REPAIR}")
+
+
+def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:
+    """timm's description of a data set of shards, and the class names if the data have names."""
+    splits = {
+        name: {
+            "name": name,
+            "filenames": [shard.name for shard in of_split],
+            "shard_lengths": [shard.num_samples for shard in of_split],
+            "num_samples": sum(shard.num_samples for shard in of_split),
+            "alt_label": "",
+        }
+        for name, of_split in shards.items()
+    }
+    class_names = [escape_control_characters(name) for name in train.class_names]
+    return {"splits": splits} | ({"class_names": class_names} if train.has_class_names else {})
+
+
+def _report(output: Path, splits: dict[str, EncodedImages], shards: dict[str, list[WrittenShard]]) -> None:
+    written = [shard for of_split in shards.values() for shard in of_split]
+    counts = {name: sum(shard.num_samples for shard in of_split) for name, of_split in shards.items()}
+    num_bad = sum(map(len, splits.values())) - sum(counts.values())
+    bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
+    images = ", ".join(f"{count} images of {name}" for name, count in counts.items())
+    num_bytes = sum(shard.num_bytes for shard in written)
+    print(f"{output}: {images}; {len(written)} shards, {num_bytes / 1e9:.3f} GB, read back and compared{bad}")
+    print(f"to train on them: -dataset=tar -data_path={output}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

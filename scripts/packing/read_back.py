@@ -1,0 +1,44 @@
+"""Reading finished shards as training does, to compare them with what was written; the index comes from it."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from datasets.loading.workers import default_num_workers
+from datasets.shards.indexing.archive import DamagedShard
+from datasets.shards.indexing.index import Index, ShardRows, join_rows, to_rows
+from datasets.shards.indexing.records import read_records
+from datasets.shards.shard import Shard
+from scripts.packing.tar import REPAIR, WrittenShard, hash_rows
+from utils.errors import UserError
+from utils.files import open_regular_file
+
+_CHUNK_BYTES = 1 << 22
+
+
+def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
+    """The index of the shards in `folder`, without versions: it is valid wherever they are copied.
+
+    Raises:
+        UserError: a shard is damaged, or its keys, labels or the CRC-32 of its images are not those that were written.
+        OSError: a shard cannot be read.
+    """
+
+    def rows_of(shard: WrittenShard) -> ShardRows:
+        path = folder / shard.name
+        try:
+            with open_regular_file(path) as file:
+                records = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes).records
+        except DamagedShard as error:
+            raise UserError(f"{error}; {REPAIR}") from error
+        if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
+            raise UserError(f"{path}: read back, it is not as it was written; {REPAIR}")
+        return to_rows(records, str(path))
+
+    with ThreadPoolExecutor(default_num_workers(1, on_gpu=False)) as pool:
+        bar = tqdm(pool.map(rows_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
+        rows = list(bar)
+    return join_rows([Shard(shard.name, shard.num_bytes) for shard in shards], rows)

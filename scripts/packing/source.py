@@ -1,0 +1,76 @@
+"""The images of a data set that a script writes in another form: its splits, and reading them in parallel."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from configs.command_line import parse_command_line
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.loading.workers import default_num_workers
+from datasets.registry import has_test_split, read_samples, recognize_dataset, resolve_grey_range
+from datasets.sources.rows import LABEL_DIGITS
+from datasets.sources.samples import EncodedImages
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+_ANY_NUM_CLASSES = 10**LABEL_DIGITS  # packing does not depend on a model
+_Read = TypeVar("_Read")
+
+
+def parse_data(argv: list[str]) -> Data:
+    """The DATA options of flags of main_single_gpu.py.
+
+    Raises:
+        UserError: a flag or an option is wrong, or images have several labels.
+    """
+    data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
+    if data.multi_label:
+        raise UserError("DATA.MULTI_LABEL: packed images and shards have one label per image; train from the CSV files")
+    return data
+
+
+def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[str, EncodedImages]]:
+    """The completed options, and the splits 'train', 'val' and, if wanted, 'test' if the data set has one.
+
+    Raises:
+        UserError: as `read_samples`; or the images are not encoded.
+    """
+    without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    data = recognize_dataset(data, without_gpu)
+    names = ["train", "val"]
+    if with_test and has_test_split(data, without_gpu)[0]:
+        names.append("test")
+    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
+    data = resolve_grey_range(data, splits, without_gpu)
+    if not isinstance(splits[0], EncodedImages):
+        raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
+    return data, dict(zip(names, splits, strict=True))
+
+
+def read_in_order(read: Callable[[int], _Read], indices: Iterable[int], data: Data) -> Iterator[_Read | BadImage]:
+    """`read(index)` of each index, in order, computed by threads that are a few images ahead.
+
+    With DATA.ON_BAD_IMAGE: skip, a BadImage that `read` raises takes the place of its result; else it is raised.
+    """
+
+    def read_or_skip(index: int) -> _Read | BadImage:
+        try:
+            return read(index)
+        except BadImage as error:
+            if data.on_bad_image == "error":
+                raise
+            return error
+
+    threads = default_num_workers(1, on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
+    pending: deque[Future[_Read | BadImage]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for index in indices:
+            pending.append(pool.submit(read_or_skip, index))
+            if len(pending) > 4 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

@@ -1,0 +1,110 @@
+"""The order of samples in shards: a permutation of shards, of samples within windows of them, and how well it mixes."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from datasets.loading.sampler import EvalSampler, TrainSampler
+from datasets.loading.shard_order import ShardWindows, describe_shuffle, neighbor_distance
+from engine.checkpoint.epoch_layout import EpochLayout
+from utils.errors import UserError
+
+ENDS = np.cumsum([30, 1, 0, 25, 40, 4, 33, 17, 50, 8])  # one shard without samples of this split
+
+
+@pytest.mark.parametrize("window", [1, 3, 10, 99])
+def test_each_epoch_has_its_own_permutation(window):
+    order = ShardWindows(ENDS, window).order(seed=0, epoch=0)
+    assert sorted(order.tolist()) == list(range(ENDS[-1]))
+    assert torch.equal(order, ShardWindows(ENDS, window).order(0, 0))
+    assert not torch.equal(order, ShardWindows(ENDS, window).order(0, 1))
+    assert not torch.equal(order, ShardWindows(ENDS, window).order(1, 0))
+
+
+@pytest.mark.parametrize("window", [1, 3, 10])
+def test_a_window_is_used_up_before_the_next_one_begins(window):
+    shards = np.searchsorted(ENDS, ShardWindows(ENDS, window).order(0, 0).numpy(), side="right")
+    first_use = list(dict.fromkeys(shards.tolist()))
+    last_place = {shard: int(np.flatnonzero(shards == shard)[-1]) for shard in first_use}
+    first_place = {shard: int(np.flatnonzero(shards == shard)[0]) for shard in first_use}
+    for place in range(len(shards)):
+        in_use = [shard for shard in first_use if first_place[shard] <= place <= last_place[shard]]
+        assert len(in_use) <= window
+
+
+def test_each_shard_order_and_each_mix_occurs_equally_often():
+    """Three shards in windows of two: the first sample is each of the six in a sixth of 3,000 epochs."""
+    firsts = np.bincount(
+        [int(ShardWindows(np.array([1, 3, 6]), 2).order(0, epoch)[0]) for epoch in range(3000)], minlength=6
+    )
+    # P(first window has shards a, b) = 1/3 each; then a uniform sample of their union.
+    expected = 3000 / 3 * np.array([1 / 3 + 1 / 4, *[1 / 3 + 1 / 5] * 2, *[1 / 4 + 1 / 5] * 3])
+    assert (np.abs(firsts - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_the_distance_of_neighbors_is_that_of_a_closed_form():
+    """S shards of n samples: neighbors of one shard are n/3 apart, others (S + 1) n / 3.
+
+    Within a window, they are of one shard with probability 1/W; the windows meet in S/W - 1 places.
+    """
+    shards, size = 64, 500
+    ends = np.arange(1, shards + 1) * size
+    assert neighbor_distance(torch.arange(1000)) == pytest.approx(1 / 1000, rel=1e-2)
+    for window in (1, 4, 16, 64):
+        same = (1 - (shards / window - 1) / (shards * size)) / window
+        expected = (same * size / 3 + (1 - same) * (shards + 1) * size / 3) / (shards * size)
+        measured = np.mean([neighbor_distance(ShardWindows(ends, window).order(seed, 0)) for seed in range(8)])
+        assert measured == pytest.approx(expected, rel=0.1)
+    assert "within 16 of 64 shards" in describe_shuffle(ShardWindows(ends, 16), 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_global_batches_do_not_depend_on_the_number_of_ranks(world_size):
+    def batches(ranks: int) -> list[list]:
+        samplers = [
+            TrainSampler(int(ENDS[-1]), 24 // ranks, 3, 7, rank, ranks, windows=ShardWindows(ENDS, 3))
+            for rank in range(ranks)
+        ]
+        return [sorted(key for part in parts for key in part) for parts in zip(*samplers, strict=True)]
+
+    assert batches(world_size) == batches(1)
+    assert len(batches(1)) == 3 * (ENDS[-1] // 24)
+
+
+@pytest.mark.parametrize("window", [1, 3, 10, 99])
+def test_the_shards_of_a_window_are_known_before_it_begins(window):
+    windows = ShardWindows(ENDS, window)
+    order = np.searchsorted(ENDS, windows.order(0, 5).numpy(), side="right").tolist()
+    for place in range(len(order)):
+        ahead = windows.shards_from(0, 5, place, num_epochs=7)
+        assert order[place] in ahead[:window] and len(ahead) <= 2 * window
+    assert windows.shards_from(0, 5, len(order) - 1, 7)[-1] in windows.shards(0, 6)[: 2 * window]
+    last = windows.shards_from(0, 5, len(order) - 1, num_epochs=6)
+    assert order[-1] in last and len(last) <= window  # no shard of an epoch that does not come
+
+
+@pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
+def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
+    """They have another order; at the end of an epoch, a run may go on with them."""
+    windows, others = ShardWindows(ENDS, 3), ShardWindows(ends, 3)
+    assert ends[-1] == ENDS[-1] and not torch.equal(windows.order(0, 0), others.order(0, 0))
+    before, now = (EpochLayout(int(ENDS[-1]), 8, 1, 0, shuffle_shards=3, shards_crc=w.crc) for w in (windows, others))
+    checkpoint = {"geometry": asdict(before), "done_steps": 2}
+    assert before.steps_done(checkpoint) == 2 and now.steps_done(checkpoint | {"done_steps": 0}) == 0
+    with pytest.raises(UserError, match=r"-resume: .* in other shards .*; set DATA.DATA_PATH as before, or resume"):
+        now.steps_done(checkpoint)
+
+
+def test_each_sampler_tells_the_shards_of_its_batches():
+    train = TrainSampler(int(ENDS[-1]), 4, 3, 7, rank=1, world_size=2, windows=ShardWindows(ENDS, 3)).from_position(
+        1, 5, 3
+    )
+    evaluation = EvalSampler(int(ENDS[-1]), 4, rank=1, world_size=2)
+    for sampler in (train, evaluation):
+        for number, keys in enumerate(sampler):
+            shards = {int(np.searchsorted(ENDS, index, side="right")) for _, index, _ in keys if index >= 0}
+            assert shards <= set(sampler.shards_from(number, ENDS))
+    balanced = TrainSampler(int(ENDS[-1]), 4, 3, 7, balanced_targets=np.arange(ENDS[-1]) % 2)
+    assert [balanced.shards_from(number, ENDS)[0] for number in range(12)] == [*range(10), 0, 1]

@@ -1,0 +1,229 @@
+"""Archives are read as `tarfile` and GNU tar write them; damaged and hostile ones are named."""
+
+import io
+import subprocess
+import tarfile
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tar_files import numbered, tar_of, with_header
+
+from datasets.shards.indexing import archive as archive_module
+from datasets.shards.indexing.archive import Archive, DamagedShard, Member
+from utils.errors import UserError
+
+LONG = "a" * 90 + "/" + "b" * 90 + "/" + "ü" * 60 + ".jpg"
+INVALID_UTF8 = "caf\udce9.jpg"
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def chunks_of(data: bytes, size: int):
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def members_of(data: bytes, chunk_bytes: int = 1 << 20) -> list[Member]:
+    return list(Archive(chunks_of(data, chunk_bytes), "a.tar"))
+
+
+def by_tarfile(data: bytes) -> list[Member]:
+    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
+        return [Member(info.name, info.offset_data, info.size) for info in tar if info.isreg()]
+
+
+def error_of(data: bytes) -> str:
+    with pytest.raises(DamagedShard) as error:
+        members_of(data)
+    message = str(error.value)
+    assert message.startswith("a.tar: ") and "\n" not in message and "; " in message
+    return message
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+@pytest.mark.parametrize("chunk_bytes", [1, 511, 512, 10_000])
+def test_members_are_those_of_tarfile(tar_format, chunk_bytes):
+    names = [LONG, INVALID_UTF8] if tar_format != "ustar" else ["a" * 90 + "/" + "b" * 90]
+    files = {"empty": b"", "./a.jpg": b"x" * 512, "b/c.d.e": b"y" * 513} | dict.fromkeys(names, b"zz")
+    data = tar_of(files, FORMATS[tar_format])
+    members = members_of(data, chunk_bytes)
+    assert members == by_tarfile(data)
+    assert {member.name: data[member.offset :][: member.size] for member in members} == files
+
+
+@given(sizes=st.lists(st.integers(0, 2000), max_size=8), chunk_bytes=st.integers(1, 3000), part=st.integers(0, 2000))
+def test_the_content_is_read_in_full_in_part_or_not_at_all(sizes, chunk_bytes, part):
+    contents = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    data = tar_of([(f"{number}", content) for number, content in enumerate(contents)])
+    archive = Archive(chunks_of(data, chunk_bytes), "a.tar")
+    for number, member in enumerate(archive):
+        content = contents[int(member.name)]
+        if number % 3 == 0:
+            assert archive.crc32() == zlib.crc32(content)
+        elif number % 3 == 1:
+            assert archive.read(part) == content[:part]
+            assert archive.crc32() == zlib.crc32(content[part:])
+    assert archive.position == len(data)
+
+
+@pytest.mark.parametrize("options", [["--format=v7"], ["--format=gnu"], ["--format=posix"], ["-b", "1"], ["-b", "64"]])
+def test_archives_of_gnu_tar(tmp_path, options):
+    files = {"a/1.jpg": b"1" * 1000, "a/1.cls": b"3"}
+    if options not in (["--format=v7"],):
+        files["a/" + "n" * 150 + ".jpg"] = b"2"
+    for name, content in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    path = tmp_path / "a.tar"
+    subprocess.run(["tar", "-C", tmp_path / "in", *options, "-cf", path, "."], check=True)
+    data = path.read_bytes()
+    assert members_of(data) == by_tarfile(data)
+    assert {member.name.removeprefix("./") for member in members_of(data)} == set(files)
+    other = tmp_path / "b.tar"
+    other.write_bytes(tar_of({"b/2.jpg": b"3"}))
+    subprocess.run(["tar", "-Af", path, other], check=True)
+    joined = path.read_bytes()
+    assert [member.name for member in members_of(joined)][len(files) :] == ["b/2.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--format=gnu", "-S"], "'in/sparse' is a sparse file; write"),
+        (["--format=posix", "-S"], "has a sparse file at byte"),
+        (["--format=posix", "-S", "--sparse-version=0.0"], "has a sparse file at byte"),
+        (["-V", "label"], "member 'label' has the type b'V'"),
+    ],
+)
+def test_special_members_of_gnu_tar_are_refused(tmp_path, options, problem):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "plain").write_bytes(b"1")
+    with open(tmp_path / "in" / "sparse", "wb") as file:
+        file.truncate(1 << 20)
+        file.seek(500_000)
+        file.write(b"x")
+    path = tmp_path / "a.tar"
+    subprocess.run(["tar", "-C", tmp_path, *options, "-cf", path, "in"], check=True)
+    assert problem in error_of(path.read_bytes())
+
+
+def test_all_members_of_a_posix_archive_may_have_a_global_header():
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", pax_headers={"comment": "0" * 40}) as tar:  # as by git archive
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    assert [member.name for member in members_of(buffer.getvalue())] == ["a.jpg"]
+
+
+def test_a_size_in_a_pax_header_holds():
+    content = b"x" * 700
+    data = tar_of({LONG: content})  # a pax header, its content, the header of the file
+    records = data[512:1024].rstrip(b"\0") + b"12 size=700\n"
+    forged = with_header(data, 0, size=b"%011o" % len(records))
+    forged = forged[:512] + records.ljust(512, b"\0") + forged[1024:]
+    forged = with_header(forged, 1024, size=b"%011o" % 3)
+    assert members_of(forged) == by_tarfile(forged) == [Member(LONG, 1536, 700)]
+
+
+def test_a_cut_archive_is_named_wherever_it_is_cut():
+    data = tar_of(numbered(4) | {LONG: b"1" * 700})
+    content_end = len(data.rstrip(b"\0")) + 511 & -512
+    for length in range(0, content_end + 1, 128):
+        assert error_of(data[:length])
+    assert "is cut short after 1,024 bytes, before the end mark" in error_of(data[:1024])
+    for length in range(content_end + 512, len(data), 512):  # one block of zeros is enough
+        assert members_of(data[:length]) == members_of(data)
+
+
+def test_an_invalid_header_in_the_middle_is_no_end():
+    files = numbered(20)
+    data = tar_of(files)
+    position = members_of(data)[9].offset - 512
+    damaged = data[: position + 100] + b"\xff" + data[position + 101 :]
+    assert len(by_tarfile(damaged)) == 9  # tarfile says nothing
+    assert f"is damaged at byte {position:,}" in error_of(damaged)
+
+
+def test_data_after_the_end_is_not_lost_silently():
+    one, two = tar_of({"a.jpg": b"1"}), tar_of({"b.jpg": b"2"})
+    assert len(by_tarfile(one + two)) == 1
+    assert "has data after its end" in error_of(one + two)
+    assert "has data after its end" in error_of(one + b"x")
+    assert members_of(one + bytes(100_001)) == members_of(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "problem"),
+    [
+        ("a", {"type": b"1", "linkname": b"/etc/passwd"}, "is a link"),
+        ("a", {"type": b"2", "linkname": b"b"}, "is a link"),
+        ("a", {"type": b"3"}, "is a device"),
+        ("a", {"type": b"6"}, "is a device or a pipe"),
+        ("a", {"type": b"S"}, "is a sparse file"),
+        ("a", {"type": b"V"}, "not that of a file"),
+        ("a", {"name": b"/etc/a\0"}, "not a path inside"),
+        ("a", {"name": b"b/../a\0"}, "not a path inside"),
+        ("a", {"name": b"\0"}, "not a path inside"),
+        ("a", {"prefix": b"/etc\0", "magic": b"ustar\x0000"}, "not a path inside"),
+        ("a/", {"type": b"5", "name": b"/a/\0"}, "not a path inside"),
+        ("a", {"size": b"\x80" + b"\xff" * 11}, "more than 400000000"),
+        ("a", {"size": b"\xff" * 11 + b"\x00"}, "has the size '-256'"),
+        ("a", {"size": b"%011o" % 400_000_001}, "400000001 bytes"),
+        ("a", {"type": b"L", "size": b"%011o" % 65_537}, "extension header at byte 0 has 65,537 bytes"),
+        ("a", {"type": b"x", "size": b"\x80" + b"\xff" * 11}, "extension header at byte 0"),
+        ("a", {"type": b"x", "size": b"\xff" * 12}, "extension header at byte 0 has -1 bytes"),
+        ("a", {"type": b"x", "size": b"%011o" % 512}, "no valid pax header"),
+        ("a", {"type": b"L"}, "no member follows"),
+    ],
+)
+def test_hostile_members(name, fields, problem):
+    data = with_header(tar_of({name: b""}, tarfile.USTAR_FORMAT), 0, **fields)
+    assert problem in error_of(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "problem"),
+    [
+        (b"x", b"13 path=/a/b\n", "not a path inside"),
+        (b"x", b"13 path=a/..\n", "not a path inside"),
+        (b"x", b"12 path=a\0b\n", "not a path inside"),
+        (b"x", b"22 GNU.sparse.major=1\n", "has a sparse file"),
+        (b"x", b"11 size=-1\n", "has the size '-1'"),
+        (b"x", b"31 size=9999999999999999999999\n", "more than 400000000"),
+        (b"g", b"9 size=1\n", "gives all members one size"),
+        (b"g", b"10 path=a\n", "gives all members one path"),
+        (b"x", b"2 2 2 2 2 2 2 2=", "no valid pax header"),
+        (b"x", b"0 path=a\n", "no valid pax header"),
+        (b"x", b"-9 path=a\n", "no valid pax header"),
+        (b"x", b"11 path=a\n", "no valid pax header"),
+        (b"x", b"9999 path=a\n", "no valid pax header"),
+    ],
+)
+def test_hostile_pax_headers(kind, records, problem):
+    body = tar_of({"a": records}, tarfile.USTAR_FORMAT)
+    data = with_header(body, 0, type=kind)[:1024] + tar_of({"b": b""}, tarfile.USTAR_FORMAT)
+    assert problem in error_of(data)
+
+
+def test_a_million_extension_headers_need_no_stack_and_no_memory():
+    one = with_header(tar_of({"a": b""}, tarfile.USTAR_FORMAT), 0, type=b"L")[:512]
+    archive = Archive([one * 1000] * 50 + [tar_of({"b": b""}, tarfile.USTAR_FORMAT)], "a.tar")
+    with pytest.raises(DamagedShard, match="not a path inside"):  # the last long name is empty
+        list(archive)
+
+
+def test_other_files_than_archives():
+    assert "is not a tar archive" in error_of(b"<html>not found</html>" * 100)
+    assert "is cut short" in error_of(b"<html>")
+    assert "is compressed" in error_of(b"\x1f\x8b\x08" + bytes(600))
+    assert "is cut short" in error_of(b"")
+    assert members_of(bytes(10_240)) == []
+
+
+def test_an_error_of_the_source_is_passed_on():
+    def chunks():
+        yield tar_of({"a": b""})[:600]
+        raise UserError("http://host/a.tar: does not answer")
+
+    with pytest.raises(UserError, match="does not answer") as error:
+        list(Archive(chunks(), "a.tar"))
+    assert not isinstance(error.value, archive_module.DamagedShard)

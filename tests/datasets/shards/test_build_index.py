@@ -1,0 +1,285 @@
+"""Opening an index: built once, reused, repaired, resumed, shared by processes."""
+
+import errno
+import multiprocessing
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tar_files import numbered, tar_of
+
+from datasets.shards.indexing import build
+from datasets.shards.indexing.build import cached_index, open_index
+from datasets.shards.indexing.index import INDEX_NAME, encode_index, read_index, write_index
+from datasets.shards.indexing.records import read_records
+from datasets.shards.shard import Shard
+from datasets.shards.storage.store import ShardStore
+from datasets.sources.strings import strings_in
+from utils.errors import Findings, UserError
+
+
+class FakeStore:
+    """A `ShardStore` with files in memory, remote unless `root` is a folder; records which files are streamed.
+
+    A name in `errors` raises after its first bytes.
+    """
+
+    def __init__(self, files: dict[str, bytes], root: str = "http://host/d") -> None:
+        self.files, self.root, self.streamed = files, root, []
+        self.errors: dict[str, BaseException] = {}
+        self.is_local = not root.startswith("http:")
+
+    def url(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def read_small(self, name: str, max_bytes: int) -> bytes | None:
+        return self.files.get(name)
+
+    def stream(self, name: str, version: str | None, num_bytes: int):
+        self.streamed.append(name)
+        data = self.files[name]
+        yield data[:1000]
+        if name in self.errors:
+            raise self.errors[name]
+        yield data[1000:]
+
+
+def shards_of(store: FakeStore, version: str | None = "1") -> list[Shard]:
+    return [Shard(name, len(data), version) for name, data in store.files.items() if name.endswith(".tar")]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore({f"train-{number}.tar": tar_of(numbered(5, 5 * number)) for number in range(4)})
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+def opened(store: FakeStore, cache: Path, shards: list[Shard] | None = None, label_key: str = ""):
+    """The index, the notes, and the names of the shards that were read."""
+    store.streamed.clear()
+    index, notes = open_index(store, shards or shards_of(store), cache, label_key)
+    return index, notes, sorted(store.streamed)
+
+
+def names_in(index) -> list[str]:
+    return list(strings_in(index.arrays, "names"))
+
+
+def test_an_index_is_built_once(store, cache):
+    index, notes, read = opened(store, cache)
+    assert read == sorted(store.files) and notes == []
+    assert index.shards == shards_of(store)
+    assert names_in(index) == [f"{number:06d}.jpg" for number in range(20)]
+    assert index.arrays["targets"].tolist() == [number % 7 for number in range(20)]
+    again, notes, read = opened(store, cache)
+    assert read == [] and notes == []
+    assert again.shards == index.shards and all(
+        (again.arrays[name] == index.arrays[name]).all() for name in index.arrays
+    )
+
+
+def test_only_changed_shards_are_read_again(store, cache):
+    opened(store, cache)
+    store.files["train-1.tar"] = tar_of(numbered(9, 5))
+    changed = shards_of(store)
+    changed[3] = changed[3]._replace(version="2")
+    index, _, read = opened(store, cache, changed)
+    assert read == ["train-1.tar", "train-3.tar"]
+    assert len(index) == 24 and index.shards == changed
+    index, _, read = opened(store, cache, changed)
+    assert len(index) == 24 and read == []
+
+
+def test_exactly_the_asked_shards_in_their_order(store, cache):
+    shards = shards_of(store)
+    index, _, read = opened(store, cache, [shards[2], shards[0]])
+    assert index.shards == [shards[2], shards[0]] and names_in(index)[:2] == ["000010.jpg", "000011.jpg"]
+    assert read == ["train-0.tar", "train-2.tar"]
+    index, _, read = opened(store, cache, shards[::-1])
+    assert read == ["train-1.tar", "train-3.tar"] and index.shards == shards[::-1]
+    index, _, read = opened(store, cache, [shards[1]])
+    assert read == [] and index.shards == [shards[1]] and names_in(index)[0] == "000005.jpg"
+    opened(store, cache, [shards[0]._replace(version="2")])  # writes the index: the rows of other shards stay
+    assert opened(store, cache, shards[1:])[2] == []
+
+
+def test_classes_are_those_of_the_asked_shards(cache):
+    store = FakeStore({"a.tar": tar_of({"x/1.jpg": b"", "z/1.jpg": b""}), "b.tar": tar_of({"y/1.jpg": b""})})
+    for shards, names, targets in (
+        (shards_of(store), ["x", "y", "z"], [0, 2, 1]),
+        (shards_of(store)[1:], ["y"], [0]),
+        (shards_of(store)[:1], ["x", "z"], [0, 1]),
+    ):
+        index, _, _ = opened(store, cache, shards)
+        assert index.class_names == names and index.arrays["targets"].tolist() == targets
+
+
+def test_an_index_beside_remote_shards_is_used_and_copied(store, cache, tmp_path):
+    index, _, _ = opened(store, cache)
+    store.files[INDEX_NAME] = encode_index(index)
+    assert opened(store, tmp_path / "other")[2] == []
+    del store.files[INDEX_NAME]
+    assert opened(store, tmp_path / "other")[2] == []  # from the copy
+    uploaded = [shard._replace(version="mtime-3") for shard in shards_of(store)]  # the index was made from local files
+    assert opened(store, tmp_path / "other", uploaded)[2] == []
+
+
+def test_the_newer_of_two_indexes_is_used(store, cache):
+    index, _, _ = opened(store, cache)
+    old = [shard._replace(version="0") for shard in index.shards]
+    store.files[INDEX_NAME] = encode_index(replace(index, shards=old))
+    assert opened(store, cache)[2] == []
+    store.files[INDEX_NAME] = encode_index(index)
+    write_index(cached_index(store, cache), replace(index, shards=old))
+    assert opened(store, cache)[2] == []
+
+
+def test_a_local_index_is_stored_beside_the_shards_or_else_in_the_cache(store, cache, tmp_path, monkeypatch):
+    (tmp_path / "d").mkdir()
+    local = FakeStore(store.files, str(tmp_path / "d"))
+    opened(local, cache)
+    assert read_index((tmp_path / "d" / INDEX_NAME).read_bytes(), "i").shards == shards_of(store)
+    assert opened(local, cache)[2] == [] and not cache.exists()
+    (tmp_path / "d" / INDEX_NAME).unlink()
+    open_file = os.open
+
+    def open_unless_read_only(path, flags, *more, **options):
+        if flags & os.O_CREAT and Path(path).parent in read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return open_file(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", open_unless_read_only)
+    read_only = [tmp_path / "d"]
+    assert len(opened(local, cache)[2]) == 4 and cached_index(local, cache).exists()
+    assert opened(local, cache)[2] == []
+    read_only.append(cache / "indexes")
+    cached_index(local, cache).unlink()
+    with pytest.raises(
+        UserError, match=r"indexes: cannot store the index \(Read-only file system\); set DATA.CACHE_DIR to"
+    ):
+        opened(local, cache)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None])
+def test_a_damaged_index_is_built_again_with_a_note(store, cache, content):
+    index, _, _ = opened(store, cache)
+    path = cached_index(store, cache)
+    damaged = path.read_bytes()[:-3] + b"xyz" if content is None else content
+    path.write_bytes(damaged)
+    store.files[INDEX_NAME] = damaged
+    again, notes, read = opened(store, cache)
+    assert read == [f"train-{number}.tar" for number in range(4)] and len(again) == len(index)
+    assert len(notes) == 2 and notes[0].startswith(f"Warning: {path}: is damaged")
+    assert notes[1].startswith(f"Warning: http://host/d/{INDEX_NAME}: is damaged")
+    assert names_in(read_index(path.read_bytes(), "i")) == names_in(index)
+
+
+def test_a_folder_in_place_of_the_index_is_a_note(store, cache):
+    cached_index(store, cache).mkdir(parents=True)
+    index, notes, _ = opened(store, cache)
+    assert len(index) == 20
+    assert "cannot be read (not a regular file)" in notes[0] and "cannot be written (Is a directory)" in notes[1]
+
+
+def test_another_label_key_builds_the_index_again(cache):
+    store = FakeStore({"a.tar": tar_of({"a.jpg": b"", "a.json": b'{"label": 1, "alt": 2}'})})
+    for label_key, target in (("", 1), ("alt", 2), ("", 1)):
+        index, _, read = opened(store, cache, label_key=label_key)
+        assert index.arrays["targets"].tolist() == [target] and read == ["a.tar"]
+        assert opened(store, cache, label_key=label_key)[2] == []
+
+
+def test_all_damaged_shards_are_named_and_the_others_are_kept(store, cache):
+    whole = dict(store.files)
+    store.files["train-1.tar"] = store.files["train-1.tar"][:1000]
+    store.files["train-3.tar"] = b"x" * 600
+    with pytest.raises(Findings) as error:
+        opened(store, cache)
+    first, *others = str(error.value).splitlines()
+    assert first == "http://host/d: 2 shards cannot be used:"
+    assert sorted(line.strip().split(";")[0] for line in others) == [
+        "http://host/d/train-1.tar: is cut short after 1,000 bytes, in the member '000005.jpg'",
+        "http://host/d/train-3.tar: is not a tar archive",
+    ]
+    store.files = whole
+    assert opened(store, cache)[2] == ["train-1.tar", "train-3.tar"]
+
+
+@pytest.mark.parametrize("error", [UserError("http://host/d/train-3.tar: does not answer"), KeyboardInterrupt()])
+def test_an_interrupted_build_goes_on(store, cache, error, monkeypatch):
+    monkeypatch.setattr(build, "_MAX_THREADS", 1)
+    store.errors["train-3.tar"] = error
+    with pytest.raises(type(error)):
+        opened(store, cache)
+    store.errors.clear()
+    assert opened(store, cache)[2] == ["train-3.tar"]
+
+
+def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
+    monkeypatch.setattr(build, "_MAX_THREADS", 1)
+    monkeypatch.setattr(build, "_SAVE_SECONDS", 0.0)
+    killed, go_on = threading.Event(), threading.Event()
+    stream = store.stream
+
+    def stopping(name, *more):
+        if name == "train-3.tar" and not go_on.is_set():
+            killed.set()
+            assert go_on.wait(60)
+        return stream(name, *more)
+
+    store.stream = stopping
+    thread = threading.Thread(target=opened, args=(store, cache))
+    thread.start()
+    assert killed.wait(60)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if cached_index(store, cache).exists():
+            stored = read_index(cached_index(store, cache).read_bytes(), "i")
+            if [shard.name for shard in stored.shards] == ["train-0.tar", "train-1.tar", "train-2.tar"]:
+                break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("no rows were stored")
+    go_on.set()
+    thread.join()
+
+
+def _open(folder: Path, cache: Path, results) -> None:
+    store = ShardStore(str(folder), 5.0)
+    index, notes = open_index(store, store.head(["0.tar", "1.tar", "2.tar"]), cache)
+    results.put((len(index), notes))
+
+
+def test_processes_build_an_index_once(tmp_path, cache, monkeypatch):
+    for number in range(3):
+        (tmp_path / f"{number}.tar").write_bytes(tar_of(numbered(4, 4 * number)))
+
+    def slow(chunks, origin, *more):
+        with open(tmp_path / "reads", "a") as file:
+            file.write(f"{origin}\n")
+        time.sleep(0.2)
+        return read_records(chunks, origin, *more)
+
+    monkeypatch.setattr(build, "read_records", slow)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=_open, args=(tmp_path, cache, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert [results.get(timeout=60) for _ in processes] == [(12, [])] * 3
+    for process in processes:
+        process.join()
+    assert sorted((tmp_path / "reads").read_text().splitlines()) == [f"{tmp_path}/{number}.tar" for number in range(3)]
+
+
+def test_remarks_of_all_shards_become_notes(cache):
+    store = FakeStore({f"{number}.tar": tar_of({"a.jpg": b"", "b.txt": b""}) for number in range(3)})
+    _, notes, _ = opened(store, cache)
+    assert len(notes) == 1 and notes[0].startswith("http://host/d: 3 samples have no image (.jpg")

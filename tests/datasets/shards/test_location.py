@@ -1,0 +1,98 @@
+import pickle
+import random
+
+import pytest
+from braceexpand import braceexpand
+
+from datasets.shards.location import parse_location
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("data_path", "root", "names"),
+    [
+        ("/data/in1k/", "/data/in1k", None),
+        ("data", "data", None),
+        ("file:///data/my%20shards", "/data/my shards", None),
+        ("https://host:80/d/", "https://host:80/d", None),
+        ("S3://bucket", "s3://bucket", None),
+        ("a.tar", ".", ["a.tar"]),
+        ("/a.tar", "/", ["a.tar"]),
+        ("gs://bucket/d/a.tar", "gs://bucket/d", ["a.tar"]),
+        ("/d/{train,val}/{08..10}.tar", "/d", [f"{s}/{n}.tar" for s in ("train", "val") for n in ("08", "09", "10")]),
+        ("https://host/my%20d/a%20{1..2}.tar", "https://host/my%20d", ["a 1.tar", "a 2.tar"]),
+        ("s3://bucket/x/t-{0..4..2}.tar", "s3://bucket/x", ["t-0.tar", "t-2.tar", "t-4.tar"]),
+        ("{a,b{1..2}}.tar", ".", ["a.tar", "b1.tar", "b2.tar"]),
+    ],
+)
+def test_location(data_path, root, names):
+    location = parse_location(data_path)
+    assert location.root == root and location.names == (names and tuple(names))
+    assert location.is_local == ("://" not in root)
+    assert pickle.loads(pickle.dumps(location)) == location
+
+
+def test_existing_folder_is_no_pattern(tmp_path):
+    for name in ("{a,b}", "set.tar"):
+        (tmp_path / name).mkdir()
+        assert parse_location(f"{tmp_path}/{name}").names is None
+
+
+@pytest.mark.parametrize(
+    ("data_path", "problem"),
+    [
+        ("pipe:curl https://host/a.tar", "shell command"),
+        ("ftp://host/d", "'ftp' are not supported"),
+        ("file://host/d", "names a host"),
+        ("https://me:hunter2@host/d", "user or password"),
+        ("s3://hunter2@bucket/d", "user or password"),
+        ("https://host/a.tar?token=hunter2", "without a query"),
+        ("https://host/d#hunter2", "without a query"),
+        ("https:///d", "not a valid URL"),
+        ("https://host:99999/d", "not a valid URL"),
+        ("https://[::1/d", "not a valid URL"),
+        ("https://h{0..3}/d", "not a valid URL"),
+        ("s3://bucket/../d", "not a valid URL"),
+        ("s3://bucket//d", "not a valid URL"),
+        ("/d/a.tar.gz", "decompress"),
+        ("https://host/{0..3}.tgz", "decompress"),
+        ("/d/{a,b", "not balanced"),
+        ("/d/a}{b.tar", "not balanced"),
+        (f"/d/{'{' * 30}a,b{'}' * 30}.tar", "nested too deeply"),
+        (f"/d/{{{'9' * 2000}..1}}.tar", "too long"),
+        ("/d/{0..99999999999}.tar", "more than 1,000,000 names"),
+        ("/d/{0..999}{a{0..999},b{0..999}}.tar", "more than 1,000,000 names"),
+        ("/d/{1..2}", "does not end with .tar"),
+        ("/d/{a,../b}.tar", "'..'"),
+        ("/d/{a,/etc/b}.tar", "is not a relative path"),
+        ("/d/{a,a}.tar", "twice"),
+        ("/d/{a,\x1b}.tar", "control characters"),
+    ],
+)
+def test_one_line_for_what_is_not_supported(data_path, problem):
+    with pytest.raises(UserError) as error:
+        parse_location(data_path)
+    assert problem in str(error.value) and "\n" not in str(error.value)
+    assert "hunter2" not in str(error.value)
+
+
+def test_number_of_names_is_counted_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("datasets.shards.location.MAX_NAMES", 1000)
+    assert len(parse_location("/d/{a,b}{0..499}.tar").names) == 1000
+    with pytest.raises(UserError, match="more than"):
+        parse_location("/d/{a,b,c}{0..333}.tar")
+
+
+def test_random_patterns_expand_as_braceexpand_does():
+    rng = random.Random(0)
+    tokens = ["{", "}", ",", "a", "{0..3}", "{b..d}", "{7..1..2}", "{,x}"]
+    expanded = 0
+    for _ in range(2000):
+        pattern = "".join(rng.choices(tokens, k=rng.randint(1, 8))) + ".tar"
+        try:
+            names = parse_location(f"/d/{pattern}").names
+        except UserError:
+            continue
+        assert list(names or [pattern]) == list(braceexpand(pattern, escape=False))
+        expanded += 1
+    assert expanded > 200

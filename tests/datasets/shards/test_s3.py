@@ -1,0 +1,124 @@
+"""S3 and GCS: moto serves both on this machine."""
+
+import logging
+import os
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from datasets.shards.find import find_shards
+from datasets.shards.location import parse_location
+from datasets.shards.shard import Shard
+from datasets.shards.storage.store import ShardStore
+from datasets.shards.storage.store_errors import ShardChanged, StoreError
+
+DATA = bytes(range(256)) * 400
+KEYS = ("data/train/0.tar", "data/train/1 +é#%20.tar", "data/val-0.tar", "data/notes/deep/0.tar", "data/train/x/0.tar")
+SECRET = "hunter2"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{host}:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="key",
+        aws_secret_access_key=SECRET,
+    )
+    client.create_bucket(Bucket="bucket")
+    for key in KEYS:
+        client.put_object(Bucket="bucket", Key=key, Body=DATA)
+    client.put_object(Bucket="bucket", Key="public/val-0.tar", Body=DATA, ACL="public-read")
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def environment(monkeypatch, endpoint):
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # not that of the machine of these tests
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
+    return monkeypatch
+
+
+@pytest.fixture
+def s3(environment):
+    environment.setenv("AWS_ACCESS_KEY_ID", "key")
+    environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    return ShardStore("s3://bucket/data", timeout_seconds=4)
+
+
+def test_bytes_from_s3(s3):
+    names = ["val-0.tar", "train/1 +é#%20.tar"]
+    heads = s3.head(names)
+    assert [shard.name for shard in heads] == names and {shard.num_bytes for shard in heads} == {len(DATA)}
+    assert all(shard.version for shard in heads)
+    for shard in heads:
+        assert s3.read_many(shard.name, [(5, 3), (90_000, 100)]) == [DATA[5:8], DATA[90_000:90_100]]
+        assert b"".join(s3.stream(*shard[::2], shard.num_bytes)) == DATA
+        s3.check_unchanged(shard)
+    with pytest.raises(ShardChanged):
+        s3.check_unchanged(Shard("val-0.tar", len(DATA), '"other"'))
+    assert s3.read_small("missing", 10) is None
+
+
+@pytest.mark.usefixtures("s3")
+def test_shards_are_listed():
+    location = parse_location("s3://bucket/data")
+    found = find_shards(location, ShardStore(location.root, timeout_seconds=4))
+    assert {split: [shard.name for shard in shards] for split, shards in found.splits.items()} == {
+        "train": ["train/0.tar", "train/1 +é#%20.tar"],
+        "val": ["val-0.tar"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("root", "problem"),
+    [
+        ("s3://bucket/data", "missing.tar: does not exist"),
+        ("s3://no-bucket/data", "missing.tar: does not exist"),
+        ("s3://b^cket/data", "s3://b^cket/data"),
+    ],
+)
+def test_missing_objects(s3, root, problem):
+    with pytest.raises(StoreError) as error:
+        ShardStore(root, timeout_seconds=4).head(["missing.tar"])
+    assert problem in str(error.value) and SECRET not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_bucket(s3):
+    with pytest.raises(StoreError, match=r"s3://no-bucket/data: the bucket does not exist; check DATA\.DATA_PATH"):
+        ShardStore("s3://no-bucket/data", timeout_seconds=4).list_folder()
+
+
+def test_without_credentials(environment):
+    for root, fix in (
+        ("s3://bucket/data", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/data", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ):
+        with pytest.raises(StoreError, match=f"credentials.*set {fix}.* for a public bucket"):
+            ShardStore(root, timeout_seconds=0.5).head(["val-0.tar"])
+    environment.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/missing.json")
+    with pytest.raises(StoreError, match="gs://bucket/data: the credentials cannot be used"):
+        ShardStore("gs://bucket/data", timeout_seconds=0.5).head(["val-0.tar"])
+
+
+def test_public_bucket(environment, endpoint):
+    environment.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert ShardStore("s3://bucket/public", timeout_seconds=4).read("val-0.tar", 5, 3) == DATA[5:8]
+    with pytest.raises(StoreError, match=r"s3://bucket/data/val-0\.tar: access is refused"):
+        ShardStore("s3://bucket/data", timeout_seconds=4).read("val-0.tar", 5, 3)
+    environment.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    environment.setenv("GOOGLE_BASE_URL", endpoint)
+    gcs = ShardStore("gs://bucket/public", timeout_seconds=4)
+    assert gcs.read("val-0.tar", 5, 3) == b"".join(gcs.stream("val-0.tar"))[5:8] == DATA[5:8]
+    assert [shard.name for shard in gcs.list_folder()[0]] == ["val-0.tar"]

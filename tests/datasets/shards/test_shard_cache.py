@@ -1,0 +1,233 @@
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from datasets.shards.storage import cache as cache_module
+from datasets.shards.storage.cache import ShardCache, cache_folder
+from datasets.shards.storage.store import ShardStore
+from datasets.shards.storage.store_errors import StoreError
+from tests.conftest import ROOT
+from tests.datasets.shards.fault_server import body, fault_server, status
+
+SIZE = 300_000
+DOWNLOAD = """
+import sys
+from pathlib import Path
+from datasets.shards.storage.cache import ShardCache
+from datasets.shards.shard import Shard
+from datasets.shards.storage.store import ShardStore
+url, folder, wait, *shards = sys.argv[1:]
+cache = ShardCache(Path(folder), 10**7, ShardStore(url, 4))
+for shard in shards:
+    name, size, version = shard.split(",")
+    print(cache.download(Shard(name, int(size), version), wait=bool(wait)), flush=True)
+"""
+
+
+def content(name: str) -> bytes:
+    return name.encode() * (SIZE // len(name))
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "source").mkdir()
+    for number in range(6):
+        (tmp_path / "source" / f"{number}.tar").write_bytes(content(f"{number}.tar"))
+    with fault_server(tmp_path / "source") as server:
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    return ShardStore(server.url, timeout_seconds=4)
+
+
+@pytest.fixture
+def shards(server, store):
+    shards = store.head([f"{number}.tar" for number in range(6)])
+    server.requests.clear()
+    return shards
+
+
+@pytest.fixture
+def cache(tmp_path, store):
+    return ShardCache(tmp_path / "cache", 10**7, store)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    lines = []
+    monkeypatch.setattr(ShardCache, "_warn", lambda cache, problem: lines.append(problem))
+    return lines
+
+
+def files(cache: ShardCache) -> list[str]:
+    return sorted(path.suffix for path in cache.folder.iterdir() if path.name != "lock")
+
+
+def start_download(server, cache, shards, wait=False) -> subprocess.Popen:
+    command = [sys.executable, "-c", DOWNLOAD, server.url, str(cache.folder.parent), "wait" if wait else ""]
+    command += [",".join(map(str, shard)) for shard in shards]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(condition) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("the condition does not become true")
+
+
+def test_download_and_read(server, cache, shards):
+    assert cache.descriptor(shards[0]) is None
+    assert cache.download(shards[0]) and cache.download(shards[0])
+    assert len(server.requests) == 1
+    with cache.descriptor(shards[0]) as file:
+        cache.drop(shards[0])
+        assert os.pread(file.fileno(), 5, 5) == content("0.tar")[5:10]  # readable after it was removed
+    assert cache.descriptor(shards[0]) is None and files(cache) == []
+    assert cache.descriptor(shards[0]._replace(version='"other"')) is None
+
+
+def test_truncated_file_is_removed(cache, shards):
+    cache.download(shards[0])
+    (path,) = cache.folder.glob("*.tar")
+    os.truncate(path, 100)
+    assert cache.descriptor(shards[0]) is None and files(cache) == []
+
+
+def test_least_recently_used_goes_first(cache, shards):
+    """The clock of the cache is the time of the files, which all processes see."""
+    cache.max_bytes = int(3.5 * SIZE)
+    for age, number in enumerate((2, 0, 1)):
+        assert cache.download(shards[number])
+        os.utime(cache._path(shards[number]), (1000 + age, 1000 + age))
+    cache.descriptor(shards[2]).close()  # used now
+    assert cache.download(shards[3])  # instead of 0
+    assert cache.download(shards[4], keep={shards[1], shards[2]})  # instead of 3, although 1 is older
+    assert [cache.descriptor(shard) is not None for shard in shards] == [False, True, True, False, True, False]
+    assert not cache.download(shards[5], keep=shards[:5])
+    assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= cache.max_bytes
+
+
+def test_no_room(server, cache, shards, warnings, monkeypatch):
+    cache.max_bytes = SIZE - 1000
+    assert not cache.download(shards[0])
+    cache.max_bytes = 0
+    assert not cache.download(shards[0])
+    cache.max_bytes = 10**7
+    monkeypatch.setattr(cache_module, "_FREE_BYTES", 10**18)
+    assert not cache.download(shards[0])
+    assert not server.requests and files(cache) == []
+    assert "is too small for" in warnings[0] and "has no room" in warnings[2]
+
+
+def test_full_disk(server, cache, shards, warnings, monkeypatch):
+    """The write fails after 100,000 bytes. The cache does not try again for a while."""
+    monkeypatch.setattr(cache_module.os, "ftruncate", lambda descriptor, size: None)  # it would fail before
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        assert not cache.download(shards[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(cache) == [] and len(server.requests) == 1
+    assert warnings == [f"{os.strerror(errno.EFBIG)}; samples are read from their source"]
+    assert not cache.download(shards[0]) and len(server.requests) == 1
+
+
+def test_folder_that_cannot_be_made(tmp_path, store, shards, warnings):
+    (tmp_path / "shards").touch()
+    for folder in (tmp_path, tmp_path / "shards"):
+        assert not ShardCache(folder, 10**7, store).download(shards[0])
+    assert warnings == [
+        "File exists; samples are read from their source",
+        "Not a directory; samples are read from their source",
+    ]
+
+
+def test_source_that_fails(server, cache, shards):
+    server.fail_always(status(404))
+    with pytest.raises(StoreError, match=r"0\.tar: does not exist"):
+        cache.download(shards[0])
+    assert files(cache) == []
+    server.fail(body(version='"other"'))
+    with pytest.raises(StoreError, match="has changed since it was indexed"):
+        cache.download(shards[0])
+    assert files(cache) == []
+
+
+def test_cancelled_download(server, cache, shards):
+    server.fail(body(pause_seconds=0.001))
+    answers = iter([False, False])
+    assert not cache.download(shards[0], is_cancelled=lambda: next(answers, True))
+    assert files(cache) == []
+    assert cache.download(shards[0])
+
+
+def test_two_processes_download_each_shard_once(server, cache, shards):
+    server.faults = iter(lambda: body(pause_seconds=0.005), None)
+    processes = [start_download(server, cache, shards, wait=True) for _ in range(2)]
+    for process in processes:
+        assert process.communicate(timeout=60)[0].split() == ["True"] * 6
+    assert len(server.requests) == 6
+    assert files(cache) == [".tar"] * 6
+    for shard in shards:
+        with cache.descriptor(shard) as file:
+            assert file.read() == content(shard.name)
+
+
+def test_killed_downloader(server, cache, shards):
+    """Its part is counted while it runs; others return at once, and begin again after its death."""
+    server.fail(body(pause_seconds=0.2))
+    process = start_download(server, cache, shards[:1])
+    wait_for(lambda: server.requests)
+    wait_for(lambda: files(cache) == [".part"])
+    assert not cache.download(shards[0])
+    cache.max_bytes = int(1.5 * SIZE)
+    assert not cache.download(shards[1])  # no room beside it
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert files(cache) == [".part"]
+    assert cache.download(shards[1])  # removes what is left
+    assert files(cache) == [".tar"]
+
+
+def test_part_that_was_left_is_written_again(server, cache, shards):
+    cache.folder.mkdir(parents=True)
+    cache._path(shards[0]).with_suffix(".part").write_bytes(b"x" * 10**6)
+    assert cache.download(shards[0])
+    with cache.descriptor(shards[0]) as file:
+        assert file.read() == content("0.tar")
+
+
+def test_threads_share_a_cache(server, cache, shards):
+    server.faults = iter(lambda: body(pause_seconds=0.001), None)
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.extend(cache.download(shard, wait=True) for shard in shards))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [True] * 24 and len(server.requests) == 6
+
+
+def test_cache_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder(None) == Path("/home/me/.cache/ampvit")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch/me")
+    assert cache_folder(None) == Path("/scratch/me/ampvit")
+    assert cache_folder("/d") == Path("/d")

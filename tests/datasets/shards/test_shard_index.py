@@ -1,0 +1,189 @@
+"""The index in its file: equal after reading, every flipped bit found, every contradiction refused."""
+
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+from tar_files import numbered, tar_of
+
+from datasets.shards.indexing.index import (
+    Index,
+    encode_index,
+    index_digest,
+    join_rows,
+    read_index,
+    to_rows,
+    write_index,
+)
+from datasets.shards.indexing.records import Record, read_records
+from datasets.shards.shard import Shard
+from datasets.sources.strings import strings_in
+from utils.errors import UserError
+
+LABELS = st.one_of(st.none(), st.integers(0, 999_999)), st.one_of(st.none(), st.text(min_size=1, max_size=5))
+
+
+def index_of(labels_of_shards, label_key: str = "") -> Index:
+    """An index of shards whose images have these labels."""
+    rows, shards = [], []
+    for number, labels in enumerate(labels_of_shards):
+        names = [f"{number}/é{position}.jpg" for position in range(len(labels))]
+        records = [
+            Record(512 + 1024 * position, position, 2**32 - 1 - position, label, names[position])
+            for position, label in enumerate(labels)
+        ]
+        rows.append(to_rows(records, f"{number}.tar"))
+        shards.append(Shard(f"{number}.tar", 1024 * len(labels) + 1024, "etag" if number % 2 else None))
+    return join_rows(shards, rows, label_key)
+
+
+def content_of(index: Index) -> list:
+    """The images of each shard, with their labels as in the shard."""
+    content = []
+    for position, shard in enumerate(index.shards):
+        *columns, names, class_names = index.rows(position)
+        labels = [class_names[label] if class_names and label >= 0 else label for label in columns[3].tolist()]
+        content.append([shard, *(column.tolist() for column in columns[:3]), labels, list(names)])
+    return content
+
+
+def error_of(data: bytes) -> str:
+    with pytest.raises(UserError) as error:
+        read_index(data, "i")
+    assert str(error.value).startswith("i: ") and "\n" not in str(error.value)
+    return str(error.value)
+
+
+@given(st.one_of(*(st.lists(st.lists(labels, max_size=5), max_size=5) for labels in LABELS)))
+def test_an_index_is_equal_after_reading(labels_of_shards):
+    index = index_of(labels_of_shards)
+    read = read_index(encode_index(index), "i")
+    expected = [[-1 if label is None else label for label in labels] for labels in labels_of_shards]
+    assert content_of(read) == content_of(index)
+    assert [labels for *_, labels, _ in content_of(read)] == expected
+    assert len(read) == sum(map(len, labels_of_shards))
+    assert {name: array.dtype for name, array in read.arrays.items()} == {
+        name: array.dtype for name, array in index.arrays.items()
+    }
+
+
+def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
+    one, two = index_of([["dog", "cat"], [None], []], "k"), index_of([["ant", "dog"], ["never used"]])
+    joined = join_rows([*one.shards, two.shards[0]], [*map(one.rows, range(3)), two.rows(0)])
+    assert joined.class_names == ["ant", "cat", "dog"]
+    assert joined.arrays["targets"].tolist() == [2, 1, -1, 0, 2]
+    assert list(strings_in(joined.arrays, "names")) == ["0/é0.jpg", "0/é1.jpg", "1/é0.jpg", "0/é0.jpg", "0/é1.jpg"]
+    selected = join_rows([one.shards[0]], [one.rows(0)])
+    assert content_of(selected) == content_of(one)[:1]
+
+
+def test_numbers_and_names_are_not_mixed():
+    with pytest.raises(UserError, match=r"1.tar: 1/é1.jpg has a number as its label, but 0.tar: 0/é0.jpg a name"):
+        index_of([["cat"], [None, 3]])
+    with pytest.raises(UserError, match=r"0.tar: 0/é2.jpg has a number as its label, but 0.tar: 0/é1.jpg a name"):
+        index_of([[None, "cat", 3]])
+    assert index_of([["cat"], [None]]).class_names == ["cat"]
+    assert index_of([[None], [3]]).class_names is None
+
+
+def test_every_flipped_bit_and_every_cut_is_found():
+    data = encode_index(index_of([["cat", "dog"], ["cat"]]))
+    rng = random.Random(0)
+    for position in rng.sample(range(len(data)), 300):
+        error_of(data[:position] + bytes([data[position] ^ 1 << rng.randrange(8)]) + data[position + 1 :])
+        error_of(data[:position])
+    for other in (b"", b"\0" * 8, b"x" * 100, tar_of(numbered(1)), save({"a": np.zeros(3)})):
+        error_of(other)
+
+
+def forged(change, index: Index | None = None) -> bytes:
+    """An index whose arrays and text `change` has changed, with a valid checksum."""
+    index = index or index_of([[1, 2], [3]])
+    data = encode_index(index)
+    arrays = {name: array.copy() for name, array in load(data).items()}
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    content = json.loads(metadata["index"])
+    change(arrays, content)
+    text = json.dumps(content)
+    return save(arrays, metadata | {"index": text, "sha256": index_digest(text, arrays)})
+
+
+def put(name: str, position: int, value: int):
+    def change(arrays, content):
+        arrays[name][position] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (put("offsets", 0, -1), "outside of its shard"),
+        (put("offsets", 1, 2**63 - 1), "outside of its shard"),
+        (put("offsets", 1, 4096), "outside of its shard"),
+        (put("offsets", 0, 1537), "images overlap"),
+        (put("lengths", 2, -1), "outside of its shard"),
+        (put("lengths", 2, 400_000_001), "outside of its shard"),
+        (put("ends", 0, 4), "ends are not in order"),
+        (put("ends", 0, -1), "ends are not in order"),
+        (put("ends", 1, 2), "ends are not in order"),
+        (put("names_ends", 0, 99), "names_ends are not in order"),
+        (put("names_ends", 2, 2**62), "names_ends are not in order"),
+        (put("targets", 0, -2), "a label has no class"),
+        (put("targets", 0, 1_000_000), "a label has no class"),
+        (lambda arrays, content: content[0].pop(), "another number of shards"),
+        (lambda arrays, content: content[0].append(content[0][0]), "a shard occurs twice"),
+        (lambda arrays, content: content[0][0].__setitem__(1, -1), "no valid name or size"),
+        (lambda arrays, content: content[0][0].__setitem__(1, True), "no valid name or size"),
+        (lambda arrays, content: content[0][0].__setitem__(0, 3), "no valid name or size"),
+        (lambda arrays, content: content[0][0].__setitem__(2, 3), "no valid version"),
+        (lambda arrays, content: content.__setitem__(1, ["b", "a"]), "not in order"),
+        (lambda arrays, content: content.__setitem__(1, ["a"] * 9), "not in order"),
+        (lambda arrays, content: content.__setitem__(1, ["a"]), "a label has no class"),
+        (lambda arrays, content: content.__setitem__(1, ["\ud800"]), "no valid name"),
+        (lambda arrays, content: content.__setitem__(1, [3]), "no valid name"),
+        (lambda arrays, content: content.__setitem__(2, 3), "not in order"),
+        (lambda arrays, content: content.pop(), "is damaged or not an index"),
+        (lambda arrays, content: arrays.update(crcs=arrays["crcs"][1:]), "columns differ in length"),
+        (lambda arrays, content: arrays.update(crcs=arrays["crcs"].astype("<i8")), "array crcs is missing, or has"),
+    ],
+)
+def test_a_forged_index_is_refused(change, problem):
+    assert problem in error_of(forged(change))
+
+
+def test_the_forger_of_these_tests_writes_valid_indexes():
+    assert len(read_index(forged(lambda arrays, content: None), "i")) == 3
+
+
+def test_an_index_is_replaced_atomically(tmp_path):
+    path = tmp_path / "index.safetensors"
+    write_index(path, index_of([[1]]))
+    with pytest.raises(OSError):
+        write_index(tmp_path / "missing" / "index.safetensors", index_of([[1]]))
+    write_index(path, index_of([[2]]))
+    assert read_index(path.read_bytes(), "i").arrays["targets"].tolist() == [2]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_positions_are_those_of_the_images_in_the_shard():
+    data = tar_of(numbered(40))
+    index = join_rows([Shard("a", len(data))], [to_rows(read_records([data], "a", len(data)).records, "a")])
+    starts, lengths = index.arrays["offsets"].tolist(), index.arrays["lengths"].tolist()
+    images = [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    assert images == [content for name, content in numbered(40).items() if name.endswith("jpg")]
+    assert index.arrays["targets"].tolist() == [number % 7 for number in range(40)]
+
+
+def test_many_shards_are_joined_in_linear_time():
+    one = index_of([[f"class {label:05d}" for label in range(2000)]])
+    shards = [Shard(f"{number}.tar", 10**7) for number in range(500)]
+    started = time.process_time()
+    joined = join_rows(shards, [one.rows(0)] * 500)
+    assert len(joined) == 1_000_000 and joined.class_names == one.class_names
+    assert time.process_time() - started < 20  # measured: under a second

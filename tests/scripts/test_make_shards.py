@@ -1,0 +1,382 @@
+"""make_shards.py: WebDataset, timm and tar read the shards; an interrupted writing goes on; other data are refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm.data
+import webdataset
+from conftest import ROOT
+from PIL import Image
+from webdataset.tariterators import base_plus_ext
+
+from datasets.decoding.bad_images import BadImage
+from datasets.registry import read_samples
+from datasets.shards.find import INFO_FILE
+from datasets.shards.indexing.index import INDEX_NAME, read_index
+from scripts import make_shards, pack_dataset
+from scripts.packing.keys import key_of, unique_keys
+from scripts.packing.progress import PROGRESS, open_progress
+from scripts.packing.source import parse_data
+from utils.errors import UserError
+
+CLASSES = ("cat", "dog.v2", "ünï 中🙂")
+
+
+@pytest.fixture
+def folders(tmp_path) -> Path:
+    """Noise in class folders: 8 images of 2 to 4 KB per class for training, 2 for validation."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 2)):
+        for name in CLASSES:
+            (tmp_path / "folders" / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(256, size=(40 + 2 * number, 35, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "folders" / split / name / f"ä.{number}.jpg")
+    return tmp_path / "folders"
+
+
+def flags_for(root: Path, output: Path, *options: str, dataset: str = "folder", shard_mb: float = 0.04) -> list[str]:
+    chosen = [f"-dataset={dataset}", f"-data_path={root}", f"-output={output}", f"-shard_mb={shard_mb}"]
+    return [*chosen, "-opts", "DATA.NUM_WORKERS=2", *options]
+
+
+def write(root: Path, name: str = "shards", *options: str, **changes) -> Path:
+    output = root.parent / name
+    assert make_shards.main(flags_for(root, output, *options, **changes)) == 0
+    return output
+
+
+def shards_of(folder: Path, split: str = "") -> list[Path]:
+    return sorted(folder.glob(f"{split}*.tar"))
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """All files but the record of the writing and the index, whose library writes its keys in any order."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (PROGRESS, INDEX_NAME)}
+
+
+def expected_samples(root: Path, cpu, split: str) -> dict[str, tuple[bytes, int]]:
+    (samples,) = read_samples(parse_data([f"-data_path={root}", "-dataset=folder"]), 3, cpu, split)
+    paths = [Path(samples.name(index)).relative_to(root) for index in range(len(samples))]
+    keys = [str(path.with_name(path.stem.replace(".", "_"))) for path in paths]
+    return {key: (samples.read_bytes(n), int(samples.targets[n])) for n, key in enumerate(keys)}
+
+
+# Readers
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_webdataset_reads_all_samples(folders, cpu, split):
+    output = write(folders)
+    expected = expected_samples(folders, cpu, split)
+    urls = list(map(str, shards_of(output, split)))
+    raw = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in raw} == expected
+    keys = [sample["__key__"] for sample in raw]
+    assert len(keys) == len(expected)
+    assert (keys == list(expected)) == (split == "val")  # training samples are shuffled
+    decoded = next(iter(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("jpg", "cls")))
+    assert decoded[0].mode == "RGB" and decoded[1] == expected[keys[0]][1]
+
+
+def test_each_shard_of_a_training_split_has_several_classes(folders):
+    for path in shards_of(write(folders), "train"):
+        labels = {int(sample["cls"]) for sample in webdataset.WebDataset(str(path), shardshuffle=False)}
+        assert len(labels) > 1
+
+
+def test_timm_reads_both_splits(folders, cpu):
+    output = write(folders)
+    for split in ("train", "val"):
+        images = timm.data.create_dataset("wds/any", root=str(output), split=split, is_training=False)
+        labels = [target for _, target in images]
+        assert sorted(labels) == sorted(label for _, label in expected_samples(folders, cpu, split).values())
+        assert len(images) == len(labels)
+    info = json.loads((output / "_info.json").read_text())
+    assert info["class_names"] == list(CLASSES)
+    train = info["splits"]["train"]
+    assert train["filenames"] == [path.name for path in shards_of(output, "train")]
+    assert sum(train["shard_lengths"]) == train["num_samples"] == 24
+
+
+def test_tar_lists_plain_members(folders):
+    listed = subprocess.run(["tar", "tf", shards_of(write(folders), "val")[0]], capture_output=True, check=True)
+    names = listed.stdout.decode().splitlines()
+    assert names[:4] == ["val/cat/ä_0.jpg", "val/cat/ä_0.cls", "val/cat/ä_1.jpg", "val/cat/ä_1.cls"] or b"\\303" in (
+        listed.stdout  # tar escapes characters that the locale lacks
+    )
+    with tarfile.open(shards_of(folders.parent / "shards", "val")[0]) as archive:
+        members = archive.getmembers()
+    assert {(one.mode, one.uid, one.gid, one.uname, one.mtime, one.type) for one in members} == {
+        (0o644, 0, 0, "", 0, tarfile.REGTYPE)
+    }
+
+
+# Shards
+
+
+def test_the_same_data_give_the_same_bytes(folders):
+    one, other = write(folders), write(folders, "other", "DATA.NUM_WORKERS=1")
+    assert content_of(one) == content_of(other)
+
+
+def test_a_packed_data_set_gives_the_same_shards(folders):
+    packed = folders.parent / "packed"
+    pack_dataset.main([f"-output={packed}", "-dataset=folder", f"-data_path={folders}"])
+    one, other = write(folders), write(packed, "other", dataset="packed")
+    assert content_of(one) == content_of(other)
+
+
+def test_shards_of_another_size_are_made_from_shards(folders):
+    shutil.copytree(folders / "val", folders / "test")
+    small = write(folders)
+    large = write(small, "large", dataset="tar", shard_mb=1)
+    samples = []
+    for path in shards_of(small), shards_of(large):
+        read = webdataset.WebDataset(list(map(str, path)), shardshuffle=False)
+        samples.append({sample["__key__"]: (sample["jpg"], sample["cls"]) for sample in read})
+    assert samples[0] == samples[1] and len(samples[0]) == 36
+    assert [path.name for path in shards_of(large)] == [f"{name}-000000.tar" for name in ("test", "train", "val")]
+    assert json.loads((large / INFO_FILE).read_text())["class_names"] == list(CLASSES)
+
+
+def test_a_shard_is_at_most_as_large_as_wanted_unless_one_image_is_larger(folders):
+    large = folders / "train" / "cat" / "large.png"
+    Image.fromarray(np.random.default_rng(1).integers(256, size=(200, 200, 3), dtype=np.uint8)).save(large)
+    shards = shards_of(write(folders), "train")
+    sizes = {}
+    for path in shards:
+        with tarfile.open(path) as archive:
+            sizes[path.stat().st_size] = archive.getnames()
+    too_large = [size for size in sizes if size > 40_000]
+    assert len(shards) >= 3 and len(too_large) == 1
+    assert sizes[too_large[0]] == ["train/cat/large.png", "train/cat/large.cls"]
+    following = [path.stat().st_size for path in shards_of(folders.parent / "shards", "val")]
+    assert all(size % tarfile.RECORDSIZE == 0 for size in [*sizes, *following])
+
+
+def test_the_real_format_gives_the_extension(folders):
+    picture = Image.new("RGB", (9, 7), "red")
+    for number, kind in enumerate(("png", "webp", "bmp", "gif", "tiff", "ppm")):
+        picture.save(folders / "val" / "cat" / f"z{number}.jpg", kind)
+    (shard,) = shards_of(write(folders, shard_mb=1), "val")
+    with tarfile.open(shard) as archive:
+        names = [name for name in archive.getnames() if "/z" in name and not name.endswith(".cls")]
+    assert [name.rpartition(".")[2] for name in names] == ["png", "webp", "bmp", "gif", "tif", "ppm"]
+
+
+def test_a_test_split_is_written(folders):
+    shutil.copytree(folders / "val", folders / "test")
+    output = write(folders)
+    with tarfile.open(output / "test-000000.tar") as archive:
+        assert len(archive.getnames()) == 12
+    assert list(json.loads((output / "_info.json").read_text())["splits"]) == ["train", "val", "test"]
+
+
+def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
+    output = write(folders)
+    index = read_index((output / INDEX_NAME).read_bytes(), "")
+    assert [shard.name for shard in index.shards] == [
+        path.name for path in shards_of(output, "t") + shards_of(output, "v")
+    ]
+    assert {shard.version for shard in index.shards} == {None}
+    assert len(index) == 30 and index.class_names is None
+    start = 0
+    for shard, end in zip(index.shards, index.arrays["ends"].tolist(), strict=True):
+        content = (output / shard.name).read_bytes()
+        assert shard.num_bytes == len(content)
+        samples = list(webdataset.WebDataset(str(output / shard.name), shardshuffle=False))
+        offsets, lengths = index.arrays["offsets"][start:end], index.arrays["lengths"][start:end]
+        images = [content[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)]
+        assert images == [sample["jpg"] for sample in samples]
+        assert index.arrays["targets"][start:end].tolist() == [int(sample["cls"]) for sample in samples]
+        start = end
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("train/cat/a.jpg", "train/cat/a"),
+        ("a.b.c.jpeg", "a_b_c"),
+        ("v1.2/.hidden.png", "v1.2/_hidden"),
+        ("/absolute//a.jpg", "absolute/a"),
+        ("../../up/./a.jpg", "_/__/up/a"),
+        ("__meta__/a.jpg", "_meta__/a"),
+        ("a/__init__.jpg", "a/_init__"),
+        ("line\nbreak\t.jpg", "line_break_"),
+        ("no extension", "no extension"),
+        (".", "_"),
+        ("", "image"),
+        ("ünï 中🙂/ä.jpg", "ünï 中🙂/ä"),
+        ("\udcff.jpg", "\udcff"),
+    ],
+)
+def test_keys_are_what_webdataset_finds(path, key):
+    assert key_of(path) == key
+    assert base_plus_ext(f"{key}.jpg") == (key, "jpg")
+
+
+def test_equal_keys_are_numbered():
+    paths = ["a.jpg", "a.png", "a_2.jpg", "a.gif", "a_2.png", "b.c.jpg", "b_c.jpg"]
+    assert list(unique_keys(paths)) == ["a", "a_2", "a_2_2", "a_3", "a_2_3", "b_c", "b_c_2"]
+
+
+# Interruptions
+
+
+KILLED_AT_IMAGE = """
+import itertools, os, signal, sys
+from datasets.shards.find import INFO_FILE
+from datasets.shards.indexing.index import INDEX_NAME, read_index
+from scripts import make_shards
+count, extension = itertools.count(), make_shards.image_extension
+def kill(data):
+    if next(count) == 22:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return extension(data)
+make_shards.image_extension = kill
+make_shards.main(sys.argv[1:])
+"""
+
+
+def test_a_killed_writing_goes_on_to_the_same_bytes(folders):
+    whole, output = write(folders, "whole"), folders.parent / "shards"
+    command = [sys.executable, "-c", KILLED_AT_IMAGE, *flags_for(folders, output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120)
+    assert killed.returncode == -9, killed.stderr
+    recorded = [json.loads(line)["name"] for line in (output / PROGRESS).read_text().splitlines()[1:]]
+    times = {name: (output / name).stat().st_mtime_ns for name in recorded}
+    assert 0 < len(recorded) < len(shards_of(whole))
+    assert not (output / INFO_FILE).exists()
+    write(folders)
+    assert content_of(output) == content_of(whole)  # without the temporary files of the killed process
+    assert times == {name: (output / name).stat().st_mtime_ns for name in recorded}
+
+
+def test_a_second_start_writes_only_missing_shards(folders):
+    output = write(folders)
+    before, missing = content_of(output), shards_of(output, "train")[1]
+    missing.unlink()
+    times = {path.name: path.stat().st_mtime_ns for path in shards_of(output)}
+    write(folders)
+    assert content_of(output) == before
+    assert times.items() <= {path.name: path.stat().st_mtime_ns for path in shards_of(output)}.items()
+
+
+def test_an_incomplete_line_of_the_record_is_dropped(folders):
+    output = write(folders)
+    before = content_of(output)
+    record = (output / PROGRESS).read_bytes()
+    (output / PROGRESS).write_bytes(record[:-20])
+    write(folders)
+    assert content_of(output) == before
+    assert (output / PROGRESS).read_bytes() == record
+    (output / PROGRESS).write_bytes(b"{}\n[1]\n")
+    with pytest.raises(UserError, match=rf"^{output / PROGRESS}: is damaged; remove {output} and start again$"):
+        write(folders)
+
+
+def change(path: Path, place: int, byte: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(byte)
+
+
+def test_damaged_shards_are_named(folders):
+    output = write(folders)
+    shard = shards_of(output, "train")[0]
+    good = shard.read_bytes()
+    with tarfile.open(shard) as archive:
+        image, label, second = archive.getmembers()[:3]
+    for place, byte, problem in (
+        (label.offset_data, b"9", "with label 9 does not belong there"),
+        (image.offset, b"x", "is damaged"),
+        (second.offset, b"x", "is damaged|is not as it was written|does not belong there|is missing"),
+    ):
+        change(shard, place, byte)
+        with pytest.raises(UserError, match=rf"^{shard}: .*({problem}).*; remove this file and start again"):
+            write(folders)
+        shard.write_bytes(good)
+    change(shard, image.offset_data + 7, bytes([good[image.offset_data + 7] ^ 1]))  # found at the end, by its CRC-32
+    with pytest.raises(UserError, match=rf"^{shard}: read back, it is not as it was written; remove"):
+        write(folders)
+    shard.write_bytes(good)
+    os.truncate(shard, len(good) - tarfile.BLOCKSIZE)
+    with pytest.raises(UserError, match=rf"^{shard}: is not as it was written; remove"):
+        write(folders)
+    shard.unlink()
+    write(folders)
+    assert shard.read_bytes() == good
+
+
+def test_other_data_and_sizes_are_refused(folders, tmp_path):
+    def refused(expected: str, root: Path = folders, **changes) -> None:
+        with pytest.raises(UserError, match=expected):
+            write(root, **changes)
+
+    output = write(folders)
+    refused(rf"^{output}: its shards were written with -shard_mb 0.04, not 0.05; give the same", shard_mb=0.05)
+    (folders / "train" / "cat" / "ä.0.jpg").rename(folders / "train" / "dog.v2" / "new.jpg")
+    refused(rf"^{output}: contains shards of other data; give the same data, or another")
+    (output / PROGRESS).unlink()
+    refused(rf"^{output}: contains other files \(_info.json\); give another folder")
+    shutil.rmtree(output)
+    output.mkdir()
+    with open_progress(output, {"shard_mb": 1}):
+        refused(rf"^{output}: another process writes to it; wait")
+    with pytest.raises(UserError, match=r"^-dataset fake: has no image files"):
+        make_shards.main([f"-output={tmp_path / 'fake'}", "-dataset=fake"])
+    with pytest.raises(UserError, match=r"-shard_mb.*is not a number of megabytes"):
+        make_shards.main([f"-output={tmp_path / 'fake'}", "-shard_mb=0"])
+    assert not (tmp_path / "fake").exists()
+
+
+def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
+    bad = folders / "train" / "cat" / "ä.5.jpg"
+    bad.write_bytes(b"no image")
+    output = folders.parent / "shards"
+    with pytest.raises(BadImage, match=rf"^{bad}: is not an image"):
+        write(folders)
+    assert not (output / INFO_FILE).exists()
+    for _ in range(2):  # the second time all shards are finished
+        write(folders, "shards", "DATA.ON_BAD_IMAGE=skip")
+        assert f"23 images of train, 6 images of val; {len(shards_of(output))} shards" in capsys.readouterr().out
+        assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
+    whole = write(folders, "whole", "DATA.ON_BAD_IMAGE=skip")
+    assert content_of(output) == content_of(whole)
+    with pytest.raises(UserError, match=r": lacks train/cat/ä_5; set DATA.ON_BAD_IMAGE=skip, or remove"):
+        write(folders)
+
+
+def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
+    whole, output = content_of(write(folders, "whole")), folders.parent / "shards"
+    fsync, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 6:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        UserError, match=rf"^{output}: cannot be written \(No space left on device\); finished shards are kept: free"
+    ):
+        write(folders)
+    monkeypatch.setattr(os, "fsync", fsync)
+    kept = content_of(output)
+    assert len(kept) == len(shards_of(output)) > 0
+    assert kept.items() <= whole.items()
+    write(folders)
+    assert content_of(output) == whole

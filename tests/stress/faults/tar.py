@@ -1,0 +1,197 @@
+"""Faults of the data set tar: its path, and shards in a folder with their members, labels and index."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fault_server import SECRET
+from faults.runner import SINGLE, Fault, Provoke, finish
+from faults.scene import TINY, Scene, flipped, require_mounts, truncated
+from tar_files import tar_of, with_header
+from tar_shards import jpeg, write_shard, write_shards
+
+from configs.schema import Data
+from datasets.shards.data_set import tar
+from datasets.shards.indexing.index import INDEX_NAME
+
+_EXTRA = "train-0006.tar"  # beside those of `data_of`
+_READ_ONLY = "mount --bind shards shards && mount -o remount,ro,bind shards"
+
+
+def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
+    more = ["-dataset=tar", f"-data_path={path}", "-batch_size=4", f"-output={scene.output}"]
+    cache = f"DATA.CACHE_DIR={scene.folder / 'cache'}"
+    return [*more, *flags, "-opts", *TINY, "DATA.NUM_WORKERS=0", "DATA.SHUFFLE_SHARDS=2", cache, *options]
+
+
+def data_of(scene: Scene) -> Path:
+    """Six shards of ten training images, and one of 12 validation images, with an index."""
+    root = write_shards(scene.folder / "shards", train=6)
+    tar(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}), "train")
+    return root
+
+
+def in_namespace(command: str) -> str:
+    """`Fault.shell` for a command that mounts a file system, for the run only."""
+    return f'unshare -rm sh -c \'{command} && exec "$@"\' sh "$@"'
+
+
+def secret_is_kept(scene: Scene) -> list[str]:
+    files = [path for path in scene.folder.rglob("*") if path.is_file()]
+    return [f"a secret is in {path.name}" for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def tar_faults() -> list[Fault]:
+    return [*_path_faults(), *_shard_faults(), *_finished_runs()]
+
+
+def _path_faults() -> list[Fault]:
+    def on(path: str) -> Provoke:
+        return lambda scene: tar_flags(scene, path)
+
+    def on_empty(scene: Scene) -> list[str]:
+        return tar_flags(scene, scene.write("shards/readme.txt", "").parent)
+
+    table: dict[str, tuple[Provoke, str]] = {
+        "no such folder": (on("nowhere"), r"nowhere: .*; check"),
+        "a folder without shards": (on_empty, r"shards: has no shard \(\*\.tar\); check DATA\.DATA_PATH"),
+        "a shell command": (on("pipe:touch exploded"), r"'pipe:' is a shell command, and is not run; use a folder"),
+        "a password in the URL": (on(f"https://me:{SECRET}@host/d"), r"contains a user or password; remove it"),
+        "a query in the URL": (on(f"https://host/d/0.tar?sig={SECRET}"), r"contains '\?' .*without a query"),
+        "a URL of FTP": (on("ftp://host/d"), r"URLs of 'ftp' are not supported; use file, http"),
+        "a compressed archive": (on("train.tar.gz"), r"train\.tar\.gz'?: a compressed archive .*; decompress it"),
+        "a pattern with an open brace": (on("/d/train-{0000..0003.tar"), r"braces of the pattern .* are not balanced"),
+        "a pattern of 10^9 names": (on("/d/{0..999999999}.tar"), r"has more than 1,000,000 names; shorten it"),
+    }
+    return [Fault(f"tar: {name}", provoke, line, check=secret_is_kept) for name, (provoke, line) in table.items()]
+
+
+def changed(change: Callable[[Path], Any], *options: str) -> Provoke:
+    """A run on shards in a folder that `change` has changed after they were indexed."""
+
+    def provoke(scene: Scene) -> list[str]:
+        change(root := data_of(scene))
+        return tar_flags(scene, root, *options)
+
+    return provoke
+
+
+def with_shard(archive: bytes, name: str = _EXTRA) -> Provoke:
+    return changed(lambda root: (root / name).write_bytes(archive))
+
+
+def _with_flipped_bit(root: Path) -> None:
+    """Of an image, as by a failing disk: the file keeps its time."""
+    path = root / "train-0002.tar"
+    times, data = path.stat(), bytearray(path.read_bytes())
+    data[data.index(jpeg(23)) + 100] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _shard_faults() -> list[Fault]:
+    plain = tar_of({"a.jpg": jpeg(0), "a.cls": b"0"})
+    foreign = '{"splits": {"train": {"filenames": ["../../etc/train-0.tar"]}}}'
+    table: dict[str, tuple[Provoke, str]] = {
+        "a shard without a split in its name": (
+            with_shard(plain, "00000.tar"),
+            r"00000\.tar: has no 'train', 'val'",
+        ),
+        "no labels": (
+            with_shard(tar_of({"a.jpg": jpeg(0)})),
+            r"train-0006\.tar/a\.jpg: has no label \(1 of the 61 .*",
+        ),
+        "labels that are numbers and names": (
+            with_shard(tar_of({"a.jpg": jpeg(0), "a.json": b'{"label": "cat"}'})),
+            r"0006\.tar: a\.jpg a name; use numbers or names for all samples",
+        ),
+        "a label beyond the classes": (
+            with_shard(tar_of({"a.jpg": jpeg(0), "a.cls": b"12"})),
+            r"12.*MODEL\.NUM_CLASSES is 10",
+        ),
+        "an image with a bit flipped": (
+            changed(_with_flipped_bit),
+            r"train-0002\.tar/000023\.jpg: is damaged \(its checksum does not match\); restore the shard",
+        ),
+        "a shard cut short": (
+            changed(lambda root: truncated(root / "train-0001.tar")),
+            r"train-0001\.tar: is cut short after 15,360 bytes, .*; copy or write the shard again",
+        ),
+        "a shard that is no tar": (with_shard(b"hello" * 1000), r"train-0006\.tar: is not a tar archive; copy or"),
+        "a path outside the archive": (
+            with_shard(tar_of({"../../etc/passwd": b"x"})),
+            r"member '\.\./\.\./etc/passwd' is not a path inside the archive; write relative paths",
+        ),
+        "a link": (
+            with_shard(with_header(plain, 0, type=b"2", linkname=b"/etc/passwd")),
+            r"train-0006\.tar: member 'a\.jpg' is a link; write the file itself",
+        ),
+        "a sparse file": (with_shard(with_header(plain, 0, type=b"S")), r"member 'a\.jpg' is a sparse file; write"),
+        "a name outside the folder in _info.json": (
+            changed(lambda root: (root / "_info.json").write_text(foreign)),
+            r"_info\.json: names a shard '\.\./\.\./etc/train-0\.tar', which is not a relative path .*; correct it",
+        ),
+    }
+    return [
+        *(Fault(f"tar: {name}", provoke, line) for name, (provoke, line) in table.items()),
+        Fault(
+            "tar: read-only shards, and a cache folder that cannot be written",
+            _without_a_place_for_the_index,
+            r"shards/indexes: cannot store the index \(Read-only file system\); set DATA\.CACHE_DIR to a writable",
+            shell=in_namespace(_READ_ONLY),
+        ),
+        Fault(
+            "tar: another SHUFFLE_SHARDS inside an epoch",
+            _resumed_with_other_windows,
+            r"inside an epoch with DATA\.SHUFFLE_SHARDS 2, but this run has 3; set it as before, or resume from",
+        ),
+    ]
+
+
+def _without_a_place_for_the_index(scene: Scene) -> list[str]:
+    require_mounts()
+    root = data_of(scene)
+    (root / INDEX_NAME).unlink()
+    return tar_flags(scene, root, f"DATA.CACHE_DIR={root}")
+
+
+def _resumed_with_other_windows(scene: Scene) -> list[str]:
+    root = data_of(scene)
+    finish(SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), scene.folder / "first")
+    (folder,) = scene.output.iterdir()
+    return tar_flags(scene, root, "DATA.SHUFFLE_SHARDS=3", flags=(f"-resume={folder}",))
+
+
+def _lists_the_image(scene: Scene) -> list[str]:
+    lists = [path.read_text() for path in scene.output.glob("*/bad_images_0.csv")]
+    return [] if any("train-0002.tar/000023.jpg" in text for text in lists) else ["the image is not listed"]
+
+
+def _finished_runs() -> list[Fault]:
+    return [
+        Fault(
+            "tar: an image with a bit flipped, with ON_BAD_IMAGE=skip",
+            changed(_with_flipped_bit, "DATA.ON_BAD_IMAGE=skip"),
+            None,
+            (0,),
+            state="finished",
+            prints=r"1 of 60 training images could not be read and were skipped",
+            check=_lists_the_image,
+        ),
+        Fault(
+            "tar: an index with a bit flipped",
+            changed(lambda root: flipped(root / INDEX_NAME)),
+            None,
+            (0,),
+            state="finished",
+            prints=r"Warning: .*index\.safetensors: is damaged .*; remove it, and the index is built again",
+        ),
+        Fault(
+            "tar: a shard that was replaced since it was indexed",
+            changed(lambda root: write_shard(root / "train-0001.tar", range(90, 95))),
+            None,
+            (0,),
+            state="finished",
+        ),
+    ]

@@ -1,0 +1,155 @@
+"""Faults of the data set tar with several processes and a cache, and in S3."""
+
+import signal
+from collections import Counter
+
+from fault_server import SECRET, FaultHandler, body
+from faults.runner import MULTI, Fault, Running
+from faults.scene import Scene, Skipped, require_mounts
+from faults.tar import data_of, in_namespace, secret_is_kept, tar_flags
+from faults.tar_served import CACHE, LONG, SHORT_TIMEOUT, Check, all_of, is_equal, resumed, served
+
+
+def cache_faults() -> list[Fault]:
+    return [*_cache_faults(), *_bucket_faults()]
+
+
+def _downloads(most: int, least: int = 1) -> Check:
+    """How often the server was asked for each whole training shard."""
+
+    def check(scene: Scene) -> list[str]:
+        whole = Counter(path for method, path, part in scene.server.requests if method == "GET" and not part)
+        counts = [whole[f"/train-{number:04d}.tar"] for number in range(6)]
+        return [] if min(counts) >= least and max(counts) <= most else [f"the shards were downloaded {counts} times"]
+
+    return check
+
+
+def _nothing_left(scene: Scene) -> list[str]:
+    return [f"is left: {path.name}" for path in (scene.folder / "cache").rglob("*.part")]
+
+
+def slow_downloads(handler: FaultHandler) -> None:
+    body(pause_seconds=0.0 if handler.headers.get("Range") else 3.0)(handler)
+
+
+def _cache_faults() -> list[Fault]:
+    def on_small_disk(scene: Scene) -> list[str]:
+        require_mounts()
+        (scene.folder / "cache").mkdir()
+        return served(CACHE, indexed=False)(scene)
+
+    def killed(running: Running) -> None:
+        running.wait_for("Epoch[002")
+        if not list((running.scene.folder / "cache").rglob("*.part")):
+            raise TimeoutError("nothing was being downloaded")
+        running.send(signal.SIGKILL, *running.ranks(), running.process.pid)
+
+    def disk(size: str) -> str:
+        return in_namespace(f"mount -t tmpfs -o size={size} tmpfs cache")
+
+    finished = {"line": None, "status": (0,), "state": "finished"}
+    return [
+        Fault(
+            "tar cache: a small disk",
+            on_small_disk,
+            **finished,
+            shell=disk("16m"),
+            prints=r"has no room for more shards .*; raise DATA\.CACHE_GB, or",
+            check=is_equal(),
+        ),
+        Fault(
+            "tar cache: a full disk",
+            on_small_disk,
+            **finished,
+            shell=disk("4k"),
+            prints=r"cannot be written \(No space left on device\); the next run builds the index again",
+            check=is_equal(),
+        ),
+        Fault(
+            "tar cache: two runs at once",
+            served(CACHE),
+            **finished,
+            shell='"$@" & first=$!; "$@"; status=$?; wait $first && exit $status',
+            check=all_of(is_equal(runs=2), _downloads(most=1), _nothing_left),
+        ),
+        Fault(
+            "tar cache: two runs at once, without an index",
+            served(indexed=False),
+            **finished,
+            shell='"$@" & first=$!; "$@"; status=$?; wait $first && exit $status',
+            check=all_of(is_equal(runs=2), _downloads(most=1)),
+        ),
+        Fault(
+            "tar cache: two ranks",
+            served(CACHE, flags=("-ngpus=2",)),
+            **finished,
+            script=MULTI,
+            check=all_of(is_equal(ranks=2), _downloads(most=1), _nothing_left),
+        ),
+        Fault(
+            "tar cache: two ranks are killed while they download, and resumed",
+            served(CACHE, flags=("-ngpus=2",), answer=slow_downloads),
+            None,
+            (128 + signal.SIGKILL,),
+            script=MULTI,
+            act=killed,
+            check=all_of(resumed(2, CACHE), _nothing_left),
+        ),
+    ]
+
+
+def _bucket_faults() -> list[Fault]:
+    def in_bucket(scene: Scene) -> list[str]:
+        try:
+            import boto3
+            from moto.server import ThreadedMotoServer
+        except ImportError:
+            raise Skipped("moto[s3,server] is not installed") from None
+        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        scene.resources.callback(server.stop)
+        host, port = server.get_host_and_port()
+        scene.write("endpoint", f"http://{host}:{port}")
+        account = {"aws_access_key_id": "key", "aws_secret_access_key": "key", "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", **account)
+        client.create_bucket(Bucket="bucket")
+        for path in data_of(scene).glob("*.tar"):
+            client.put_object(Bucket="bucket", Key=f"data/{path.name}", Body=path.read_bytes())
+        return tar_flags(scene, "s3://bucket/data", *LONG)
+
+    def without_bucket(scene: Scene) -> list[str]:
+        in_bucket(scene)
+        return tar_flags(scene, "s3://no-bucket/data")
+
+    without_keys = "unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_SKIP_SIGNATURE; {}"
+    with_keys = (
+        "export AWS_ENDPOINT_URL=$(cat endpoint) AWS_REGION=us-east-1 AWS_ACCESS_KEY_ID=key "
+        f"AWS_SECRET_ACCESS_KEY={SECRET}; {{}}"
+    )
+    return [
+        Fault(
+            "tar in S3: a run",
+            in_bucket,
+            None,
+            (0,),
+            state="finished",
+            shell=with_keys,
+            check=all_of(is_equal(), secret_is_kept),
+        ),
+        Fault(
+            "tar in S3: no such bucket",
+            without_bucket,
+            r"s3://no-bucket/data\S*: the bucket does not exist; check DATA\.DATA_PATH",
+            shell=with_keys,
+            check=secret_is_kept,
+        ),
+        Fault(
+            "tar in S3: no credentials",
+            lambda scene: tar_flags(scene, "s3://bucket/data", SHORT_TIMEOUT),
+            r"s3://bucket/data\S*: no credentials are found.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or",
+            environment={"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
+            shell=without_keys,
+            wait_seconds=15.0,
+        ),
+    ]

@@ -1,0 +1,143 @@
+"""Faults of web servers with tar shards: they refuse, go away, or change the shards."""
+
+import os
+import socket
+import time
+
+from fault_server import FaultHandler, FaultServer, body, status
+from faults.runner import Fault, Provoke, Running
+from faults.scene import Scene
+from faults.tar import secret_is_kept, tar_flags
+from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
+from tar_shards import write_shard
+
+from datasets.sources.samples import Samples
+
+_AWAY_SECONDS = 20.0
+
+
+def server_faults() -> list[Fault]:
+    return [*_refusing_servers(), *_absent_servers()]
+
+
+def whole_files(handler: FaultHandler) -> None:
+    body(ranges=False)(handler)
+
+
+def hang_up(handler: FaultHandler) -> None:
+    handler.close_connection = True
+
+
+def _refusing_servers() -> list[Fault]:
+    def at(url: str) -> Provoke:
+        return lambda scene: tar_flags(scene, f"{url}/{PATTERN}", SHORT_TIMEOUT)
+
+    def refused(scene: Scene) -> list[str]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        return at(f"http://127.0.0.1:{port}")(scene)
+
+    def without(name: str) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            flags = served()(scene)
+            (scene.server.folder / name).unlink()
+            return flags
+
+        return provoke
+
+    def unlisted(scene: Scene) -> list[str]:
+        served()(scene)
+        return tar_flags(scene, scene.server.url)
+
+    limit, network = SHORT_TIMEOUT, r", after \d+ s of attempts; check the"
+    table: dict[str, tuple[Provoke, str]] = {
+        "an unknown host": (
+            at("http://no-such-host.invalid/d"),
+            rf"invalid/d/\S+\.tar: the host is not found{network}",
+        ),
+        "a refused connection": (refused, rf"http://127\.0\.0\.1:\d+/\S+\.tar: the connection is refused{network}"),
+        "status 404": (without("train-0003.tar"), r"http://\S+/train-0003\.tar: does not exist; check DATA\.DATA_PATH"),
+        "status 403": (
+            served(answer=status(403)),
+            r"http://\S+\.tar: access is refused \(status 403\); check the URL",
+        ),
+        "status 401": (served(answer=status(401)), r"http://\S+\.tar: the server asks for credentials \(status 401\)"),
+        "status 503": (served(limit, answer=status(503)), rf"\.tar: the server answers with status 503{network}"),
+        "a folder, whose shards cannot be listed": (unlisted, r"cannot be listed, and there is no _info\.json; give a"),
+        "whole files only": (
+            served(answer=whole_files),
+            r"\.tar: the server sends whole files only; set DATA\.CACHE_",
+        ),
+    }
+    return [
+        *(
+            Fault(
+                f"tar server: {name}",
+                provoke,
+                line,
+                wait_seconds=Samples.timeout_seconds if line.endswith(network) else 0.0,
+                check=secret_is_kept,
+            )
+            for name, (provoke, line) in table.items()
+        ),
+        Fault(
+            "tar server: whole files only, with a cache",
+            served(CACHE, answer=whole_files),
+            None,
+            (0,),
+            state="finished",
+            check=is_equal(),
+        ),
+    ]
+
+
+def _absent_servers() -> list[Fault]:
+    def away(running: Running) -> None:
+        running.wait_for("Epoch[002")
+        server: FaultServer = running.scene.server
+        server.fail_always(hang_up)
+        time.sleep(_AWAY_SECONDS)
+        server.faults = iter(())
+        running.fault_time = time.monotonic()
+        if not server.requests:
+            raise TimeoutError("the run did not need the server")
+
+    def gone(running: Running) -> None:
+        running.wait_for("Epoch[002")
+        running.scene.server.fail_always(hang_up)
+        running.fault_time = time.monotonic()
+
+    def replaced(running: Running) -> None:
+        running.wait_for("Epoch[002")
+        running.fault_time = time.monotonic()
+        for number in range(6):
+            new = running.scene.folder / "new.tar"
+            write_shard(new, range(500 + 10 * number, 510 + 10 * number))
+            os.replace(new, running.scene.server.folder / f"train-{number:04d}.tar")
+
+    return [
+        Fault(
+            "tar server: away for 20 s",
+            served("DATA.NUM_WORKERS=1", "TIMEOUT_SECONDS=60"),
+            None,
+            (0,),
+            act=away,
+            state="finished",
+            check=is_equal(),
+        ),
+        Fault(
+            "tar server: goes away, and the run is resumed",
+            served("DATA.NUM_WORKERS=1", SHORT_TIMEOUT),
+            r"http://127\.0\.0\.1:\d+/\S+\.tar: .*, after \d+ s of attempts; check the network and the server, then",
+            act=gone,
+            state="failed",
+            check=resumed(),
+        ),
+        Fault(
+            "tar server: shards are replaced during the run",
+            served(),
+            r"train-000\d\.tar: has changed since it was indexed; start the run again, which indexes it again",
+            act=replaced,
+            state="failed",
+        ),
+    ]
