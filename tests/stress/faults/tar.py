@@ -55,7 +55,7 @@ def _path_faults() -> list[Fault]:
 
     table: dict[str, tuple[Provoke, str]] = {
         "no such folder": (on("nowhere"), r"nowhere: .*; check"),
-        "a folder without shards": (on_empty, r"shards: has no shard \(\*\.tar\); check DATA\.DATA_PATH"),
+        "a folder without shards": (on_empty, r"shards: has no shard \(\*\.tar\); check it"),
         "a shell command": (on("pipe:touch exploded"), r"'pipe:' is a shell command, and is not run; use a folder"),
         "a password in the URL": (on(f"https://me:{SECRET}@host/d"), r"contains a user or password; remove it"),
         "a query in the URL": (on(f"https://host/d/0.tar?sig={SECRET}"), r"contains '\?' .*without a query"),
