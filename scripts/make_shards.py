@@ -8,7 +8,7 @@ the image's bytes as they are, and `KEY.cls`, its label. KEY is the image's path
 are shuffled once, in an order that is the same each time, because training shuffles within windows of shards only.
 
 The same data give the same bytes. Each image is decoded as a test. An image that cannot be decoded ends the writing;
-with -opts DATA.ON_BAD_IMAGE=skip it is left out and listed. A second start with the same arguments goes on where the
+with -opts DATA.ON_BAD_IMAGE=skip it is left out and listed. A second start with the same arguments continues where the
 first ended, and reads all shards back.
 """
 

@@ -1,4 +1,4 @@
-"""make_shards.py: WebDataset, timm and tar read the shards; an interrupted writing goes on; other data are refused."""
+"""make_shards.py: WebDataset, timm and tar read the shards; an interrupted script continues; it refuses other data."""
 
 import json
 import os

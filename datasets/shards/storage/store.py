@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -29,7 +30,8 @@ _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
 _MAX_SHORT_ANSWERS = 3
 _SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
-_told_at = float("-inf")  # when the user was told of a wait
+_told_at = float("-inf")  # when the last line about a wait was printed
+_telling = threading.Lock()
 _INDEX_AGAIN = "has changed since it was indexed; start the run again, which indexes it again"
 
 
@@ -207,7 +209,9 @@ class _Attempts:
 def _tell_user(message: str, waited_seconds: float) -> None:
     """Prints a line if a wait is long, one in half a minute, and none in loading workers, which wait for the same."""
     global _told_at
-    now = time.monotonic()
-    if waited_seconds > _SILENT_SECONDS and now - _told_at > _TELL_SECONDS and not multiprocessing.parent_process():
-        _told_at = now
-        print(f"----- {message}", file=sys.stderr, flush=True)
+    if waited_seconds < _SILENT_SECONDS or multiprocessing.parent_process():
+        return
+    with _telling:
+        if time.monotonic() - _told_at > _TELL_SECONDS:
+            _told_at = time.monotonic()
+            print(f"----- {message}", file=sys.stderr, flush=True)

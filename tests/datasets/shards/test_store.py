@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from datasets.shards.shard import Shard
+from datasets.shards.storage import store as store_module
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported, ShardChanged, StoreError
 from scripts.benchmarks.range_server import etag
@@ -233,3 +234,13 @@ def test_after_a_failure_no_further_file_is_asked_for(server):
     with pytest.raises(StoreError, match=r"0000.tar: does not exist"):
         ShardStore(server.url, timeout_seconds=5).head([f"{number:04d}.tar" for number in range(3000)])
     assert len(server.requests) < 2000
+
+
+def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(store_module, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(store_module, "_told_at", float("-inf"))
+    with fault_server(tmp_path) as server:
+        url = server.url
+    with pytest.raises(StoreError, match="connection is refused"):
+        ShardStore(url, 2.0).head(["a.tar", "b.tar"])
+    assert capsys.readouterr().err.count("----- waiting for") == 1
