@@ -21,6 +21,7 @@ class Batch(NamedTuple):
     drawn: random parameters of the device operations, by the operation's name.
     bad: the images that could not be used; their positions are padding.
     epoch: the epoch in training, counted from 0.
+    copied: recorded after the copy to a GPU; None on a CPU.
     """
 
     images: torch.Tensor
@@ -29,3 +30,4 @@ class Batch(NamedTuple):
     drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()
     epoch: int = 0
+    copied: torch.cuda.Event | None = None

@@ -16,7 +16,6 @@ class EpochProgress:
         sums: loss and hits so far.
         done_steps: optimizer steps of this epoch, skipped ones included.
         lr: of the last step.
-        data_wait_seconds: time in this epoch during which the step waited for a batch.
     """
 
     epoch: int
@@ -25,7 +24,6 @@ class EpochProgress:
     sums: MetricSums
     done_steps: int = 0
     lr: float = 0.0
-    data_wait_seconds: float = 0.0
 
     @property
     def step(self) -> int:

@@ -188,7 +188,7 @@ def rows(folder: Path) -> list[dict]:
     """The rows of metrics.csv, without the measured columns."""
     measured = {
         "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
-        "train_seconds",
+        "train_seconds", "launch_bound_share",
     }  # fmt: skip
     with open(folder / "metrics.csv", newline="") as file:
         return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]

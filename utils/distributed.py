@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability
 from utils.errors import UserError
 from utils.failure import abort_together, is_peer_failure, limit_silence
@@ -39,6 +40,7 @@ class ProcessContext:
     """One process of a run. `local_*` are the rank and the number of processes on this host.
 
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
+    core_share: the cores of this rank; None if it shares them with no other rank.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class ProcessContext:
     local_world_size: int
     device: torch.device
     hosts: tuple[str, ...] = ()
+    core_share: CoreShare | None = None
 
     @property
     def is_main(self) -> bool:
@@ -105,7 +108,8 @@ def process_group() -> Iterator[ProcessContext]:
             )
         hosts = tuple(peer.host for peer in companions.meet())
         raise_on_signals()
-        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts)
+        cores = share_on_host(store, rank, [other for other, host in enumerate(hosts) if host == hosts[rank]])
+        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores)
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
 

@@ -201,6 +201,15 @@ def loader_workers(iterator: Iterator[Any]) -> list[BaseProcess]:
     return list(iterator._workers)
 
 
+def pinning_has_ended(iterator: Iterator[Any]) -> bool:
+    """Whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
+
+    _MultiProcessingDataLoaderIter._pin_memory_thread. With a timeout, torch itself does not check it.
+    """
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    return thread is not None and not thread.is_alive()
+
+
 def close_fork_server_pipe() -> None:
     """Closes a worker's copy of the pipe that keeps the fork server alive: ForkServer._forkserver_alive_fd.
 

@@ -51,7 +51,7 @@ class Data(Section):
         0.0, ge=0, le=10**6, description="data set tar: size of the cache of remote shards, GB; 0: no shard is cached"
     )
     num_workers: int | None = Field(
-        None, ge=0, description="processes per rank; null: one per core, two fewer with a GPU, 0 for data in memory"
+        None, ge=0, description="per rank; null: one per core, two fewer with a GPU, 0 for plain data in memory"
     )
     imagenet_mean: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
     imagenet_std: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")

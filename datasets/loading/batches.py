@@ -22,15 +22,16 @@ class BatchSource(Protocol):
 
     The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
     batches, and each batch is full.
+
+    prefetched_batches: loaded ahead of the one in use. workers_note: the number of loading workers, for the log.
     """
+
+    prefetched_batches: int
+    workers_note: str
 
     @property
     def num_samples(self) -> int:
         """Samples of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch."""
-
-    @property
-    def prefetched_batches(self) -> int:
-        """Batches that are loaded ahead of the one in use."""
 
     def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
@@ -53,14 +54,13 @@ class MapBatches:
     ) -> None:
         self._reader, self._sampler, self._context = reader, sampler, context
         self._timeout_seconds, self._bad_images = timeout_seconds, bad_images
+        workers, reason = num_workers(reader, context)
+        self.prefetched_batches = PREFETCH_FACTOR * workers
+        self.workers_note = f"{workers} loading workers per rank ({reason})"
 
     @property
     def num_samples(self) -> int:
         return self._sampler.num_samples
-
-    @property
-    def prefetched_batches(self) -> int:
-        return PREFETCH_FACTOR * num_workers(self._reader.samples, self._reader.data, self._context)
 
     def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
         sampler = self._sampler.from_position(epoch, batch, num_epochs)

@@ -20,6 +20,7 @@ from datasets.loading.workers import (
 )
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
+from utils.cpu_cores import own_share
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.memory_shortage import IN_LOADING
@@ -114,7 +115,7 @@ class Loader:
         self.timeout_seconds = _TIMEOUT_SHARE * timeout_seconds
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
-        workers = num_workers(reader.samples, reader.data, context)
+        workers, _ = num_workers(reader, context)
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
         reader.samples.timeout_seconds = _SOURCE_TIMEOUT_SHARE * timeout_seconds
@@ -142,8 +143,10 @@ class Loader:
             return
         current = torch.cuda.current_stream(self.device)
         for batch in batches:
+            copied = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
-                batch = self._to_device(batch)
+                batch = self._to_device(batch)._replace(copied=copied)
+                copied.record()
             current.wait_stream(self._stream)
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch
@@ -168,13 +171,15 @@ class Loader:
         return batch
 
 
-def num_workers(samples: Samples, data: Data, context: ProcessContext) -> int:
-    """Loading workers of this rank."""
-    if data.num_workers is not None:
-        return data.num_workers
-    if samples.in_memory:
-        return 0
-    return default_num_workers(context.local_world_size, on_gpu=context.device.type == "cuda")
+def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
+    """Loading workers of this rank, and the reason for the number."""
+    if reader.data.num_workers is not None:
+        return reader.data.num_workers, "DATA.NUM_WORKERS"
+    on_gpu = context.device.type == "cuda"
+    if reader.samples.in_memory and not (on_gpu and reader.transform.is_costly):
+        return 0, "the images are in memory" + (" and not augmented" if on_gpu else "")
+    share = context.core_share or own_share()
+    return default_num_workers(share, on_gpu), share.source + (", two per rank reserved for training" if on_gpu else "")
 
 
 def _identity(batch: Batch) -> Batch:

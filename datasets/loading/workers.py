@@ -9,7 +9,6 @@ import errno
 import functools
 import math
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -21,9 +20,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from utils.cpu_cores import CoreShare
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS, kill_children
-from utils.torch_compat import close_fork_server_pipe, loader_workers
+from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
@@ -35,16 +35,17 @@ _CAUSES = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
+_PINNING_ENDED = "the thread that pins batches has ended; its error is above, probably too many open files"
+_FILES_FIX = "raise the limit (ulimit -n 65536), or lower -num_workers"
 
 
-def default_num_workers(local_world_size: int, on_gpu: bool) -> int:
-    """One worker for each core of this rank's share; `local_world_size` ranks share the cores of this host.
+def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
+    """One worker for each core of this rank's share.
 
     With a GPU, two cores remain for the threads of the rank, which launch kernels and pin batches. Without one, the
     model and the workers share all cores.
     """
-    cores = len(os.sched_getaffinity(0)) // local_world_size
-    return max(1, min(_MAX_WORKERS, cores - _MAIN_PROCESS_CORES if on_gpu else cores))
+    return max(1, min(_MAX_WORKERS, share.cores - _MAIN_PROCESS_CORES if on_gpu else share.cores))
 
 
 def worker_context() -> multiprocessing.context.BaseContext:
@@ -114,7 +115,8 @@ def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any
     """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
 
     Raises:
-        UserError: a worker was killed, no worker has answered for `limit_seconds`, or a system resource is exhausted.
+        UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a system
+            resource is exhausted.
     """
     try:
         iterator = iter(batches)
@@ -147,6 +149,8 @@ def _next(iterator: Iterator[Any], watchdog: _Watchdog) -> Any:
             raise
         except Exception as error:
             timed_out = str(error).startswith("DataLoader timed out")
+            if timed_out and pinning_has_ended(iterator):
+                raise UserError(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
             if timed_out and watchdog.waited_seconds() < watchdog.limit_seconds:
                 continue
             problem = _exhausted_resource(error) or (
@@ -160,7 +164,7 @@ def _next(iterator: Iterator[Any], watchdog: _Watchdog) -> Any:
 def _exhausted_resource(error: Exception) -> str | None:
     code = getattr(error, "errno", None)
     if code == errno.EMFILE or str(error).startswith("Too many open files"):
-        return "too many open files for loading workers; raise the limit (ulimit -n 65536), or lower -num_workers"
+        return f"too many open files for loading workers; {_FILES_FIX}"
     return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}" if code == errno.ENOSPC else None
 
 

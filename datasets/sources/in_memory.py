@@ -1,12 +1,14 @@
 """Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from configs.schema import Data
 from datasets.decoding.decode import LazyImage, convert_channels
+from datasets.sources.mapped_arrays import MappedArrays, share_arrays
 from datasets.sources.samples import Samples
 from utils.errors import UserError
 
@@ -14,17 +16,26 @@ _DIGITS_VAL_FRACTION = 0.2
 
 
 class ImageArray(Samples):
-    """Images in an array, uint8 (N, 1 or 3, H, W)."""
+    """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them: see `share_arrays`."""
 
     in_memory = True
 
     def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
         super().__init__(class_names)
         self.targets = np.asarray(targets, dtype=np.int64)
-        self.images = images
+        self._arrays: Mapping[str, np.ndarray] = {"images": images}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._arrays, MappedArrays):
+            self._arrays = share_arrays(self._arrays)
+        return self.__dict__
+
+    @property
+    def images(self) -> np.ndarray:
+        return self._arrays["images"]
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return LazyImage(convert_channels(torch.from_numpy(self.images[index]), channels))
+        return LazyImage(convert_channels(torch.tensor(self.images[index]), channels))
 
 
 class FakeImages(Samples):

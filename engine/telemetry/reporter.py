@@ -25,6 +25,7 @@ from engine.telemetry.run_files import (
 )
 from engine.telemetry.step_bar import StepBar
 from engine.telemetry.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.telemetry.step_timer import StepTimer, TimerTotals
 from engine.telemetry.time_left import TimeLeft
 from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext
@@ -37,11 +38,11 @@ _MIN_CLASSES_FOR_TOP5 = 10
 
 @dataclass(frozen=True)
 class _IntervalStart:
-    """The counters at the start of an interval: time, metric sums over all ranks, seconds spent waiting for data."""
+    """The counters at the start of an interval: time, metric sums over all ranks, totals of the timer."""
 
     time: float
     sums: torch.Tensor
-    data_wait_seconds: float
+    timer: TimerTotals
 
 
 class Reporter:
@@ -62,6 +63,7 @@ class Reporter:
         logger: RunLogger,
         scaler: LossScaler,
         meter: MFUMeter,
+        timer: StepTimer,
         *,
         num_epochs: int,
         report_freq: int,
@@ -69,9 +71,9 @@ class Reporter:
         loggers: LoggerGroup,
         max_steps: int | None = None,
     ) -> None:
-        self.context, self.folder, self.logger, self.scaler, self.meter = context, folder, logger, scaler, meter
+        self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
+        self.meter, self.timer, self.loggers = meter, timer, loggers
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
-        self.loggers = loggers
         self.last: StepReport | None = None
         self._files: RunFiles | None = None
         self._bar: StepBar | None = None
@@ -93,7 +95,7 @@ class Reporter:
         self._bar = StepBar(title, self.context, progress, self.images_per_epoch / progress.steps)
         self._time_left.start_epoch(progress)
         sums = progress.sums.reduced(self.context)
-        self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
+        self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
         self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
 
     def after_step(self, progress: EpochProgress) -> None:
@@ -172,6 +174,7 @@ class Reporter:
 
     def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped
+        times = self.timer.totals().since(self._epoch_start.timer)
         return {
             "epoch": progress.epoch + 1,
             "step": progress.step,
@@ -179,7 +182,7 @@ class Reporter:
             "train_loss": trained.loss if has_samples else "",
             "train_top1": trained.top1 if has_samples else "",
             "images_per_second": round(images_per_second, 2),
-            "data_wait_share": round(progress.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
+            "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
             "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),
             "model_flops_utilization": cell(self.meter.utilization(images_per_second), ".4g"),
             "loss_scale": self.scaler.get_scale(),
@@ -188,6 +191,7 @@ class Reporter:
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
             "grad_norm": cell(trained.grad_norm, ".6g"),
             "images_in_skipped_steps": trained.skipped_samples,
+            "launch_bound_share": cell(times.launch_bound_share, ".4g"),
         }
 
     def sync(self) -> None:
@@ -215,9 +219,9 @@ class Reporter:
 
     def _report(self, progress: EpochProgress) -> None:
         """Logs the state of training, and starts a new interval. Every rank must call it."""
-        sums = progress.sums.reduced(self.context)
-        latest = to_metrics(sums - self._report_start.sums)
-        seconds = time.perf_counter() - self._report_start.time
+        sums, start = progress.sums.reduced(self.context), self._report_start
+        latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
+        seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
         images_per_second = latest.total_samples / seconds
         loss_scale = self.scaler.get_scale()
         report = StepReport(
@@ -230,7 +234,7 @@ class Reporter:
             latest=latest,
             average=to_metrics(sums),
             images_per_second=images_per_second,
-            data_wait_share=(progress.data_wait_seconds - self._report_start.data_wait_seconds) / seconds,
+            data_wait_share=times.data_wait_seconds / seconds,
             tflops_per_second=self.meter.tflops_per_second(images_per_second),
             model_flops_utilization=self.meter.utilization(images_per_second),
             is_scaled=self.scaler.dynamic or loss_scale != 1,
@@ -238,6 +242,7 @@ class Reporter:
             skipped_steps=self.scaler.skipped,
             peak_memory_bytes=peak_memory_bytes(self.context.device),
             seconds_left=self._time_left.seconds(progress),
+            launch_bound_share=times.launch_bound_share,
         )
         for line in log_lines(report, self.last):
             self.logger.info(line)
@@ -249,7 +254,7 @@ class Reporter:
             self._bar.show_loss(latest.loss)
         self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
-        self._report_start = _IntervalStart(time.perf_counter(), sums, progress.data_wait_seconds)
+        self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
 
     def _report_unreadable_images(self) -> None:
         unreadable = self._unreadable_images(self.last.average)

@@ -15,11 +15,12 @@ EPOCH_COLUMNS = [
     "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
     "skipped_steps", "skipped_images", "peak_memory_bytes", "train_seconds", "grad_norm", "images_in_skipped_steps",
     "raw_val_loss", "raw_val_top1", "raw_val_top5", "val_mean_ap", "raw_val_mean_ap",
+    "launch_bound_share",
 ]  # fmt: skip
 STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm"]
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
-    "skipped_steps", "grad_norm", "peak_memory_bytes",
+    "skipped_steps", "grad_norm", "peak_memory_bytes", "launch_bound_share",
 )  # fmt: skip
 _VALIDATED = ("loss", "top1", "top5", "mean_ap")
 

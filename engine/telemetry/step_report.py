@@ -7,6 +7,7 @@ from utils.columns import format_duration, wrap_parts
 from utils.metrics import Metrics
 
 _MIN_DATA_WAIT_SHARE = 0.05
+_MIN_LAUNCH_BOUND_SHARE = 0.5
 _GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
 
 
@@ -16,7 +17,7 @@ class StepReport:
 
     epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. average: the metrics
     since the start of the epoch. is_scaled: whether the loss scale can be anything but 1. seconds_left: to the end of
-    the run; None if it is unknown.
+    the run; None if it is unknown. data_wait_share, launch_bound_share: see `TimerTotals`.
     """
 
     epoch: int
@@ -36,6 +37,7 @@ class StepReport:
     skipped_steps: int
     peak_memory_bytes: int
     seconds_left: float | None = None
+    launch_bound_share: float | None = None
 
     @property
     def grad_norm(self) -> float | None:
@@ -45,15 +47,17 @@ class StepReport:
 def log_lines(report: StepReport, previous: StepReport | None = None) -> list[str]:
     """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
-    Other values appear if they are unusual: the data wait from 5% of the time, the gradient norm above twice its mean
-    since the start of the epoch, a loss scale that differs from the one in the `previous` report, and the number of
-    skipped steps of the run if a step was skipped since then. Values that do not fit into 120 columns form a second
-    line.
+    Other values appear if they are unusual: the data wait from 5% of the time, the share of launch-bound steps
+    above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from
+    the one in the `previous` report, and the number of skipped steps of the run if a step was skipped since then.
+    Values that do not fit into 120 columns form a second line.
     """
     parts = [_paddlevit_part(report), format_speed(report.images_per_second)]
     parts.append(f"{three_digits(report.peak_memory_bytes / 1e9)}G")
     if report.data_wait_share >= _MIN_DATA_WAIT_SHARE:
         parts.append(f"wait {report.data_wait_share:.0%}")
+    if (report.launch_bound_share or 0) > _MIN_LAUNCH_BOUND_SHARE:
+        parts.append(f"launch-bound {report.launch_bound_share:.0%}")
     if report.seconds_left:
         parts.append(f"left {format_duration(report.seconds_left)}")
     latest, average = report.grad_norm, report.average.grad_norm

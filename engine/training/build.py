@@ -26,8 +26,8 @@ from engine.precision.policy import Precision
 from engine.telemetry.flops import copy_to_meta
 from engine.telemetry.loggers.group import LoggerGroup
 from engine.telemetry.mfu import build_mfu_meter
-from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.reporter import Reporter
+from engine.telemetry.step_timer import StepTimer
 from engine.training.distillation import build_step_loss
 from engine.training.eval_model import (
     apply_op_lists,
@@ -94,6 +94,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
             logger,
             precision.scaler,
             meter,
+            state.timer,
             num_epochs=train.num_epochs,
             report_freq=config.report_freq,
             images_per_epoch=layout.batches_per_epoch * layout.batch_size,
@@ -165,7 +166,7 @@ def build_train_state(
         freeze_backbone=config.model.freeze_backbone,
         seed=config.seed,
         rank=context.rank,
-        timer=RankTimer(context.device),
+        timer=StepTimer(context.device),
     )
     return state, notes
 

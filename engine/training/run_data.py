@@ -81,6 +81,7 @@ def build_batches(
         bad_images,
         batches_per_step=accum_iter if whole_steps else 1,
     )
+    samples.train.notes.append(batches.workers_note)
     windows = shard_windows(samples.train, data)
     layout = EpochLayout(
         batches.num_samples,

@@ -16,8 +16,8 @@ from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.reporter import Reporter
+from engine.telemetry.step_timer import StepTimer
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
 from engine.training.weight_average import WeightAverage
@@ -39,7 +39,7 @@ class TrainState:
         batch_size: per device, of one micro-step.
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
-        timer: of the forward passes.
+        timer: of the data wait and the forward passes.
     """
 
     precision: Precision
@@ -58,7 +58,7 @@ class TrainState:
     freeze_backbone: bool
     seed: int
     rank: int
-    timer: RankTimer
+    timer: StepTimer
 
     @property
     def eval_model(self) -> nn.Module:

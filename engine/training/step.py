@@ -4,7 +4,6 @@ Legend: B images per batch, C channels, S pixels on a side.
 Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.ACCUM_ITER` of them make a step.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import reduce
@@ -60,17 +59,15 @@ def train_steps(
         sums: list[BatchSums] = []
 
         for micro_step in range(window):
-            waiting_since = time.perf_counter()
             with record_function(DATA_WAIT):
-                batch = next(batches)
-            progress.data_wait_seconds += time.perf_counter() - waiting_since
+                batch = state.timer.next_batch(batches)
             exchanges = micro_step == window - 1
             with nullcontext() if exchanges else state.strategy.no_sync(state.model):
                 loss, logits = forward_backward(state, batch, step, micro_step, window)
             with record_function(LOGGING):
                 sums.append(BatchSums.of(loss, logits, batch.targets, batch.samples))
 
-        with record_function(OPTIMIZER):
+        with record_function(OPTIMIZER), state.timer.launch_check():
             seed = derive_seed(state.seed, "rounding", step)
             grad_norm = precision.step(state.optimizer, state.max_norm, seed, state.average)
         if precision.scaler.skipped_too_often():

@@ -132,7 +132,7 @@ class Trainer:
         self.run.reporter.after_step(progress)
         if self.writer:
             self.writer.check()
-        if self.trigger.should_save(progress.step, self.run.state.timer.take(progress.data_wait_seconds)):
+        if self.trigger.should_save(progress.step, self.run.state.timer.take()):
             self._save()
         if self.trigger.rank_seconds is not None:
             for line in self.slow_ranks.lines(self.trigger.rank_seconds):

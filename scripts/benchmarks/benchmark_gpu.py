@@ -45,6 +45,7 @@ from scripts.benchmarks.gpu_report import write_figures
 from scripts.benchmarks.parallel_report import PARALLEL, RECORDER_OFF, RECORDER_ON
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import add_flag, flag_parser, positive, split_flags
+from utils.cpu_cores import own_share
 from utils.distributed import single_process, visible_gpus
 from utils.errors import UserError, run_and_report_errors
 
@@ -167,7 +168,7 @@ def pytest_part(name: str, *paths: str) -> Part:
 
 
 def _num_workers() -> int:
-    return default_num_workers(1, on_gpu=visible_gpus() > 0)
+    return default_num_workers(own_share(), on_gpu=visible_gpus() > 0)
 
 
 class Setting(NamedTuple):

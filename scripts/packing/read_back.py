@@ -13,6 +13,7 @@ from datasets.shards.indexing.index import Index, ShardRows, join_rows, to_rows
 from datasets.shards.indexing.records import read_records
 from datasets.shards.shard import Shard
 from scripts.packing.tar import REPAIR, WrittenShard, hash_rows
+from utils.cpu_cores import own_share
 from utils.errors import UserError
 from utils.files import open_regular_file
 
@@ -38,7 +39,7 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
             raise UserError(f"{path}: read back, it is not as it was written; {REPAIR}")
         return to_rows(records, str(path))
 
-    with ThreadPoolExecutor(default_num_workers(1, on_gpu=False)) as pool:
+    with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
         bar = tqdm(pool.map(rows_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
         rows = list(bar)
     return join_rows([Shard(shard.name, shard.num_bytes) for shard in shards], rows)

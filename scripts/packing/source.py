@@ -14,6 +14,7 @@ from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset, resolve_grey_range
 from datasets.sources.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
+from utils.cpu_cores import own_share
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -65,7 +66,7 @@ def read_in_order(read: Callable[[int], _Read], indices: Iterable[int], data: Da
                 raise
             return error
 
-    threads = default_num_workers(1, on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
+    threads = default_num_workers(own_share(), on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
     pending: deque[Future[_Read | BadImage]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for index in indices:

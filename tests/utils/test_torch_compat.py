@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 from datetime import timedelta
 from multiprocessing import forkserver
 
@@ -188,6 +189,18 @@ def test_loader_workers():
     assert hasattr(iterator, "_workers"), f"_MultiProcessingDataLoaderIter._workers {CHANGED}"
     (worker,) = torch_compat.loader_workers(iterator)
     assert worker.is_alive() and worker.pid != os.getpid(), CHANGED
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("pins, fails, expected", [(False, True, False), (True, False, False), (True, True, True)])
+def test_pinning_has_ended(monkeypatch, pins, fails, expected):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: sys.exit() if fails else None)
+    iterator = iter(DataLoader([1, 2], num_workers=1, pin_memory=pins))
+    if fails and pins:
+        iterator._pin_memory_thread.join()
+    assert torch_compat.pinning_has_ended(iterator) == expected, f"_pin_memory_thread {CHANGED}"
 
 
 def test_close_fork_server_pipe(monkeypatch):

@@ -17,6 +17,7 @@ from datasets.shards.indexing.index import INDEX_NAME, Index, ShardRows, join_ro
 from datasets.shards.indexing.records import Remarks, ShardRecords, read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
+from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings
 from utils.files import open_regular_file
 
@@ -230,7 +231,7 @@ def _read_shards(
                     result = error
                 results.put((shard, result))
 
-    for _ in range(min(len(shards), _MAX_THREADS, len(os.sched_getaffinity(0)) if store.is_local else _MAX_THREADS)):
+    for _ in range(min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)):
         threading.Thread(target=work, daemon=True).start()
     total = sum(shard.num_bytes for shard in shards)
     with tqdm(desc="index", total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:

@@ -40,15 +40,24 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
         events.append("copy" if non_blocking else "blocking copy")
         return tensor.clone()
 
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            events.append("copied")
+
     main_stream = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main_stream)
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
     monkeypatch.setattr(torch.Tensor, "to", copy)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append("record"))
     batch = next(batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0"))
+    assert isinstance(batch.copied, Event)
     assert batch.images.shape == (4, 3, 16, 16) and set(batch.drawn) == {"affine", "erase"}
-    assert events == ["copy stream", *["copy"] * TENSORS, "main stream", "wait", *["record"] * TENSORS]
+    assert events == ["copy stream", *["copy"] * TENSORS, "copied", "main stream", "wait", *["record"] * TENSORS]
 
 
 @pytest.mark.gpu

@@ -1,6 +1,8 @@
 """Errors about loading workers that die, hang or run out of memory; no worker outlives its run."""
 
+import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,19 +10,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
 
-from configs.schema import Data
+from configs.command_line import parse_command_line
+from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.workers import default_num_workers
-from datasets.sources.in_memory import FakeImages
-from datasets.transforms.host import build_eval_host_transform
+from datasets.sources.in_memory import FakeImages, ImageArray
+from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from utils.cpu_cores import CoreShare
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.memory_shortage import IN_LOADING
@@ -44,10 +49,12 @@ class Images(FakeImages):
         return super().open(index, channels)
 
 
-def loader_of(samples: FakeImages, timeout_seconds: float = 600, workers: int = 2) -> Loader:
+def loader_of(
+    samples: FakeImages, timeout_seconds: float = 600, workers: int = 2, context: ProcessContext = CPU
+) -> Loader:
     data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
     reader = BatchReader(samples, data, build_eval_host_transform(data))
-    return Loader(reader, EvalSampler(400, 4), CPU, timeout_seconds, None)
+    return Loader(reader, EvalSampler(400, 4), context, timeout_seconds, None)
 
 
 @pytest.fixture(autouse=True)
@@ -119,26 +126,92 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
         list(loader_of(Images("a bug")))
 
 
-def test_default_number_of_workers(monkeypatch):
+def test_default_number_of_workers():
     """With GPUs, each rank keeps two cores of its share."""
-    defaults = {}
-    for cores in (1, 2, 8, 64):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
-        for ranks in (1, 2):
-            defaults[cores, ranks] = [default_num_workers(ranks, on_gpu) for on_gpu in (False, True)]
-    assert defaults == {
-        (1, 1): [1, 1], (1, 2): [1, 1], (2, 1): [2, 1], (2, 2): [1, 1], (8, 1): [8, 6], (8, 2): [4, 2],
-        (64, 1): [16, 16], (64, 2): [16, 16],
-    }  # fmt: skip
+    defaults = {
+        cores: [default_num_workers(CoreShare(cores, ""), on_gpu) for on_gpu in (False, True)]
+        for cores in (0, 1, 2, 4, 8, 16, 64)
+    }
+    assert defaults == {0: [1, 1], 1: [1, 1], 2: [2, 1], 4: [4, 2], 8: [8, 6], 16: [16, 14], 64: [16, 16]}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_number_of_workers_of_a_rank(monkeypatch, device):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
-    context, images = ProcessContext(0, 0, 2, 2, torch.device(device)), Images()
-    images.in_memory = False
-    assert num_workers(images, Data(), context) == {"cpu": 8, "cuda": 6}[device]
-    assert num_workers(images, Data.model_validate({"NUM_WORKERS": 0}), context) == 0
+def cifar(num_images: int = 4) -> ImageArray:
+    return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
+
+
+PLAIN = {"RANDOM_CROP_SCALE": [1.0, 1.0], "RANDOM_CROP_RATIO": [1.0, 1.0], "HFLIP_PROB": 0.0, "IMAGE_SIZE": 32}
+
+
+@pytest.mark.parametrize(
+    ("in_memory", "train", "options", "on_cpu", "on_gpu"),
+    [
+        (False, True, {}, 8, 6),
+        (False, True, {"NUM_WORKERS": 0}, 0, 0),
+        (True, True, {"NUM_WORKERS": 3}, 3, 3),
+        (True, True, {}, 0, 6),  # CIFAR at 224 pixels
+        (True, False, {}, 0, 6),
+        (True, True, {"IMAGE_SIZE": 32}, 0, 6),
+        (True, True, PLAIN, 0, 0),
+        (True, True, PLAIN | {"HFLIP_PROB": 0.5}, 0, 6),
+        (True, True, PLAIN | {"IMAGE_SIZE": 224}, 0, 6),
+        (True, False, PLAIN, 0, 0),
+    ],
+)
+def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
+    data, samples = Data.model_validate(options), cifar()
+    samples.in_memory = in_memory
+    transform = build_host_transform(data, no_policy(), seed=0) if train else build_eval_host_transform(data)
+    numbers = []
+    for device in ("cpu", "cuda"):
+        context = ProcessContext(0, 0, 2, 2, torch.device(device), core_share=CoreShare(8, "8 cores"))
+        numbers.append(num_workers(BatchReader(samples, data, transform), context)[0])
+    assert numbers == [on_cpu, on_gpu]
+
+
+def no_policy() -> Train:
+    return parse_command_line(["-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0"]).config.train
+
+
+def test_workers_map_images_in_memory(tmp_path, monkeypatch):
+    """They get a path: CIFAR has 180 MB, and each worker would receive a copy."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    samples = cifar(num_images=1000)
+    samples.images[:] = np.random.default_rng(0).integers(256, size=samples.images.shape, dtype=np.uint8)
+    images, pickled = samples.images.copy(), [pickle.dumps(samples) for _ in range(2)]
+    assert max(map(len, pickled)) < 20_000
+    assert len(list(tmp_path.iterdir())) == 1  # one copy for all workers
+    for received in map(pickle.loads, pickled):
+        assert (received.images == images).all() and (received.targets == samples.targets).all()
+        assert (received.open(7, 3).pixels.numpy() == images[7]).all()
+    assert (samples.open(7, 3).pixels.numpy() == images[7]).all()
+    del received, samples
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def end_thread(*_) -> None:
+    """As an error in it, such as a lost file descriptor, but without a traceback."""
+    raise SystemExit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_end_of_the_thread_that_pins_batches_is_found_before_the_timeout(monkeypatch):
+    """Stands for a GPU. The workers live."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", end_thread)
+    loader = loader_of(Images())
+    loader._batches.pin_memory = True
+    with pytest.raises(UserError, match=r"ulimit -n .*-num_workers"):
+        next(iter(loader))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_cannot_pin_a_batch_ends_the_run(gpu, monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", end_thread)
+    with pytest.raises(UserError, match="ulimit -n"):
+        list(loader_of(Images(), context=gpu))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -13,6 +13,7 @@ from engine.telemetry.loggers.group import LoggerGroup
 from engine.telemetry.mfu import MFUMeter
 from engine.telemetry.reporter import Reporter
 from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
+from engine.telemetry.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.metrics import BatchSums, MetricSums
@@ -28,10 +29,12 @@ class SimulatedRun:
         self.folder, self.context = folder, context
         logger = RunLogger(folder, context)
         self.reporter = Reporter(
-            context, folder, logger, LossScaler(context.device), MFUMeter(10**9, None), num_epochs=2,
-            report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE, loggers=LoggerGroup([], "", {}, logger.info),
+            context, folder, logger, LossScaler(context.device), MFUMeter(10**9, None), StepTimer(context.device),
+            num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
+            loggers=LoggerGroup([], "", {}, logger.info),
         )  # fmt: skip
         self.reporter.start(0, 0)
+        self.before_report = lambda: None
 
     def epoch(self, *steps: tuple[float, float, bool]) -> None:
         """steps: loss of each sample, gradient norm, whether the step is skipped."""
@@ -42,6 +45,7 @@ class SimulatedRun:
             batch = BatchSums.of(torch.tensor(BATCH_SIZE * loss), torch.eye(10)[targets], targets, BATCH_SIZE)
             progress.sums.add_step(batch, torch.tensor(grad_norm), torch.tensor(skipped))
             progress.done_steps += 1
+            self.before_report()
             self.reporter.after_step(progress)
         self.reporter.end_epoch(progress, None, 1.0)
         self.reporter.close()
@@ -116,17 +120,36 @@ def test_a_run_records_its_gradient_norms(digits_argv, cpu):
     assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
 
 
+def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
+    """In each second there are four steps; the GPU waits 0.2 s for data, and in three steps for the host."""
+    run, now = SimulatedRun(tmp_path, cpu), 0
+
+    def pass_a_second() -> None:
+        nonlocal now
+        now += 1
+
+    run.before_report = pass_a_second
+    monkeypatch.setattr("engine.telemetry.reporter.time.perf_counter", lambda: now)
+    monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
+    for _ in range(2):
+        run.epoch(*[(1.0, 1.0, False)] * STEPS)
+        assert run.reporter.last.data_wait_share == pytest.approx(0.2) and run.reporter.last.launch_bound_share == 0.75
+    for row in run.rows("metrics.csv"):
+        assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
+    assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
+
+
 NEW_COLUMNS = {
     "metrics.csv": [
         *("grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"),
-        *("val_mean_ap", "raw_val_mean_ap"),
+        *("val_mean_ap", "raw_val_mean_ap", "launch_bound_share"),
     ],
     "steps.csv": ["grad_norm"],
 }
 
 
 def test_new_columns_are_last():
-    assert {"metrics.csv": EPOCH_COLUMNS[-7:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
+    assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
     assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
     assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
 

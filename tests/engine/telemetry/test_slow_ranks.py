@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
 from utils.status import RunStatus, read_status
 
@@ -80,16 +79,6 @@ def test_a_forward_pass_that_waits_for_other_ranks_is_not_compared():
     ranks = SlowRanks(compares_forward=False)
     assert feed(ranks, 100, EVEN, EVEN, (0.01, 5.0)) == []
     assert [slow.cause for _, slow in feed(ranks, 100, EVEN, EVEN, (0.09, 0.1))] == [LOADING]
-
-
-def test_timer_counts_each_pass_and_each_wait_once():
-    timer = RankTimer(torch.device("cpu"))
-    with timer:
-        torch.ones(100, 100) @ torch.ones(100, 100)
-    waited, forward = timer.take(2.5)
-    assert waited == 2.5 and forward > 0
-    assert timer.take(3.0) == (0.5, 0.0)
-    assert timer.take(0.25) == (0.25, 0.0)  # a new epoch
 
 
 def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path):

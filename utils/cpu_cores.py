@@ -1,0 +1,78 @@
+"""The cores that this process may use: its affinity, shared with other ranks, and the CPU quota of its container."""
+
+import math
+import os
+from collections.abc import Sequence, Set
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+
+class CoreShare(NamedTuple):
+    """The cores of one rank, and where the number comes from, for the log."""
+
+    cores: int
+    source: str
+
+
+def usable_cores() -> Set[int]:
+    """The cores on which this process may run; all of them where the system has no affinity, as macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def own_share() -> CoreShare:
+    """The share of a process that shares its cores with no other rank."""
+    cores = usable_cores()
+    return core_share(cores, [cores], cpu_quota())
+
+
+def share_on_host(store: dist.Store, rank: int, ranks: Sequence[int]) -> CoreShare:
+    """The share of `rank`; `ranks` are those of its host, and each of them must call this function."""
+    cores = usable_cores()
+    store.set(f"cores {rank}", " ".join(map(str, cores)))
+    texts = store.multi_get([f"cores {other}" for other in ranks])
+    return core_share(cores, [set(map(int, text.split())) for text in texts], cpu_quota())
+
+
+def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> CoreShare:
+    """The share of a rank with these cores: each core is divided by the number of ranks that may run on it.
+
+    of_ranks: the cores of all ranks in the container, which share its `quota`.
+    """
+    ranks = len(of_ranks)
+    share = sum((Fraction(1, sum(core in other for other in of_ranks)) for core in cores), Fraction(0))
+    if quota / ranks < share:
+        return CoreShare(int(quota / ranks), f"CPU quota of {quota:g} cores for {ranks} rank(s)")
+    return CoreShare(int(share), f"{len(cores)} cores" + (f" for {ranks} ranks" if share < len(cores) else ""))
+
+
+def cpu_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:
+    """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none.
+
+    In a container, `groups` may have the paths of the host, while `mount` has only the container's own group.
+    """
+    quotas = [math.inf]
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = mount / "cpu" if controllers else mount  # version 1 has a mount for each controller
+        group = root / path.lstrip("/")
+        quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return min(quotas)
+
+
+def _quota(group: Path) -> float:
+    """Of one control group: version 2 has 'QUOTA PERIOD' in one file, version 1 has two files; 'max' or -1: none."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    except (OSError, ValueError):  # the root group has no such file
+        return math.inf
