@@ -47,7 +47,7 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
     share = sum((Fraction(1, sum(core in other for other in of_ranks)) for core in cores), Fraction(0))
     if quota / ranks < share:
         return CoreShare(int(quota / ranks), f"CPU quota of {quota:g} cores for {ranks} rank(s)")
-    return CoreShare(int(share), f"{len(cores)} cores" + (f" for {ranks} ranks" if share < len(cores) else ""))
+    return CoreShare(int(share), f"{len(cores)} core(s)" + (f" for {ranks} ranks" if share < len(cores) else ""))
 
 
 def cpu_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:

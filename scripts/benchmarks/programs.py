@@ -15,7 +15,8 @@ from utils.errors import UserError
 class Reading(NamedTuple):
     """Totals since the start of training, from a log line. A program that does not log a value leaves it at 0.
 
-    seconds: training time by the program's own clock, of which `waiting_seconds` were spent waiting for data.
+    seconds: training time by the program's own clock, of which `waiting_seconds` were spent waiting for data: by the
+    device in our log, by the host in timm's.
     """
 
     steps: int

@@ -17,6 +17,7 @@ if detect_launcher():
 
 import torch
 
+from utils.cpu_cores import usable_cores
 from utils.distributed import (
     ProcessContext,
     all_reduce_sum,
@@ -37,6 +38,7 @@ def agree(context: ProcessContext) -> None:
     total = all_reduce_sum(numbers, context)
     assert total is numbers
     assert context.is_main == (context.rank == 0)
+    assert context.core_share.cores <= len(usable_cores())
     name = broadcast_object(f"run-{context.rank}", context)
     ranks = f"rank {context.rank}/{context.world_size} local {context.local_rank}/{context.local_world_size}"
     print_line(f"{ranks} {context.device} sum {total.item():g} {name}")

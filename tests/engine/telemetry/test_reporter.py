@@ -163,8 +163,9 @@ def test_resume_extends_tables_of_the_previous_version(digits_argv, cpu):
         before[name] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
         (folder / name).write_text("".join(",".join(line) + "\r\n" for line in lines), newline="")
     train([f"-resume={folder}", *digits_argv, "REPORT_FREQ=11"], cpu)
+    absent = ("val_mean_ap", "raw_val_mean_ap", "launch_bound_share")  # without several labels, and on a CPU
     for name, new in NEW_COLUMNS.items():
         rows = read_rows(folder / name)
         kept, added = rows[: len(before[name])], rows[len(before[name]) :]
         assert kept == [row | dict.fromkeys(new, "") for row in before[name]]
-        assert added and all(row[column] for row in added for column in new if "mean_ap" not in column)
+        assert added and all(row[column] for row in added for column in new if column not in absent)
