@@ -26,8 +26,7 @@ def usable_cores() -> Set[int]:
 
 def own_share() -> CoreShare:
     """The share of a process that shares its cores with no other rank."""
-    cores = usable_cores()
-    return core_share(cores, [cores], cpu_quota())
+    return core_share(cores := usable_cores(), [cores], cpu_quota())
 
 
 def share_on_host(store: dist.Store, rank: int, ranks: Sequence[int]) -> CoreShare:

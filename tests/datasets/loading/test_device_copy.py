@@ -68,6 +68,7 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
         for tensor in (on_gpu.images, on_gpu.targets, *on_gpu.drawn["affine"], *on_gpu.drawn["erase"]):
             assert tensor.device == gpu.device
         assert_same_state(on_gpu.images.cpu(), on_cpu.images)
+        assert on_gpu.copied.query() and on_cpu.copied is None
         assert_same_state(on_gpu.targets.cpu(), on_cpu.targets)
         for name, drawn in on_cpu.drawn.items():
             assert_same_state([tensor.cpu() for tensor in on_gpu.drawn[name]], list(drawn))
