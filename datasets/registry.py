@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.shards.data_set import TarShards, splits_of_shards, tar
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
@@ -16,6 +15,7 @@ from datasets.sources.in_memory import digits, fake
 from datasets.sources.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.tar import open_shards, splits_of_shards, tar
 from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
@@ -176,7 +176,7 @@ def _read(
 ) -> tuple[list[Samples], UserError | None]:
     samples, findings = {}, []
     try:
-        source = TarShards(data).samples if data.dataset == "tar" else partial(DATASETS[data.dataset], data)
+        source = open_shards(data) if data.dataset == "tar" else partial(DATASETS[data.dataset], data)
     except UserError as error:
         return [], error
     for split in splits:

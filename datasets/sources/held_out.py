@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.shards.data_set import splits_of_shards
 from datasets.sources.class_folders import class_names_in, held_out_classes
 from datasets.sources.rows import read_lines, table_columns
+from datasets.sources.tar import splits_of_shards
 from utils.errors import UserError
 
 _NAMES = {"folder": "test", "csv": "test.csv", "imagenet2012": "test_list.txt"}  # in DATA_PATH
