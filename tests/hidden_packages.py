@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,17 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIRED = ("torch", "torchvision", "timm", "pyyaml", "tqdm", "numpy", "pillow", "safetensors", "pydantic")
+OPTIONAL_MODULES = {
+    "boto3", "braceexpand", "hypothesis", "matplotlib", "moto", "obstore", "onnx", "onnxruntime", "scipy", "sklearn",
+    "tensorboard", "webdataset",
+}  # fmt: skip
 
 
 def requirements(pattern: str = "requirements*.txt") -> list[str]:
     """The packages in the files of this pattern, by their canonical names."""
-    lines = [line.partition("#")[0].strip() for path in sorted(ROOT.glob(pattern)) for line in open(path)]
-    return [canonicalize_name(Requirement(line).name) for line in lines if line]
+    lines = chain.from_iterable(path.read_text().splitlines() for path in sorted(ROOT.glob(pattern)))
+    parts = [line.partition("#")[0].strip() for line in lines]
+    return [canonicalize_name(Requirement(part).name) for part in parts if part]
 
 
 def closure(names: Iterable[str]) -> set[str]:
