@@ -105,9 +105,9 @@ def modules_imported_at_head(path: Path) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif (
-            not isinstance(node, ast.FunctionDef) and getattr(getattr(node, "test", None), "id", "") != "TYPE_CHECKING"
-        ):
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef):
             waiting += ast.iter_child_nodes(node)
     return modules
 
