@@ -176,7 +176,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
             patch.setattr("engine.telemetry.plots.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
-            patch.setattr("engine.training.run_report.write_report", lambda *arguments: None)
+            patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)
