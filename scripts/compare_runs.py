@@ -24,7 +24,6 @@ from engine.telemetry.plots import curve, new_figure, plot_curve, write_png
 from engine.telemetry.run_summary import RunSummary, differing_options, read_run
 from utils.columns import format_duration
 from utils.errors import UserError, escape_control_characters, run_and_report_errors
-from utils.packages import is_installed
 from utils.tables import aligned_table
 
 COLUMNS = (
@@ -47,12 +46,9 @@ def main(argv: list[str]) -> int:
         write_csv(runs, options)
     else:
         print(escape_control_characters("\n".join(table_lines(runs, options))))
-    if flags.picture or is_installed("matplotlib"):
-        picture = flags.picture or runs[0].folder.absolute().parent / "compare.png"
-        draw(runs, picture)
-        print(f"Picture: {picture}", file=sys.stderr)
-    else:
-        print("No picture: matplotlib is not installed; pip install matplotlib", file=sys.stderr)
+    picture = flags.picture or runs[0].folder.absolute().parent / "compare.png"
+    draw(runs, picture)
+    print(f"Picture: {picture}", file=sys.stderr)
     return 0
 
 

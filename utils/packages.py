@@ -8,7 +8,7 @@ from utils.errors import UserError
 
 _PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13"}
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
-_USED_IF_INSTALLED = {
+_FEATURES = {
     "tensorboard": ("TensorBoard's curves", ("train", "dry_run")),
     "matplotlib": ("plots", ("train", "dry_run", "eval")),
     "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "profile")),
@@ -24,25 +24,21 @@ def is_installed(module: str) -> bool:
 
 
 def require(feature: str, *modules: str) -> None:
-    """Checks that the modules of a feature that the user asks for, such as 'DATA.DATASET digits', are installed.
-
-    Raises:
-        UserError: a module is not installed; the message has the command that installs it.
-    """
-    if missing := _missing(modules):
-        names = " ".join(missing)
-        raise UserError(f"{feature}: needs {names.replace(' ', ', ')}; pip install {names}")
+    """Raises UserError if the user asks for a feature, such as 'DATA.DATASET digits', and a module is not installed."""
+    if missing := [module for module in modules if not is_installed(module)]:
+        raise UserError(f"{feature}: needs {', '.join(map(_pip_name, missing))}; {_install(missing)}")
 
 
 def missing_features(command: str) -> str | None:
     """A line about the features that a command leaves out because their packages are not installed; None if none."""
-    features = {name: feature for name, (feature, commands) in _USED_IF_INSTALLED.items() if command in commands}
-    if not (missing := _missing(features)):
-        return None
-    left_out = " and no ".join(feature for name, feature in features.items() if not is_installed(name))
-    return f"No {left_out}: packages are not installed; pip install {' '.join(missing)}"
+    of_command = {module: feature for module, (feature, commands) in _FEATURES.items() if command in commands}
+    missing = {module: feature for module, feature in of_command.items() if not is_installed(module)}
+    return f"Packages are not installed for {', '.join(missing.values())}: {_install(missing)}" if missing else None
 
 
-def _missing(modules: Iterable[str]) -> list[str]:
-    """The names of the missing packages, as pip knows them."""
-    return [_PIP_NAMES.get(module, module) for module in modules if not is_installed(module)]
+def _install(modules: Iterable[str]) -> str:
+    return f"pip install {' '.join(map(_pip_name, modules))}"
+
+
+def _pip_name(module: str) -> str:
+    return _PIP_NAMES.get(module, module)

@@ -78,6 +78,11 @@ class TarShards:
         return rows[part], findings
 
 
+def tar(data: Data, split: str) -> TarSamples:
+    """One split of `TarShards`."""
+    return TarShards(data).samples(split)
+
+
 def splits_of_shards(data: Data) -> list[str]:
     """Those of 'train', 'val' and 'test' that have shards of their own; raises UserError as `TarShards`."""
     store, location = _open_store(data)

@@ -112,11 +112,7 @@ def _plot_loss_scale(rows: list[dict[str, str]], path: Path) -> None:
 
 
 def new_figure(x_label: str, y_label: str, title: str, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
-    """A figure and its axes, with whole numbers on the x axis. size: width and height in inches.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """A figure and its axes, with whole numbers on the x axis. size: in inches. Raises UserError without matplotlib."""
     require("plots", "matplotlib")
     from matplotlib.figure import Figure  # imported late: it takes about a second
 

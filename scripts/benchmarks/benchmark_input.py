@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
 def _compare_sources(flags: argparse.Namespace, argv: list[str], config: Config) -> int:
     if flags.augment != "none":
         raise UserError("-sources: compares crops and flips only; remove -augment")
-    require("-sources", "webdataset")
+    require("-sources", "webdataset", "obstore", "braceexpand")
     from scripts.benchmarks.source_contenders import measure_sources, source_table
 
     with TemporaryDirectory() as folder:

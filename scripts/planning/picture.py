@@ -29,8 +29,7 @@ def draw(plan: Plan, path: Path) -> None:
     """Writes a PNG: images/s with their uncertainty, and the efficiency, that is images/s per device / those of one.
 
     Raises:
-        OSError: the file cannot be written.
-        UserError: matplotlib is not installed.
+        OSError: the file cannot be written. UserError: matplotlib is not installed.
     """
     require("-picture", "matplotlib")
     from matplotlib.figure import Figure  # imported late: it takes about a second

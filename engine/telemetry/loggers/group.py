@@ -19,9 +19,7 @@ _OPTIONAL = {"wandb": WandbLogger, "mlflow": MlflowLogger}
 
 
 class LoggerGroup:
-    """TensorBoard's logger, if it is installed, and those that are named.
-
-    Until `start`, and after `finish`, calls do nothing.
+    """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
 
     Args:
         options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
@@ -37,8 +35,11 @@ class LoggerGroup:
     def start(self, folder: Path, steps_done: int) -> None:
         """Only the main process calls it. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
-        optional = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
-        self._loggers = [*_tensorboard(), *optional]
+        self._loggers = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
+        if is_installed("tensorboard"):
+            from engine.telemetry.loggers.tensorboard import TensorBoardLogger
+
+            self._loggers.append(TensorBoardLogger())
         for logger in self._loggers:
             logger.start(run)
 
@@ -78,14 +79,6 @@ def check_loggers(names: Sequence[str]) -> None:
     """
     for name in names:
         _make(name, lambda line: None)
-
-
-def _tensorboard() -> list[MetricLogger]:
-    if not is_installed("tensorboard"):
-        return []
-    from engine.telemetry.loggers.tensorboard import TensorBoardLogger
-
-    return [TensorBoardLogger()]
 
 
 def _make(name: str, log: Callable[[str], None]) -> MetricLogger:

@@ -19,7 +19,7 @@ from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.registry import has_splits, has_test_split, read_samples
 from datasets.shards import samples as samples_module
-from datasets.sources.tar import tar
+from datasets.shards.data_set import tar
 from utils.errors import UserError
 
 

@@ -12,8 +12,8 @@ from tar_files import tar_of, with_header
 from tar_shards import jpeg, write_shard, write_shards
 
 from configs.schema import Data
+from datasets.shards.data_set import tar
 from datasets.shards.indexing.index import INDEX_NAME
-from datasets.sources.tar import tar
 
 _EXTRA = "train-0006.tar"  # beside those of `data_of`
 _READ_ONLY = "mount --bind shards shards && mount -o remount,ro,bind shards"
