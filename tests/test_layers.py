@@ -112,10 +112,28 @@ def modules_imported_at_head(path: Path) -> set[str]:
     return modules
 
 
+def head_imports() -> dict[str, set[str]]:
+    """By module of the product and the scripts."""
+    files = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): modules_imported_at_head(path) for path in files}
+
+
+def test_a_training_command_imports_no_other_command_and_no_page():
+    """Nor shards, FSDP on one rank, and profiling."""
+    imports, loaded = head_imports(), set()
+    waiting = ["main_single_gpu", "engine.commands.run", "engine.commands.train"]
+    while waiting:
+        loaded.add(module := waiting.pop())
+        waiting += imports.get(module, set()) - loaded
+    unused = r"datasets\.shards|engine\.(profiling|report\.[a-z]|parallel\.(ddp|fsdp))"
+    unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
+    assert {"engine.training.step", "engine.parallel.build"} < loaded
+    assert not {module for module in loaded if re.match(unused, module)}
+
+
 def test_optional_packages_are_imported_where_they_are_used():
     """No product module, and no program that benchmark_gpu.py starts, needs them: at its head, or through another."""
-    files = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
-    imports = {".".join(path.relative_to(ROOT).with_suffix("").parts): modules_imported_at_head(path) for path in files}
+    imports = head_imports()
     optional = {"torch.utils.tensorboard", *OPTIONAL_MODULES}
     needing = {name for name, found in imports.items() if ({m.partition(".")[0] for m in found} | found) & optional}
     while more := {name for name, modules in imports.items() if modules & needing} - needing:
