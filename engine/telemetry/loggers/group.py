@@ -39,7 +39,7 @@ class LoggerGroup:
         if is_installed("tensorboard"):
             from engine.telemetry.loggers.tensorboard import TensorBoardLogger
 
-            self._loggers.append(TensorBoardLogger())
+            self._loggers.insert(0, TensorBoardLogger())
         for logger in self._loggers:
             logger.start(run)
 
