@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.shards.data_set import TarShards, splits_of_shards, tar
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.cifar import cifar10, cifar100
 from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
@@ -16,6 +15,7 @@ from datasets.sources.in_memory import digits, fake
 from datasets.sources.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.tar import tar_shards
 from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
@@ -31,7 +31,7 @@ DATASETS: dict[str, Callable[[Data, str], Samples]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "packed": packed,
-    "tar": tar,
+    "tar": lambda data, split: tar_shards().tar(data, split),
     "digits": digits,
     "fake": fake,
 }
@@ -132,7 +132,7 @@ def has_splits(data: Data) -> bool:
     if data.dataset not in UNSPLIT:
         return True
     if data.dataset == "tar":
-        return bool(splits_of_shards(data))
+        return bool(tar_shards().splits_of_shards(data))
     names = ("train", "val", "test", "train.csv", "val.csv", "test.csv")
     return any((Path(data.data_path) / name).exists() for name in names)
 
@@ -176,7 +176,8 @@ def _read(
 ) -> tuple[list[Samples], UserError | None]:
     samples, findings = {}, []
     try:
-        source = TarShards(data).samples if data.dataset == "tar" else partial(DATASETS[data.dataset], data)
+        is_tar = data.dataset == "tar"  # found and indexed once for all splits
+        source = tar_shards().TarShards(data).samples if is_tar else partial(DATASETS[data.dataset], data)
     except UserError as error:
         return [], error
     for split in splits:

@@ -16,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.flags import Parser
-from scripts.exporting.formats import FORMATS, check_packages, check_target
+from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import split_flags, split_source
 from scripts.weights.source import find_source
 from utils.errors import UserError, run_and_report_errors
+from utils.packages import require
 
 SCRIPT = "scripts/export.py"
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         check_target(flags.output, flags.format, source)
     config = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT).config
     if flags.format == "onnx":
-        check_packages()
+        require("-format onnx", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
     return run(source, config, flags.format, flags.output)

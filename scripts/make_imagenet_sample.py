@@ -10,11 +10,10 @@ PaddleViT's train_list.txt and val_list.txt, one path and label per line.
 import argparse
 import itertools
 import random
+import sys
 from pathlib import Path
 
-import matplotlib
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 QUARTERS = list(itertools.product((0, 0.5), (0, 0.5)))  # left, top, as shares of the photograph's sides
 CHANNEL_ORDERS = list(itertools.permutations(range(3)))
@@ -62,6 +61,11 @@ def width_and_height(text: str) -> tuple[int, int]:
 
 
 def photographs() -> list[Image.Image]:
+    try:
+        import matplotlib
+        from sklearn.datasets import load_sample_images
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}; pip install scikit-learn matplotlib")
     photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     portrait = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     return [*photos, Image.open(portrait).convert("RGB")] if portrait.exists() else photos

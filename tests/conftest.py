@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
+from hidden_packages import OPTIONAL_MODULES
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
@@ -22,6 +23,7 @@ from datasets.registry import read_samples
 from datasets.sources.samples import Samples
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
+from utils.packages import is_installed
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,8 +44,28 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
-    hypothesis.settings.register_profile("no deadline", deadline=None)  # no test asserts a time
-    hypothesis.settings.load_profile("no deadline")
+    with suppress(ModuleNotFoundError):
+        import hypothesis
+
+        hypothesis.settings.register_profile("no deadline", deadline=None)  # no test asserts a time
+        hypothesis.settings.load_profile("no deadline")
+
+
+class _Module(pytest.Module):
+    """A test module, which is skipped if it imports an optional package that is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            name = (getattr(error.__cause__, "name", None) or "").partition(".")[0]
+            if name in OPTIONAL_MODULES and not is_installed(name):
+                pytest.skip(f"needs {name}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -92,9 +114,15 @@ def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -
 
 @pytest.fixture
 def digits_argv(tmp_path) -> list[str]:
-    """Flags of a run on the digits data set; it takes one to two seconds."""
+    """Flags of a run on the digits data set; it takes one to two seconds.
+
+    Without scikit-learn, the images are noise, so that GPU tests need the required packages only.
+    """
     options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3"]
-    return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
+    name = "digits"
+    if not is_installed("sklearn"):
+        name, options = "fake", [*options, "MODEL.NUM_CLASSES=1000"]
+    return [f"-dataset={name}", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
 
 
 def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus: str = "") -> str:
@@ -148,7 +176,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
             patch.setattr("engine.telemetry.plots.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
-            patch.setattr("engine.training.run_report.write_report", lambda *arguments: None)
+            patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from utils.launch import exit_with_launcher, launch_processes
 from utils.launcher import detect_launcher
 
-if detect_launcher():
+if __name__ == "__main__" and detect_launcher():  # a loading worker imports this file, too
     exit_with_launcher()
 
 from configs.command_line import parse_command_line

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hidden_packages import OPTIONAL_MODULES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {
@@ -88,3 +89,54 @@ def test_private_names_of_torch_are_in_one_file():
         if path != ROOT / "utils" / "torch_compat.py":
             found = private.findall(path.read_text())
             assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/torch_compat.py"
+
+
+# The only modules that import an optional package when they are imported: `utils.packages.require` comes before them.
+NEED_OPTIONAL_PACKAGES = ("datasets.shards.", "engine.telemetry.loggers.tensorboard")
+BENCHMARKS = {f"scripts.benchmarks.benchmark_{name}" for name in ("gpu", "train", "parallel", "input")}
+
+
+def modules_imported_at_head(path: Path) -> set[str]:
+    """Also those that `from package import module` may name. Not those of functions and of `if TYPE_CHECKING`."""
+    modules, waiting = set(), [*ast.parse(path.read_text()).body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef):
+            waiting += ast.iter_child_nodes(node)
+    return modules
+
+
+def head_imports() -> dict[str, set[str]]:
+    """By module of the product and the scripts."""
+    files = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): modules_imported_at_head(path) for path in files}
+
+
+def test_a_training_command_imports_no_other_command_and_no_page():
+    """Nor shards, FSDP on one rank, and profiling."""
+    imports, loaded = head_imports(), set()
+    waiting = ["main_single_gpu", "engine.commands.run", "engine.commands.train"]
+    while waiting:
+        loaded.add(module := waiting.pop())
+        waiting += imports.get(module, set()) - loaded
+    unused = r"datasets\.shards|engine\.(profiling|report\.[a-z]|parallel\.(ddp|fsdp))"
+    unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
+    assert {"engine.training.step", "engine.parallel.build"} < loaded
+    assert not {module for module in loaded if re.match(unused, module)}
+
+
+def test_optional_packages_are_imported_where_they_are_used():
+    """No product module, and no program that benchmark_gpu.py starts, needs them: at its head, or through another."""
+    imports = head_imports()
+    optional = {"torch.utils.tensorboard", *OPTIONAL_MODULES}
+    needing = {name for name, found in imports.items() if ({m.partition(".")[0] for m in found} | found) & optional}
+    while more := {name for name, modules in imports.items() if modules & needing} - needing:
+        needing |= more
+    assert not {name for name in needing if not name.startswith(("scripts.", *NEED_OPTIONAL_PACKAGES))}
+    assert not needing & BENCHMARKS

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.shards.data_set import splits_of_shards
 from datasets.sources.class_folders import class_names_in, held_out_classes
 from datasets.sources.rows import read_lines, table_columns
+from datasets.sources.tar import tar_shards
 from utils.errors import UserError
 
 _NAMES = {"folder": "test", "csv": "test.csv", "imagenet2012": "test_list.txt"}  # in DATA_PATH
@@ -37,7 +37,7 @@ def find_test_split(data: Data) -> tuple[bool, str | None]:
         UserError: as `splits_of_shards`, so that a run waits once for a server that does not answer.
     """
     if data.dataset == "tar":
-        return "test" in splits_of_shards(data), None
+        return "test" in tar_shards().splits_of_shards(data), None
     find = {"folder": _in_folder, "csv": _in_table, "imagenet2012": _in_list}.get(data.dataset)
     if find is None:
         return False, None

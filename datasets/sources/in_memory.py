@@ -11,6 +11,7 @@ from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.mapped_arrays import MappedArrays, share_arrays
 from datasets.sources.samples import Samples
 from utils.errors import UserError
+from utils.packages import require
 
 _DIGITS_VAL_FRACTION = 0.2
 
@@ -58,7 +59,7 @@ def digits(data: Data, split: str) -> ImageArray:
 
     The split is scikit-learn's own stratified one, so that results compare with those of other programs.
     """
-    # Imported here: the import takes a second, and no other data set needs it.
+    require("DATA.DATASET digits", "sklearn")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

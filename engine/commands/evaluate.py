@@ -14,7 +14,7 @@ from engine.training.eval_model import build_eval_files
 from utils.distributed import ProcessContext
 
 
-def evaluate_weights(command: Command, context: ProcessContext) -> int:
+def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
     logger = start_log(command, context)
     opened = open_evaluation(command, context, logger)

@@ -17,6 +17,7 @@ from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger
+from utils.packages import missing_features
 from utils.status import RunStatus
 
 
@@ -34,7 +35,7 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
 
 
 def log_options(command: Command, logger: RunLogger) -> None:
-    """The options that differ from the defaults, those that the model family brings, and how it differs."""
+    """The options that differ from the defaults or come from the model family, how it differs, and missing features."""
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     if command.family_defaults:
@@ -45,6 +46,8 @@ def log_options(command: Command, logger: RunLogger) -> None:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
         if family.differs:
             logger.info(f"----- {family.title}, unlike timm's: {family.differs}")
+    if note := missing_features(command.name):
+        logger.info(f"----- {note}")
 
 
 def find_on_all_ranks(

@@ -2,15 +2,11 @@
 
 import os
 from dataclasses import replace
+from importlib import import_module
 
 from configs.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
-from engine.commands.dry_run import dry_run
-from engine.commands.evaluate import evaluate_weights
-from engine.commands.predict import predict
-from engine.commands.profile import profile
-from engine.commands.train import train
 from engine.precision.policy import precision_name
 from engine.telemetry.reporter import peak_memory_bytes
 from utils.device import keep_freed_memory, op_without_deterministic_algorithm, use_deterministic_algorithms
@@ -19,7 +15,8 @@ from utils.errors import UserError
 from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
-_COMMANDS = {"train": train, "eval": evaluate_weights, "predict": predict, "profile": profile, "dry_run": dry_run}
+# By command: the module here, imported when the command runs, and its function of the same name.
+_MODULES = {"train": "train", "eval": "evaluate", "predict": "predict", "profile": "profile", "dry_run": "dry_run"}
 
 
 def run(command: Command, context: ProcessContext) -> int:
@@ -35,7 +32,9 @@ def run(command: Command, context: ProcessContext) -> int:
     set_collective_timeout(context, config.timeout_seconds)
     try:
         config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
-        return _COMMANDS[command.name](replace(command, config=config), context)
+        name = _MODULES[command.name]
+        run_command = getattr(import_module(f"engine.commands.{name}"), name)
+        return run_command(replace(command, config=config), context)
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:

@@ -12,7 +12,7 @@ from engine.checkpoint.trained_on import write_classes
 from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
-from engine.report.page import REPORT
+from engine.report import REPORT
 from engine.telemetry.loggers.group import check_loggers
 from engine.telemetry.reporter import write_result
 from engine.training.build import build_run

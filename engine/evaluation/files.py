@@ -4,7 +4,7 @@ All figures are in percent, the loss in nats. A class is written by its name, or
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from engine.evaluation.results import SampleResults
 from engine.telemetry.plots import new_figure, png_bytes, without_math
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
+from utils.packages import is_installed
 from utils.tables import safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
@@ -103,7 +104,7 @@ class EvaluationFiles:
         self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
         self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
         self._write_matrix(pairs, names)
-        atomic_write(self.folder / RELIABILITY_PICTURE, _draw_reliability(bins))
+        self._draw(RELIABILITY_PICTURE, _draw_reliability, bins)
         summary = {**metrics.scores(), **figures.macro(), "ece": bins.error}
         return summary, mistakes
 
@@ -130,7 +131,11 @@ class EvaluationFiles:
         rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
         self._write_table(CONFUSION, ("true \\ predicted", *names), rows)
         if len(names) <= MAX_CLASSES_IN_PICTURE:
-            atomic_write(self.folder / CONFUSION_PICTURE, _draw_matrix(matrix, names))
+            self._draw(CONFUSION_PICTURE, _draw_matrix, matrix, names)
+
+    def _draw(self, name: str, draw: Callable[..., bytes], *figures: Any) -> None:
+        if is_installed("matplotlib"):
+            atomic_write(self.folder / name, draw(*figures))
 
     def _mistake_rows(
         self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]

@@ -31,13 +31,24 @@ def average_precisions(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
     targets: multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the probability. A
     score that is NaN is the lowest.
     """
-    from sklearn.metrics import average_precision_score  # imported late: it takes a second
-
     ranked = np.nan_to_num(scores, nan=np.finfo(np.float32).min)
     precisions = np.full(targets.shape[1], np.nan)
     for label in np.flatnonzero(targets.any(axis=0)):
-        precisions[label] = 100 * average_precision_score(targets[:, label], ranked[:, label])
+        precisions[label] = 100 * _average_precision(targets[:, label], ranked[:, label])
     return precisions
+
+
+def _average_precision(targets: np.ndarray, scores: np.ndarray) -> float:
+    """The sum over the thresholds of precision x increase of recall. targets: 0 or 1 (N,), scores (N,).
+
+    A threshold is a score that occurs: samples with equal scores are selected together.
+    """
+    order = np.argsort(-scores, kind="stable")
+    targets, scores = targets[order], scores[order]
+    selected = np.append(np.flatnonzero(scores[1:] != scores[:-1]) + 1, len(scores))
+    hits = np.cumsum(targets, dtype=np.int64)[selected - 1]
+    increases = np.diff(hits / hits[-1], prepend=0)
+    return float(np.sum((hits / selected * increases)[::-1]))  # from the lowest score on, as scikit-learn adds
 
 
 def mean_average_precision(precisions: np.ndarray) -> float:

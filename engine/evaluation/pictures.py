@@ -24,6 +24,11 @@ from utils.atomic_file import open_atomically
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
 _ATTENTION = "-attention"
+# RGB from low to high, at equal distances: matplotlib's inferno, without importing it.
+_COLORS = (
+    (0, 0, 4), (22, 11, 57), (66, 10, 104), (106, 23, 110), (147, 38, 103), (188, 55, 84), (221, 81, 58),
+    (243, 120, 25), (252, 165, 10), (246, 215, 70), (252, 255, 164),
+)  # fmt: skip
 
 
 def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
@@ -132,11 +137,10 @@ def _to_picture(crop: torch.Tensor) -> Image.Image:
 
 def _overlay(picture: Image.Image, attention: torch.Tensor) -> Image.Image:
     """The gray picture, colored by the attention (rows, columns)."""
-    from matplotlib import colormaps  # imported late: it takes a second
-
     heat = F.interpolate(attention[None, None], size=picture.size[::-1], mode="bilinear")[0, 0].numpy()
-    colors = Image.fromarray(np.uint8(255 * colormaps["inferno"](heat)[..., :3]))
-    return Image.blend(picture.convert("L").convert("RGB"), colors, 0.6)
+    points = np.linspace(0, 1, len(_COLORS))
+    colors = np.stack([np.interp(heat, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
+    return Image.blend(picture.convert("L").convert("RGB"), Image.fromarray(colors.astype(np.uint8)), 0.6)
 
 
 def _save(picture: Image.Image, path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Table PARALLEL.STRATEGY -> strategy."""
+"""PARALLEL.STRATEGY -> strategy, imported where it is used."""
 
 from configs.schema import Parallel
-from engine.parallel.ddp import DDP
-from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Single, Strategy
 from utils.distributed import ProcessContext
 
@@ -15,4 +13,10 @@ def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     """
     if context.world_size == 1:
         return Single()
-    return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
+    if options.strategy == "ddp":
+        from engine.parallel.ddp import DDP
+
+        return DDP(context.device, options)
+    from engine.parallel.fsdp import FSDP
+
+    return FSDP(options, context)

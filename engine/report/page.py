@@ -13,6 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from engine.report import REPORT
 from engine.report.charts import element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
@@ -33,7 +34,6 @@ from engine.report.tables import (
 from utils.atomic_file import atomic_write
 from utils.errors import UserError
 
-REPORT = "report.html"
 COMPARISON = "compare.html"
 MAX_BYTES = 5_000_000
 _MAX_TITLE_CHARS = 1000

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.telemetry.time_share import TimeShare
 from utils.atomic_file import atomic_write
+from utils.packages import is_installed, require
 from utils.tables import read_rows
 
 _CURVES = {
@@ -35,7 +36,7 @@ class CurvePlots:
     """Draws `loss.png`, `accuracy.png` and `loss_scale.png` in the folder of a run, from `metrics.csv` and `steps.csv`.
 
     Drawing takes at most 2% of the time of the run. A run whose loss scale was always 1, and that skipped no step,
-    has no `loss_scale.png`.
+    has no `loss_scale.png`. Without matplotlib there are no plots.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,6 +48,8 @@ class CurvePlots:
         self._drawing.update(now)
 
     def _draw(self) -> None:
+        if not is_installed("matplotlib"):
+            return
         rows = read_rows(self.folder / "metrics.csv")
         for name, (label, curves) in _CURVES.items():
             _plot_curves(rows, curves, label, self.folder / name)
@@ -109,7 +112,8 @@ def _plot_loss_scale(rows: list[dict[str, str]], path: Path) -> None:
 
 
 def new_figure(x_label: str, y_label: str, title: str, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
-    """A figure and its axes, with whole numbers on the x axis. size: width and height in inches."""
+    """A figure and its axes, with whole numbers on the x axis. size: in inches. Raises UserError without matplotlib."""
+    require("plots", "matplotlib")
     from matplotlib.figure import Figure  # imported late: it takes about a second
 
     figure = Figure(figsize=size, layout="constrained")

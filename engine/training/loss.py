@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.loss import BinaryCrossEntropy, compute_class_weights
 
 from configs.schema import Loss as LossOptions
 from datasets.batch import PADDING
@@ -45,6 +44,8 @@ def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tens
 
     timm's module accepts no padding, and leaves the smoothing of mixed targets to timm's mixup: both are done here.
     """
+    from timm.loss import BinaryCrossEntropy  # imported where it is used, as few runs need it
+
     bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -82,6 +83,8 @@ def read_class_weights(
         positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
         return ((len(targets) - positive).clamp(min=1) / positive).to(device)
     if weights == "balanced":
+        from timm.loss import compute_class_weights
+
         counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
         _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
         return (balanced * (len(targets) / (balanced.double() @ counts.double())).float()).to(device)

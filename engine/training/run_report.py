@@ -11,7 +11,7 @@ from torch import nn
 from engine.evaluation.file_names import CONFUSION_PICTURE, EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
-from engine.report.page import REPORT, write_report
+from engine.report import REPORT
 from engine.telemetry.time_share import TimeShare
 from engine.training.state import Run
 from utils.metrics import Metrics
@@ -73,6 +73,8 @@ class RunReport:
             run.reporter.loggers.image("val/confusion", picture.read_bytes(), step)
 
     def _write_page(self) -> None:
+        from engine.report.page import write_report  # imported late: it needs jinja2
+
         write_report(self.run.folder)
 
     def _try(self, write: Callable[[], None]) -> None:

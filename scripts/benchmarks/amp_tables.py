@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from scripts.benchmarks.amp_worker import LINEAR_ACCUMULATION, LINEAR_BATCH, LINEAR_WIDTH, OUT_OF_MEMORY
 from scripts.benchmarks.common import baseline_of
 from utils.distributed import visible_gpus
+from utils.packages import require
 from utils.tables import markdown_table
 
 Answers = dict[str, list[dict[str, Any]]]  # mode -> the figures of each repeat
@@ -154,7 +155,8 @@ def report_linear(answers: Answers, iterations: int) -> Report:
 
 
 def draw(path: Path, bars: dict[str, dict[str, float]]) -> None:
-    """Draws one bar chart per title, side by side."""
+    """Draws one bar chart per title, side by side; raises UserError if matplotlib is not installed."""
+    require("-picture", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""JPEGs for the benchmarks: crops of photographs, with noise that gives them the file size of real photographs."""
+"""JPEGs for the benchmarks: pictures with the spectrum and the file size of photographs."""
 
 import io
 import random
@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scripts.make_imagenet_sample import class_name, class_scenes, random_crop
+from scripts.make_imagenet_sample import class_name, random_crop
 from utils.errors import UserError
 
 CLASSES = 8
 QUALITY = 90
 _ENDINGS = (".jpg", ".jpeg")
 _MAX_NOISE = 80.0  # standard deviation, on a scale of 255
+_SCENE_SIZE = (640, 480)  # width, height
 
 
 def make_images(folder: Path, size: tuple[int, int], count: int, mean_bytes: int) -> None:
     """Writes `count` different JPEGs of `size` (width, height) to class folders; their mean size is `mean_bytes`."""
     rng, noise_rng = random.Random(0), np.random.default_rng(0)
-    scenes = class_scenes(CLASSES)
+    scenes = [_scene(noise_rng) for _ in range(CLASSES)]
     strength = _noise_strength([random_crop(scene, size, rng) for scene in scenes[:3]], mean_bytes)
     for number in range(count):
         label = number % CLASSES
@@ -29,6 +30,18 @@ def make_images(folder: Path, size: tuple[int, int], count: int, mean_bytes: int
         parent.mkdir(parents=True, exist_ok=True)
         picture = add_noise(random_crop(scenes[label], size, rng), strength, noise_rng)
         (parent / f"{number:08d}.jpg").write_bytes(encoded(picture))
+
+
+def _scene(rng: np.random.Generator) -> Image.Image:
+    """An RGB picture whose amplitudes fall as 1 / frequency, as those of photographs; brightness varies the most."""
+    width, height = _SCENE_SIZE
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
+    frequency[0, 0] = 1
+    spectrum = np.fft.rfft2(rng.standard_normal((3, height, width))) / frequency
+    bands = np.fft.irfft2(spectrum, (height, width))
+    brightness, red, blue = bands / bands.std(axis=(1, 2), keepdims=True)
+    pixels = 128 + 45 * np.stack([brightness + 0.3 * red, brightness, brightness + 0.3 * blue], axis=-1)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
 def _noise_strength(pictures: list[Image.Image], mean_bytes: int) -> float:

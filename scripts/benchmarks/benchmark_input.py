@@ -56,6 +56,7 @@ from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, run_and_report_errors
+from utils.packages import require
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_input.py"
@@ -105,10 +106,9 @@ def main(argv: list[str]) -> int:
 def _compare_sources(flags: argparse.Namespace, argv: list[str], config: Config) -> int:
     if flags.augment != "none":
         raise UserError("-sources: compares crops and flips only; remove -augment")
-    try:  # the other comparisons do not need WebDataset
-        from scripts.benchmarks.source_contenders import measure_sources, source_table
-    except ModuleNotFoundError as error:
-        raise UserError(f"-sources: {error.name} is not installed; pip install -r requirements-dev.txt") from error
+    require("-sources", "webdataset", "obstore", "braceexpand")
+    from scripts.benchmarks.source_contenders import measure_sources, source_table
+
     with TemporaryDirectory() as folder:
         _, images, _ = next(_image_folders(flags, Path(folder)))
         result = measure_sources(images, Path(folder), config, flags.rounds, flags.seconds)

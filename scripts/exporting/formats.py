@@ -9,7 +9,7 @@ from utils.errors import UserError
 
 OPSET = 18
 HF_FILES = {"config.json", "model.safetensors"}
-_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,6 @@ FORMATS = {
     "onnx": Format("onnx_file", ".onnx", f"opset {OPSET}, any batch size"),
     "torch_export": Format("torch_export_file", ".pt2", "torch.export, any batch size"),
 }
-
-
-def check_packages() -> None:
-    """Raises a UserError that says how to install what is missing."""
-    for name in _ONNX_PACKAGES:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            raise UserError(
-                f"-format onnx needs the package {name}; install it with: pip install -r requirements-export.txt"
-            ) from None
 
 
 def check_target(target: Path, kind: str, weights: Path) -> None:

@@ -6,6 +6,7 @@ from engine.telemetry.plots import write_png
 from scripts.planning.layout import DDP, FSDP, HSDP, layouts
 from scripts.planning.plan import Plan
 from scripts.planning.speed import predict
+from utils.packages import require
 
 SIZES = tuple(2**power for power in range(11))  # 1 to 1,024 devices
 _STYLES = {DDP: ("tab:blue", "-"), FSDP: ("tab:orange", "--"), HSDP: ("tab:green", ":")}
@@ -28,8 +29,9 @@ def draw(plan: Plan, path: Path) -> None:
     """Writes a PNG: images/s with their uncertainty, and the efficiency, that is images/s per device / those of one.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written. UserError: matplotlib is not installed.
     """
+    require("-picture", "matplotlib")
     from matplotlib.figure import Figure  # imported late: it takes about a second
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

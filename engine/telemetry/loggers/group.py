@@ -11,15 +11,15 @@ from PIL import Image
 from engine.telemetry.loggers.background import BackgroundLogger
 from engine.telemetry.loggers.logger import LoggedRun, MetricLogger
 from engine.telemetry.loggers.mlflow import MlflowLogger
-from engine.telemetry.loggers.tensorboard import TensorBoardLogger
 from engine.telemetry.loggers.wandb import WandbLogger
 from utils.errors import UserError
+from utils.packages import is_installed, require
 
 _OPTIONAL = {"wandb": WandbLogger, "mlflow": MlflowLogger}
 
 
 class LoggerGroup:
-    """TensorBoard's logger, and those that are named. Until `start`, and after `finish`, calls do nothing.
+    """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
 
     Args:
         options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
@@ -35,8 +35,11 @@ class LoggerGroup:
     def start(self, folder: Path, steps_done: int) -> None:
         """Only the main process calls it. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
-        optional = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
-        self._loggers = [TensorBoardLogger(), *optional]
+        self._loggers = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
+        if is_installed("tensorboard"):
+            from engine.telemetry.loggers.tensorboard import TensorBoardLogger
+
+            self._loggers.insert(0, TensorBoardLogger())
         for logger in self._loggers:
             logger.start(run)
 
@@ -79,11 +82,12 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
+    require(f"LOGGERS {name}", name)
     try:
         return _OPTIONAL[name](log)
     except UserError:
         raise
-    except Exception as error:  # not only ImportError: a library may fail while it is imported, or be an old version
+    except Exception as error:  # a library may fail while it is imported, or be an old version
         raise UserError(
             f"LOGGERS: {name} cannot be used ({error}); install it with `pip install -U {name}`, or remove it from "
             "LOGGERS"

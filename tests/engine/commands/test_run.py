@@ -78,8 +78,8 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypat
 def test_out_of_pinned_host_memory(digits_argv, cpu, monkeypatch, flags, fixes):
     error = torch.AcceleratorError("CUDA error: out of memory")
     error.add_note(IN_LOADING)
-    for command in ("train", "eval"):
-        monkeypatch.setitem(run.__globals__["_COMMANDS"], command, raise_error(error))
+    for command in ("train.train", "evaluate.evaluate"):
+        monkeypatch.setattr(f"engine.commands.{command}", raise_error(error))
     with pytest.raises(UserError, match=rf"^out of host memory with vit at .*: {fixes} \(CUDA error: out of memory\)$"):
         run(parse_command_line([*flags, *digits_argv]), cpu)
 

@@ -53,6 +53,17 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
     assert (metrics.top1, metrics.top5, metrics.samples) == (None, None, N)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_scores_are_selected_together_as_in_scikit_learn(seed):
+    """Scores that are whole numbers, the lowest and the highest ones of float32 among them; bit for bit."""
+    targets, logits = (values.numpy() for values in random_case(seed))
+    scores = np.round(logits)
+    scores[::9], scores[1::9] = np.finfo(np.float32).min, np.finfo(np.float32).max
+    found = average_precisions(targets, scores)
+    expected = [100 * average_precision_score(targets[:, label], scores[:, label]) for label in range(C - 1)]
+    assert found[:-1].tolist() == expected and np.isnan(found[-1])
+
+
 def test_unreadable_images_do_not_count():
     targets, logits = random_case()
     padded = targets.clone()

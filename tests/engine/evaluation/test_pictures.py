@@ -1,13 +1,17 @@
 """Attention rollout against the formula, over models that have it and models that do not."""
 
+import numpy as np
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
+from matplotlib import colormaps
+from PIL import Image
 
 from configs.schema import Amp, Data
 from datasets.transforms.device import build_eval_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.pictures import attention_rollout
+from engine.evaluation.pictures import attention_rollout, write_attention
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 
@@ -50,6 +54,18 @@ def test_rollout_is_the_product_over_the_layers(options, prefix, cpu):
     expected = ((seen - low) / (high - low)).view(2, 4, 4)
     assert torch.allclose(attention_rollout(model, images, evaluator_for(cpu)), expected, atol=1e-4)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_colors_of_a_map_are_those_of_inferno(tmp_path, cpu):
+    """Over a black image, of which 40% is visible: the other 60% are the color of the attention."""
+    images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    model, evaluator = tiny_vit(), evaluator_for(cpu)
+    assert write_attention(tmp_path, {7: images[0]}, model, evaluator) is None
+    with Image.open(tmp_path / "7-attention.jpg") as picture:
+        pixels = np.asarray(picture).astype(float)
+    heat = F.interpolate(attention_rollout(model, evaluator.transform(images), evaluator)[None], 160, mode="bilinear")
+    expected = 0.6 * 255 * colormaps["inferno"](heat[0, 0].numpy())[..., :3]
+    assert abs(pixels - expected).mean() < 3 and abs(pixels - expected).max() < 15
 
 
 def test_fused_attention_is_restored(cpu):

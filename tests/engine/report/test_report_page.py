@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 from run_folders import add_evaluation, make_evaluation_run, make_run, write_json, write_table
 
+from engine.report import REPORT
 from engine.report import page as page_module
-from engine.report.page import MAX_BYTES, REPORT, write_report
+from engine.report.page import MAX_BYTES, write_report
 from engine.report.styles import contrast
 from engine.training.run_report import RunReport
 from utils.errors import UserError

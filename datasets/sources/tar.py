@@ -1,0 +1,13 @@
+"""The data set `tar`, imported where it is used: it needs packages that no other data set needs."""
+
+from types import ModuleType
+
+from utils.packages import require
+
+
+def tar_shards() -> ModuleType:
+    """The module `datasets.shards.data_set`. Raises UserError if a package is not installed."""
+    require("DATA.DATASET tar", "obstore", "braceexpand")
+    from datasets.shards import data_set
+
+    return data_set

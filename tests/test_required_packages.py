@@ -1,0 +1,128 @@
+"""Commands and GPU tests where only the required packages are installed."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY_VIT, only_run, read_result, run_ranks
+from hidden_packages import REQUIRED, closure, hide_packages, requirements
+from PIL import Image
+
+from configs.schema import Data
+from datasets.registry import DATASETS, has_splits
+from datasets.sources.held_out import find_test_split
+from engine.telemetry.loggers.group import check_loggers
+from utils.errors import UserError
+from utils.packages import is_installed, missing_features, require
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory):
+    """A folder with lists of 24 training and 7 validation JPEGs of noise."""
+    root, rng = tmp_path_factory.mktemp("jpegs"), np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 7)):
+        (root / split).mkdir()
+        for number in range(count):
+            pixels = rng.integers(256, size=(40, 60, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / split / f"{number}.jpg")
+        lines = [f"{split}/{number}.jpg {number % 3}\n" for number in range(count)]
+        (root / f"{split}_list.txt").write_text("".join(lines))
+    return root
+
+
+def command(jpegs, output, *flags):
+    sizes = ["-batch_size=4", "-num_workers=1", f"-data_path={jpegs}", f"-output={output}"]
+    return ["-dataset=imagenet2012", *sizes, *flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=3", "TRAIN.NUM_EPOCHS=1"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_commands_need_the_required_packages_only(ranks, jpegs, tmp_path, monkeypatch):
+    """Worker processes and other ranks inherit the hidden packages."""
+    hidden = hide_packages(monkeypatch)
+    assert hidden >= {"obstore", "braceexpand", "scikit-learn", "scipy", "tensorboard", "matplotlib", "pytest"}
+    run_ranks(
+        ranks,
+        command(jpegs, tmp_path),
+        command(jpegs, tmp_path, "-eval", "-resume=auto"),
+        command(jpegs, tmp_path, "-predict", "-resume=auto"),
+        command(jpegs, tmp_path, "-profile"),
+        command(jpegs, tmp_path, "-dry_run"),
+    )
+    folder = only_run(tmp_path)
+    log = (folder / "log.txt").read_text()
+    assert log.count("TensorBoard") == 1 and log.count("pip install tensorboard matplotlib") == 1
+    assert read_result(folder)["finished"] and (folder / "report.html").exists()
+    assert not list(folder.rglob("*.png")) and not list(folder.glob("events*"))
+    evaluated = only_run(tmp_path, "eval") / "evaluation"
+    assert (evaluated / "per_class.csv").read_text() == (folder / "evaluation/per_class.csv").read_text()
+    assert json.loads((evaluated / "summary.json").read_text())["attention"] is None
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 7
+    assert (only_run(tmp_path, "profile") / "profile.md").exists()
+
+
+def test_the_gpu_tests_are_collected_without_optional_packages(monkeypatch):
+    """Modules that import an optional package are skipped; none of them has a test that needs a GPU."""
+    every = collected_gpu_tests()
+    hide_packages(monkeypatch, "pytest")
+    assert collected_gpu_tests() == every and len(every) > 15
+
+
+def collected_gpu_tests() -> set[str]:
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-p", "no:cacheprovider"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return {line for line in result.stdout.splitlines() if "::" in line}
+
+
+def test_every_requirement_is_required_or_optional():
+    """requirements.txt has the required packages first."""
+    names = requirements("requirements.txt")
+    assert sorted(names[: len(REQUIRED)]) == sorted(REQUIRED)
+    needed = closure(REQUIRED)
+    assert [name for name in requirements() if name in needed] == [*names[: len(REQUIRED)], "jinja2"]
+
+
+def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path):
+    for name in ("sklearn", "obstore", "braceexpand", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    shards = Data(DATASET="tar", DATA_PATH=str(tmp_path))
+    for use, message in (
+        (lambda: DATASETS["digits"](Data(), "train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
+        (
+            lambda: DATASETS["tar"](shards, "train"),
+            "DATA.DATASET tar: needs obstore, braceexpand; pip install ",
+        ),
+        (lambda: has_splits(shards), "DATA.DATASET tar: needs obstore, "),
+        (lambda: find_test_split(shards), "DATA.DATASET tar: needs obstore, "),
+        (lambda: check_loggers(["mlflow"]), "LOGGERS mlflow: needs mlflow; pip install mlflow"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            use()
+
+
+def test_features_that_are_left_out_are_named_for_the_commands_that_have_them(monkeypatch):
+    assert missing_features("train") is None
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert missing_features("train").endswith("pip install tensorboard matplotlib")
+    assert missing_features("eval").endswith("pip install matplotlib")
+    assert missing_features("predict") is None
+    assert not is_installed("gone.module") and is_installed("torch.nn")
+    require("this test", "torch", "json")
+
+
+@pytest.mark.parametrize("flag", ["-h", "-batchsize=3"])
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_help_and_wrong_flags_need_no_torch(script, flag, monkeypatch):
+    monkeypatch.setenv("HIDDEN_PACKAGES", "torch numpy")
+    monkeypatch.setenv("HIDDEN_MODULES", "torch numpy")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/fixtures/hide_packages"))
+    result = subprocess.run([sys.executable, script, flag], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if flag == "-h":
+        assert result.returncode == 0 and "-batch_size N" in result.stdout and "examples:" in result.stdout
+    else:
+        assert result.returncode == 1 and "did you mean -batch_size" in result.stderr
