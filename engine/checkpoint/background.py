@@ -4,12 +4,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 
 class BackgroundWriter:
     """The base of the checkpoint writers: at most one write at a time."""
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+    def __init__(self, device: torch.device) -> None:
+        """device: of this rank. Without it, a call of CUDA in the thread would allocate memory on the first GPU."""
+        on_start = (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
+        self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
         self._pending: Future | None = None
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:

@@ -1,5 +1,6 @@
 """A small program for test_distributed.py: `python distributed_worker.py CASE [WORDS]`, in two processes."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ if detect_launcher():
     exit_with_launcher()
 
 import torch
+import torch.distributed as dist
 
 from utils.distributed import (
     ProcessContext,
@@ -25,6 +27,8 @@ from utils.distributed import (
     set_collective_timeout,
     work_while_others_wait,
 )
+from utils.failure import limit_silence
+from utils.flight_recorder import CollectiveWatchdog
 from utils.status import RunStatus
 
 
@@ -96,6 +100,27 @@ def one_is_stopped(context: ProcessContext) -> None:
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce_sum(torch.zeros(1), context)
+
+
+def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:
+    """gloo stands for NCCL, whose own timeout is longer, and a call of C for a launch into the full queue of a GPU."""
+    CollectiveWatchdog.backend = "gloo"
+    all_reduce_sum(torch.zeros(1), context)
+    limit_silence(3.0)
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.zeros(1), async_op=True)
+    ctypes.CDLL(None).sleep(600)
+
+
+def one_reads_the_others_are_blocked(context: ProcessContext) -> None:
+    """The last rank does not arrive; it has no GPU that waits."""
+    CollectiveWatchdog.backend = "gloo"
+    all_reduce_sum(torch.zeros(1), context)
+    limit_silence(3.0)
+    if context.rank < context.world_size - 1:
+        dist.all_reduce(torch.zeros(1), async_op=True)
+    ctypes.CDLL(None).sleep(600)
 
 
 def owner_is_stopped(context: ProcessContext) -> None:

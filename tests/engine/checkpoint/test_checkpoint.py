@@ -37,7 +37,7 @@ PREPROCESSING = {
 
 
 def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
-    return CheckpointWriter(folder, keep, lambda path, state: None)
+    return CheckpointWriter(folder, keep, lambda path, state: None, torch.device("cpu"))
 
 
 def saved_epochs(folder: Path) -> dict[str, int]:
