@@ -39,10 +39,11 @@ from engine.training.build import build_train_state
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.state import TrainState
 from engine.training.step import train_steps
-from utils.distributed import ProcessContext, gather_objects, process_group
+from utils.distributed import ProcessContext, gather_objects, process_group, set_collective_timeout
 from utils.errors import UserError
 from utils.metrics import MetricSums
 from utils.sharded import local_tensor
+from utils.torch_compat import process_group_timeout
 
 BATCH = 4
 BASE = [
@@ -195,6 +196,16 @@ def hsdp(context: ProcessContext) -> Any:
     alone = replace(context, local_world_size=1)
     pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
     return [against_ddp(options, context, pairs), against_ddp(options, alone, sharded)]
+
+
+def timeouts(context: ProcessContext) -> Any:
+    """Seconds, of the groups of each mesh."""
+    set_collective_timeout(context, 77)
+    found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
+    for shards in (1, 2):
+        mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh
+        found += [process_group_timeout(context.device, group).seconds for group in mesh.get_all_groups()]
+    return found
 
 
 def half_sums(context: ProcessContext) -> Any:
