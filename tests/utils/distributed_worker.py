@@ -123,6 +123,19 @@ def one_reads_the_others_are_blocked(context: ProcessContext) -> None:
     ctypes.CDLL(None).sleep(600)
 
 
+def one_hangs_under_nccl(context: ProcessContext) -> None:
+    """The other one starts more kernels than fit into the queue of its GPU."""
+    numbers = all_reduce_sum(torch.zeros(1, device=context.device), context)
+    numbers.tolist()
+    set_collective_timeout(context, 5.0)
+    if context.rank == 1:
+        ctypes.CDLL(None).sleep(600)
+    all_reduce_sum(numbers, context)
+    for _ in range(5000):
+        numbers.add_(1)
+    numbers.tolist()
+
+
 def owner_is_stopped(context: ProcessContext) -> None:
     """Rank 0, which owns the key-value store, answers neither the store's clients nor a collective."""
     all_reduce_sum(torch.zeros(1), context)  # both have left the start, which needs the store

@@ -199,6 +199,15 @@ def test_hang_is_named_although_the_main_thread_is_blocked(tmp_path):
     assert [ended.status for ended in (stopped, reading)] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_hang_under_nccl_is_named():
+    """NCCL itself would end the process after 65 seconds."""
+    waiting, hanging = map(end, srun("one_hangs_under_nccl", CUDA_VISIBLE_DEVICES="0,1"))
+    assert re.search(r"^error: rank 1 \(process \d+ on .*\) does not respond", waiting.err, re.MULTILINE)
+    assert [waiting.status, hanging.status] == [1, -signal.SIGKILL]
+
+
 def test_watchdog_ends_a_process_whose_store_is_silent():
     """As on the far side of a cut network: calls into the store block for minutes."""
     owner, cut_off = (end(process) for process in srun("owner_is_stopped"))
