@@ -142,6 +142,7 @@ class Companions:
         print(f"error: {message}", file=sys.stderr, flush=True)
         _log(message)
         silence_launcher()
+        run_briefly(lambda: record_failure_at_once(message), seconds=RESPONSE_SECONDS)
 
     def _describe_lost_ranks(self, timed_out: bool) -> tuple[str | None, list[Peer]]:
         """The message, and the ranks that do not respond."""
