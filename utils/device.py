@@ -23,6 +23,7 @@ PUBLISHED_BUILDS = {
 
 DEVICE_FILES = Path("/dev")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+_OTHER_DEVICE = 'set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU'
 _EXCLUDES_GPUS = ("", "-1")  # values of CUDA_VISIBLE_DEVICES
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
@@ -39,25 +40,21 @@ def visible_gpus() -> int:
         warnings.simplefilter("ignore")  # torch warns of the driver
         if torch.cuda.is_available():
             return torch.cuda.device_count()
-    if torch.version.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") not in _EXCLUDES_GPUS:
-        _check_driver()
-    return 0
-
-
-def _check_driver() -> None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not torch.version.cuda or visible in _EXCLUDES_GPUS:
+        return 0
     try:
         torch.cuda.init()
     except RuntimeError as error:
         reason = str(error).partition(". ")[0]
-        if not (_has_nvidia_gpu() or "too old" in reason):  # Windows' Linux subsystem has no such device file
-            return
-        version = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSION.read_text() if DRIVER_VERSION.exists() else "")
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
-        raise UserError(
-            f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine (driver "
-            f"{version[0] if version else 'unknown'}, CUDA_VISIBLE_DEVICES {visible}): {reason}; update the driver, "
-            'install torch for an older CUDA, or set CUDA_VISIBLE_DEVICES="" to run on the CPU'
-        ) from error
+        if _has_nvidia_gpu() or "too old" in reason:  # Windows' Linux subsystem has no such device file
+            driver = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSION.read_text() if DRIVER_VERSION.exists() else "")
+            raise UserError(
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine (driver "
+                f"{driver[0] if driver else 'unknown'}, CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; update "
+                f"the driver, install torch for an older CUDA, or {_OTHER_DEVICE}"
+            ) from error
+    return 0
 
 
 def cpu_warning(device: torch.device) -> str | None:
@@ -88,7 +85,7 @@ def check_compute_capability(device: torch.device) -> None:
     architectures = _parse(names)  # empty for GPUs of another vendor
     if not architectures or _can_run(architectures, capability):
         return
-    fixes = ['set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU']
+    fixes = [_OTHER_DEVICE]
     builds = [f'"{build}"' for build, contained in PUBLISHED_BUILDS.items() if _can_run(_parse(contained), capability)]
     if builds:
         wheels = f"the {' or '.join(builds)} wheels of torch and torchvision"

@@ -77,8 +77,8 @@ def process_group() -> Iterator[ProcessContext]:
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
 
     Raises:
-        UserError: the processes cannot connect, there are fewer GPUs than processes, or a GPU is full, or this
-            torch does not support it or its driver.
+        UserError: the processes cannot connect, there are fewer GPUs than processes, or a GPU is full or not
+            supported by this torch, or its driver is not.
     """
     exit_with_launcher()
     os.environ.update(torchrun_variables())

@@ -1,7 +1,4 @@
-"""torch's flight recorder: the last collectives of a rank, written to the run's folder when one of them times out.
-
-It also tells whether the GPU waits in a collective: the main thread may be blocked and cannot tell.
-"""
+"""torch's flight recorder: whether a GPU waits in a collective, and files of the last ones after a timeout."""
 
 import json
 import os
@@ -14,7 +11,6 @@ from utils.watchdog import Watchdog
 
 FOLDER = "flight-recorder"
 _BUFFER_SIZE = 2000  # collectives
-_BACKENDS = ("gloo", "nccl")
 
 Counts = dict[str, int]  # collectives that a rank has started, by process group
 
@@ -40,7 +36,8 @@ def write_dump(rank: int) -> None:
 
 def started_collectives() -> Counts:
     """The number of collectives that this rank has started, by backend and group; empty if torch does not say."""
-    return {f"{name} {group}": last for name in _BACKENDS for group, (last, _) in collective_numbers(name).items()}
+    numbers = {name: collective_numbers(name) for name in ("gloo", "nccl")}
+    return {f"{name} {group}": last for name, groups in numbers.items() for group, (last, _) in groups.items()}
 
 
 class CollectiveWatchdog(Watchdog):

@@ -8,11 +8,13 @@ import torch
 
 
 class BackgroundWriter:
-    """The base of the checkpoint writers: at most one write at a time."""
+    """The base of the checkpoint writers: at most one write at a time.
 
-    def __init__(self, device: torch.device) -> None:
-        """device: of this rank. Without it, a call of CUDA in the thread would allocate memory on the first GPU."""
-        on_start = (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
+    The current GPU is a setting of each thread: a new thread would allocate memory on the first one, of another rank.
+    """
+
+    def __init__(self) -> None:
+        on_start = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
         self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
         self._pending: Future | None = None
 

@@ -65,7 +65,7 @@ class ShardWriter(BackgroundWriter):
 
         timeout_seconds: a rank waits at most so long for the others to write.
         """
-        super().__init__(context.device)
+        super().__init__()
         self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
         if context.is_main:  # before the other ranks can write: they wait for the group
             remove_temporary(folder)

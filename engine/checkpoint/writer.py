@@ -29,11 +29,9 @@ class CheckpointWriter(BackgroundWriter):
     At any moment `last.pth` or `previous.pth` is complete, even if the process or the machine fails.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None], device: torch.device
-    ) -> None:
+    def __init__(self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None]) -> None:
         """`keep`: number of periodic checkpoints; `on_written` is called with each file and its content."""
-        super().__init__(device)
+        super().__init__()
         self.folder, self.keep, self.on_written = folder, keep, on_written
         remove_temporary(folder)
 

@@ -194,9 +194,7 @@ class Trainer:
             from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
 
             return ShardWriter(run.folder, keep, self._on_written, run.context, run.timeout_seconds)
-        if run.context.is_main:
-            return CheckpointWriter(run.folder, keep, self._on_written, run.context.device)
-        return None
+        return CheckpointWriter(run.folder, keep, self._on_written) if run.context.is_main else None
 
     def wait_until_saved(self) -> None:
         if self.writer:

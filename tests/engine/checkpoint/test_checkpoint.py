@@ -39,7 +39,7 @@ PREPROCESSING = {
 
 
 def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
-    return CheckpointWriter(folder, keep, lambda path, state: None, torch.device("cpu"))
+    return CheckpointWriter(folder, keep, lambda path, state: None)
 
 
 def saved_epochs(folder: Path) -> dict[str, int]:
@@ -84,20 +84,24 @@ def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
     """torch's current device is a setting of each thread; the default is the first GPU, which is another rank's."""
     calls = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: calls.append((gpu, threading.current_thread().name)))
-    for device in (torch.device("cpu"), torch.device("cuda:3")):
-        checkpoints = CheckpointWriter(tmp_path, 2, lambda *_: None, device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for uses_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
+        checkpoints = writer(tmp_path)
         checkpoints.save(make_state(1), is_best=False, periodic=None)
         checkpoints.wait()
-    assert calls == [(torch.device("cuda:3"), "checkpoint_0")]
+    assert calls == [(3, "checkpoint_0")]
 
 
 @pytest.mark.gpu
 def test_the_thread_finds_the_last_gpu_selected():
-    last = torch.device("cuda", torch.cuda.device_count() - 1)
-    found, writer = [], BackgroundWriter(last)
-    writer.submit(lambda: found.append(torch.cuda.current_device()))
-    writer.wait()
-    assert found == [last.index]
+    last, found = torch.cuda.device_count() - 1, []
+    torch.ones(1, device="cuda")
+    with torch.cuda.device(last):
+        thread = BackgroundWriter()
+    thread.submit(lambda: found.append(torch.cuda.current_device()))
+    thread.wait()
+    assert found == [last]
 
 
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def shard_writer(folder: Path, keep: int = 2) -> ShardWriter:
 
 
 def file_writer(folder: Path, keep: int = 2) -> CheckpointWriter:
-    return CheckpointWriter(folder, keep, lambda *_: None, torch.device("cpu"))
+    return CheckpointWriter(folder, keep, lambda *_: None)
 
 
 def save(writer: Writer, epoch: int, is_best: bool = False) -> None:

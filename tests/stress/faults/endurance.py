@@ -96,7 +96,7 @@ def kills_while_saving(root: Path, trained: Path, count: int, rng: random.Random
         child = os.fork()
         if child == 0:
             try:
-                writer = CheckpointWriter(folder, 2, lambda *_: None, torch.device("cpu"))
+                writer = CheckpointWriter(folder, keep=2, on_written=lambda *_: None)
                 for save in itertools.count():
                     writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
             finally:
