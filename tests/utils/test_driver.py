@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT
+from conftest import ROOT, TINY_VIT, train
 
 import main_multi_gpu
 from utils import device, distributed
@@ -92,8 +92,10 @@ def test_a_machine_without_a_gpu_is_no_error(machine, error, visible, has_gpu, r
         assert visible_gpus() == 0
 
 
-def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine):
+def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine, digits_argv, cpu):
     machine(NO_DRIVER, visible="0,1")
+    run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    assert f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
     assert "CUDA_VISIBLE_DEVICES is 0,1" in cpu_warning(CPU)
     assert cpu_warning(torch.device("cuda")) is None
     for visible in ("", None):
