@@ -49,7 +49,7 @@ def check_num_processes(requested: int | None, started: int) -> None:
 
 def num_processes(requested: int | None) -> int:
     """The requested number, else one per visible GPU, else one."""
-    from utils.distributed import visible_gpus
+    from utils.device import visible_gpus
 
     gpus = visible_gpus()
     if gpus and requested and requested > gpus:

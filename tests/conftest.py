@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hidden_packages import OPTIONAL_MODULES
 
 from configs.command_line import parse_command_line
@@ -89,6 +90,17 @@ def gpu() -> ProcessContext:
 def any_device(request: pytest.FixtureRequest) -> ProcessContext:
     """The CPU, and in a second test a GPU if one is visible."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def group_of_one(any_device, tmp_path) -> Iterator[ProcessContext]:
+    """`any_device` with a process group of one rank."""
+    on_gpu = any_device.device.type == "cuda"
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    device_id = any_device.device if on_gpu else None
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=0, world_size=1, device_id=device_id)
+    yield any_device
+    dist.destroy_process_group()
 
 
 @pytest.fixture

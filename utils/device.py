@@ -21,8 +21,55 @@ PUBLISHED_BUILDS = {
     "cu130": ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120"),
 }
 
+DEVICE_FILES = Path("/dev")
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+_OTHER_DEVICE = 'set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU'
+_EXCLUDES_GPUS = ("", "-1")  # values of CUDA_VISIBLE_DEVICES
+
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _NEVER_TRIM, _NO_MMAP = -1, 0
+
+
+def visible_gpus() -> int:
+    """The number of GPUs that this process can use; 0 without a GPU, and with CUDA_VISIBLE_DEVICES="".
+
+    Raises:
+        UserError: torch cannot use the GPUs of this machine, such as with a driver that is too old for it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the driver
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not torch.version.cuda or visible in _EXCLUDES_GPUS:
+        return 0
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        reason = str(error).partition(". ")[0]
+        if _has_nvidia_gpu() or "too old" in reason:  # Windows' Linux subsystem has no such device file
+            driver = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSION.read_text() if DRIVER_VERSION.exists() else "")
+            raise UserError(
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine (driver "
+                f"{driver[0] if driver else 'unknown'}, CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; update "
+                f"the driver, install torch for an older CUDA, or {_OTHER_DEVICE}"
+            ) from error
+    return 0
+
+
+def cpu_warning(device: torch.device) -> str | None:
+    """Why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device.type != "cpu" or visible in _EXCLUDES_GPUS:
+        return None
+    if not torch.version.cuda and _has_nvidia_gpu():
+        return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"
+    return f"this run uses the CPU: CUDA_VISIBLE_DEVICES is {visible}, but there is no GPU" if visible else None
+
+
+def _has_nvidia_gpu() -> bool:
+    """A container without GPUs sees the driver of its host in /proc, but no device file."""
+    return any(DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 def check_compute_capability(device: torch.device) -> None:
@@ -38,7 +85,7 @@ def check_compute_capability(device: torch.device) -> None:
     architectures = _parse(names)  # empty for GPUs of another vendor
     if not architectures or _can_run(architectures, capability):
         return
-    fixes = ['set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU']
+    fixes = [_OTHER_DEVICE]
     builds = [f'"{build}"' for build, contained in PUBLISHED_BUILDS.items() if _can_run(_parse(contained), capability)]
     if builds:
         wheels = f"the {' or '.join(builds)} wheels of torch and torchvision"

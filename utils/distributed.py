@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from utils.cpu_cores import CoreShare, share_on_host
-from utils.device import check_compute_capability
+from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
 from utils.failure import abort_together, is_peer_failure, limit_silence
 from utils.flight_recorder import enable_recorder
@@ -60,16 +60,11 @@ class ProcessContext:
         return self.hosts[self.rank] if self.hosts else socket.gethostname()
 
 
-def visible_gpus() -> int:
-    """The number of GPUs that this process can use; 0 if the driver does not work."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def single_process() -> ProcessContext:
     """The context of a run of one process, on the first visible GPU or else on the CPU.
 
     Raises:
-        UserError: this torch does not support the GPU.
+        UserError: this torch does not support the GPU, or the driver.
     """
     device = torch.device("cuda:0" if visible_gpus() else "cpu")
     if device.type == "cuda":
@@ -86,7 +81,7 @@ def process_group() -> Iterator[ProcessContext]:
 
     Raises:
         UserError: the processes cannot connect, there are fewer GPUs than processes, or a GPU is full or not
-            supported by this torch.
+            supported by this torch, or its driver is not.
     """
     exit_with_launcher()
     os.environ.update(torchrun_variables())
@@ -211,7 +206,7 @@ class DelayedMax:
 def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
     """Sets how long a process waits for another one, or for the run's key-value store, that does not respond.
 
-    With NCCL it is longer than the timeout of `DelayedMax`: a timeout of NCCL kills the process without a message.
+    The timeout of NCCL, which kills the process without a message, is longer.
     """
     limit_silence(seconds)
     if context.world_size > 1:
@@ -264,7 +259,7 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int) -> 
     Some launchers make one GPU visible to each process, others make all GPUs visible to all processes.
 
     Raises:
-        UserError: another process uses the GPU, or this torch does not support it.
+        UserError: another process uses the GPU, or this torch does not support it or its driver.
     """
     gpus = visible_gpus()
     if gpus == 0:

@@ -3,7 +3,8 @@
 The processes share a key-value store. The first one to fail increments a counter in it. A thread in each process polls
 the counter and then writes that its process is alive, so that the failing process can name a process that is not. The
 same thread looks for processes of this host that have ended. A second thread, the watchdog, ends a process that the
-store does not answer.
+store does not answer. A third one ends a process whose GPU waits in a collective operation: its main thread is blocked
+once the queue of the GPU is full, and the timeout of NCCL kills the process without a message.
 """
 
 import json
@@ -20,7 +21,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.errors import UserError
-from utils.flight_recorder import ranks_behind, recorder_folder, started_collectives, write_dump
+from utils.flight_recorder import CollectiveWatchdog, ranks_behind, recorder_folder, started_collectives, write_dump
 from utils.launch import silence_launcher
 from utils.peers import (
     Peer,
@@ -68,6 +69,7 @@ class Companions:
         self.peers: list[Peer] = []
         self.finished = threading.Event()
         self.watchdog = Watchdog(seconds, self._exit_cut_off)
+        self.gpu_watchdog = CollectiveWatchdog(seconds + RESPONSE_SECONDS, self._exit_stuck)  # an error comes first
         self.has_reported = False  # this process or another one has printed which ranks are lost
         self._siblings: list[Peer] = []
         announce(store, rank)
@@ -140,6 +142,7 @@ class Companions:
         print(f"error: {message}", file=sys.stderr, flush=True)
         _log(message)
         silence_launcher()
+        run_briefly(lambda: record_failure_at_once(message), seconds=RESPONSE_SECONDS)
 
     def _describe_lost_ranks(self, timed_out: bool) -> tuple[str | None, list[Peer]]:
         """The message, and the ranks that do not respond."""
@@ -164,6 +167,17 @@ class Companions:
             cut = f"the network of {hosts} may be cut or block a port"
             return f"all ranks wait in the same collective operation; {cut}", []
         return None, []
+
+    def give_up(self, timed_out: bool) -> bool:
+        """Tells the other processes to exit. Returns whether this process is the first one to fail."""
+        try:
+            if timed_out:
+                self.store.set(_TIMED_OUT, "")
+            is_first = self.store.add(_FAILURES, 1) == 1
+            self.store.set(f"{_GAVE_UP} {self.rank}", "")
+            return is_first
+        except dist.DistError:  # the process that owns the store has ended
+            return False
 
     def _late_ranks(self, peers: list[Peer]) -> list[Peer]:
         """Those that have started fewer collectives than others, of the ranks that have told their numbers."""
@@ -191,6 +205,17 @@ class Companions:
             os.kill(self.peers[0].pid, signal.SIGKILL)  # last: torch logs the end of its connections
         exit_now(1)
 
+    def _exit_stuck(self) -> None:
+        """Called by the watchdog of the GPU, as the main thread may be blocked: it cannot receive an error."""
+        is_first = self.give_up(timed_out=True)
+        message = self.find_lost_ranks(timed_out=True)
+        if is_first and not self.has_reported:
+            self._report(message)
+        run_briefly(lambda: record_run_end("failed", message=message), seconds=RESPONSE_SECONDS)
+        if not is_first:
+            time.sleep(LAUNCHER_SECONDS)  # the launcher terminates the others when the first process ends
+        exit_now(1)
+
 
 @contextmanager
 def abort_together(store: dist.Store, seconds: float) -> Iterator[Companions]:
@@ -204,6 +229,7 @@ def abort_together(store: dist.Store, seconds: float) -> Iterator[Companions]:
     watcher = threading.Thread(target=companions.exit_on_failure, args=(store.clone(),), daemon=True)
     watcher.start()
     companions.watchdog.start()
+    companions.gpu_watchdog.start()
     try:
         yield companions
     except BaseException as error:
@@ -211,37 +237,33 @@ def abort_together(store: dist.Store, seconds: float) -> Iterator[Companions]:
         raise
     companions.finished.set()
     companions.watchdog.stop()
+    companions.gpu_watchdog.stop()
     watcher.join(RESPONSE_SECONDS)
 
 
 def limit_silence(seconds: float) -> None:
-    """Ends this process when the store has not answered for `seconds`, at least 5."""
+    """Ends this process when the store has not answered, or the GPU has waited, for `seconds`, at least 5."""
     if _current:
-        _current.watchdog.limit_seconds = max(seconds, _MIN_SILENCE_SECONDS)
+        limit = max(seconds, _MIN_SILENCE_SECONDS)
+        _current.watchdog.limit_seconds, _current.gpu_watchdog.limit_seconds = limit, limit + RESPONSE_SECONDS
 
 
 def _signal_failure(companions: Companions, error: BaseException) -> None:
     """Tells the other processes to exit. Returns if this process failed first and knows the cause; exits otherwise."""
-    store, rank = companions.store, companions.rank
+    companions.gpu_watchdog.stop()
     terminated = threading.Event()
     for number in TERMINATION_SIGNALS:  # a signal of the launcher must not stop the diagnosis
         signal.signal(number, lambda *_: terminated.set())
     peer_failed = is_peer_failure(error)
     timed_out = peer_failed and _NO_ANSWER.search(str(error)) is not None
-    try:
-        if timed_out:
-            store.set(_TIMED_OUT, "")
-        is_first = store.add(_FAILURES, 1) == 1
-        store.set(f"{_GAVE_UP} {rank}", "")
-    except dist.DistError:  # the process that owns the store has ended
-        is_first = False
+    is_first = companions.give_up(timed_out)
     if not isinstance(error, Exception):
         return
     if peer_failed:
         time.sleep(_EXIT_SECONDS)
         companions.record_ended(companions.ended_siblings())
     if is_first and not peer_failed:
-        if rank == 0:
+        if companions.rank == 0:
             time.sleep(2 * POLL_SECONDS)  # this process may own the store; the others must poll it first
         return
     message = companions.find_lost_ranks(timed_out) if peer_failed else None

@@ -1,12 +1,13 @@
-"""torch's flight recorder: the last collectives of a rank, written to the run's folder when one of them times out."""
+"""torch's flight recorder: whether a GPU waits in a collective, and files of the last ones after a timeout."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from utils.status import current_folder
-from utils.torch_compat import flight_recorder_dumps
+from utils.torch_compat import collective_numbers, flight_recorder_dumps
+from utils.watchdog import Watchdog
 
 FOLDER = "flight-recorder"
 _BUFFER_SIZE = 2000  # collectives
@@ -35,11 +36,27 @@ def write_dump(rank: int) -> None:
 
 def started_collectives() -> Counts:
     """The number of collectives that this rank has started, by backend and group; empty if torch does not say."""
-    counts = {}
-    for backend, dump in flight_recorder_dumps().items():
-        for group, status in dump.get("pg_status", {}).items():
-            counts[f"{backend} {group}"] = int(status.get("last_enqueued_collective", -1))
-    return counts
+    numbers = {name: collective_numbers(name) for name in ("gloo", "nccl")}
+    return {f"{name} {group}": last for name, groups in numbers.items() for group, (last, _) in groups.items()}
+
+
+class CollectiveWatchdog(Watchdog):
+    """Its silence is the longest time for which the same collective of the GPU has been the next one to end.
+
+    NCCL's operations end in order. gloo's do not, and they report their timeout themselves.
+    """
+
+    backend = "nccl"
+
+    def __init__(self, limit_seconds: float, on_silence: Callable[[], None]) -> None:
+        super().__init__(limit_seconds, on_silence)
+        self._seconds: dict[tuple[str, int], float] = {}  # by process group and last operation that has ended
+
+    def tick(self, seconds: float) -> None:
+        groups = collective_numbers(self.backend).items()
+        waiting = [(group, ended) for group, (started, ended) in groups if ended < started]
+        self._seconds = {one: self._seconds[one] + seconds if one in self._seconds else 0.0 for one in waiting}
+        self.silent_seconds = max(self._seconds.values(), default=0.0)
 
 
 def ranks_behind(counts: Mapping[int, Counts]) -> list[int]:

@@ -26,24 +26,39 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 DisableTorchFunction = torch._C.DisableTorchFunction
 
 
-def set_process_group_timeout(timeout: timedelta) -> None:
-    """Sets the timeout of the default process group. `dist.set_timeout` is public, but missing in torch 2.10."""
+def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Of the default process group, or of another one. `dist.set_timeout` is public, but missing in torch 2.10."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_timeout(timeout)
+    set_timeout(timeout, group)
+
+
+def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta:
+    """Of the default process group, or of another one, for tensors of this device."""
+    return (group or dist.group.WORLD)._get_backend(device).options._timeout
+
+
+_RECORDERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # of NCCL in builds with NCCL only
 
 
 def flight_recorder_dumps() -> dict[str, dict[str, Any]]:
-    """{backend: the last collectives of this rank}; empty if torch has no recorder, or it is disabled.
+    """{backend: the last collectives of this rank}; empty if torch has no recorder, or it is disabled."""
+    dumps = {backend: _recorded(backend) for backend in _RECORDERS}
+    return {backend: dump for backend, dump in dumps.items() if dump.get("entries")}
 
-    torch._C._distributed_c10d._dump_fr_trace_json records gloo, _dump_nccl_trace_json NCCL (in builds with NCCL).
+
+def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
+    """{process group: the numbers of the last collective that was started, and of the last one that has ended}.
+
+    -1: none. Asks no GPU, in contrast to `flight_recorder_dumps`. Empty as there.
     """
-    dumps = {}
-    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
-        dump = getattr(torch._C._distributed_c10d, name, None)
-        content = json.loads(dump() or "{}") if dump else {}
-        if content.get("entries"):
-            dumps[backend] = content
-    return dumps
+    groups = _recorded(backend, includeCollectives=False).get("pg_status", {})
+    keys = "last_enqueued_collective", "last_completed_collective"
+    return {group: tuple(int(status.get(key, -1)) for key in keys) for group, status in groups.items()}
+
+
+def _recorded(backend: str, **selection: bool) -> dict[str, Any]:
+    record = getattr(torch._C._distributed_c10d, _RECORDERS[backend], None)
+    return json.loads(record(**selection) or "{}") if record else {}
 
 
 # DistributedDataParallel

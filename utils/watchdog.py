@@ -19,7 +19,7 @@ class Watchdog:
 
     def __init__(self, limit_seconds: float, on_silence: Callable[[], None]) -> None:
         self.limit_seconds, self._on_silence = limit_seconds, on_silence
-        self._silent_seconds = 0.0
+        self.silent_seconds = 0.0
         self._finished = Event()
 
     def start(self) -> None:
@@ -29,15 +29,19 @@ class Watchdog:
         self._finished.set()
 
     def answered(self) -> None:
-        self._silent_seconds = 0.0
+        self.silent_seconds = 0.0
+
+    def tick(self, seconds: float) -> None:
+        """Called after each `seconds`."""
+        self.silent_seconds += seconds
 
     def _run(self) -> None:
         before = time.monotonic()
         while not self._finished.wait(TICK_SECONDS):
             now = time.monotonic()
-            self._silent_seconds += min(now - before, _MAX_TICK_SECONDS)
+            self.tick(min(now - before, _MAX_TICK_SECONDS))
             before = now
-            if self._silent_seconds > self.limit_seconds:
+            if self.silent_seconds > self.limit_seconds:
                 self._on_silence()
                 return
 

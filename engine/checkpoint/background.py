@@ -4,12 +4,18 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 
 class BackgroundWriter:
-    """The base of the checkpoint writers: at most one write at a time."""
+    """The base of the checkpoint writers: at most one write at a time.
+
+    The current GPU is a setting of each thread: a new thread would allocate memory on the first one, of another rank.
+    """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        on_start = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
+        self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
         self._pending: Future | None = None
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:

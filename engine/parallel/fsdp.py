@@ -25,7 +25,7 @@ from engine.parallel.strategy import Sharding, Strategy
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.sharded import local_tensor
-from utils.torch_compat import BatchNorm
+from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout
 
 _SHARD, _REPLICATE = "shard", "replicate"
 
@@ -57,7 +57,10 @@ class FSDP(Strategy):
         shape, names = (self.shards,), (_SHARD,)
         if self.options.strategy == "hsdp":
             shape, names = (self.world_size // self.shards, self.shards), (_REPLICATE, _SHARD)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        for name in names:
+            set_process_group_timeout(process_group_timeout(self.device), mesh.get_group(name))
+        return mesh
 
     def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:
         """Makes each block, each norm that stays in fp32, and the rest of the model a unit; returns their number.

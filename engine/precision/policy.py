@@ -207,6 +207,9 @@ class Precision:
             parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
         if self.dtype == torch.float16 and self.device.type == "cpu":
             parts.append("on a CPU 10 to 100 times slower than -amp_dtype=bfloat16")
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            parts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
         return "; ".join(parts)
 
 

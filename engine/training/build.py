@@ -44,6 +44,7 @@ from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage, average_warning, build_average
 from models.attention import allow_kernels
 from models.build import build_model
+from utils.device import cpu_warning
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger
@@ -73,7 +74,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     logger.info(f"----- Model: {parameters / 1e6:.3f} M parameters, {meter}")
     total_steps = train.num_epochs * layout.steps_per_epoch
     rate_warnings = lr_warning(train, layout.global_batch_size), average_warning(train, total_steps)
-    for warning in filter(None, (*samples.warnings, *rate_warnings)):
+    for warning in filter(None, (*samples.warnings, *rate_warnings, cpu_warning(context.device))):
         logger.info(f"----- Warning: {warning}")
     return Run(
         context=context,
@@ -144,10 +145,10 @@ def build_train_state(
     optimizer = build_optimizer(model, train)
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
-    with precision.autocast(), run_eagerly():
-        images = dummy_images(data, context)
-        with torch.no_grad():
-            notes += attention_notes(compute_model, images)
+    images = dummy_images(data, context)
+    with precision.autocast(), run_eagerly(), torch.no_grad():
+        notes += attention_notes(compute_model, images)
+    with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         precision=precision,

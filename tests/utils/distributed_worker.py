@@ -1,5 +1,6 @@
 """A small program for test_distributed.py: `python distributed_worker.py CASE [WORDS]`, in two processes."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ if detect_launcher():
     exit_with_launcher()
 
 import torch
+import torch.distributed as dist
 
 from utils.cpu_cores import usable_cores
 from utils.distributed import (
@@ -26,6 +28,8 @@ from utils.distributed import (
     set_collective_timeout,
     work_while_others_wait,
 )
+from utils.failure import limit_silence
+from utils.flight_recorder import CollectiveWatchdog
 from utils.status import RunStatus
 
 
@@ -98,6 +102,40 @@ def one_is_stopped(context: ProcessContext) -> None:
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce_sum(torch.zeros(1), context)
+
+
+def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:
+    """gloo stands for NCCL, whose own timeout is longer, and a call of C for a launch into the full queue of a GPU."""
+    CollectiveWatchdog.backend = "gloo"
+    all_reduce_sum(torch.zeros(1), context)
+    limit_silence(3.0)
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.zeros(1), async_op=True)
+    ctypes.CDLL(None).sleep(600)
+
+
+def one_reads_the_others_are_blocked(context: ProcessContext) -> None:
+    """The last rank does not arrive; it has no GPU that waits."""
+    CollectiveWatchdog.backend = "gloo"
+    all_reduce_sum(torch.zeros(1), context)
+    limit_silence(3.0)
+    if context.rank < context.world_size - 1:
+        dist.all_reduce(torch.zeros(1), async_op=True)
+    ctypes.CDLL(None).sleep(600)
+
+
+def one_hangs_under_nccl(context: ProcessContext) -> None:
+    """The other one starts more kernels than fit into the queue of its GPU."""
+    numbers = all_reduce_sum(torch.zeros(1, device=context.device), context)
+    numbers.tolist()
+    set_collective_timeout(context, 5.0)
+    if context.rank == 1:
+        ctypes.CDLL(None).sleep(600)
+    all_reduce_sum(numbers, context)
+    for _ in range(5000):
+        numbers.add_(1)
+    numbers.tolist()
 
 
 def owner_is_stopped(context: ProcessContext) -> None:

@@ -187,6 +187,27 @@ def test_hanging_or_stopped_process_is_named_and_killed(tmp_path):
     assert [ended.status for ended in (hanging, stopped)] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
+def test_hang_is_named_although_the_main_thread_is_blocked(tmp_path):
+    """As under NCCL, whose timeout would end the process much later, without a line."""
+    blocked, reads = (
+        srun(case) for case in ("one_is_stopped_the_other_is_blocked", "one_reads_the_others_are_blocked")
+    )
+    (survivor, stopped), (waiting, reading) = map(end, blocked), map(end, reads)
+    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) is stopped \(SIGSTOP\)\n", survivor.err)
+    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) does not respond; check its file system\n", waiting.err)
+    assert [ended.status for ended in (survivor, waiting)] == [1, 1]
+    assert [ended.status for ended in (stopped, reading)] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_hang_under_nccl_is_named():
+    """NCCL itself would end the process after 65 seconds."""
+    waiting, hanging = map(end, srun("one_hangs_under_nccl", CUDA_VISIBLE_DEVICES="0,1"))
+    assert re.search(r"^error: rank 1 \(process \d+ on .*\) does not respond", waiting.err, re.MULTILINE)
+    assert [waiting.status, hanging.status] == [1, -signal.SIGKILL]
+
+
 def test_watchdog_ends_a_process_whose_store_is_silent():
     """As on the far side of a cut network: calls into the store block for minutes."""
     owner, cut_off = (end(process) for process in srun("owner_is_stopped"))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from utils import failure
 from utils.failure import Companions, is_peer_failure
+from utils.flight_recorder import CollectiveWatchdog
 from utils.peers import Peer, announce, cut_off_message, lost_message, ranks_without, read_peers
 from utils.status import RunStatus, read_status
 from utils.watchdog import Watchdog, run_briefly
@@ -114,6 +115,28 @@ def test_watchdog_counts_silence_only():
         watchdog.answered()
     assert not silent.is_set()
     assert silent.wait(LIMIT_SECONDS)
+
+
+def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch):
+    """Numbers of started and ended operations of two groups, and how long the oldest has been the next one to end."""
+    sequence = [
+        ({}, 0),
+        ({"all": (-1, -1), "few": (5, 5)}, 0),
+        ({"all": (4, 2), "few": (5, 5)}, 0),
+        ({"all": (4, 2), "few": (7, 6)}, 2),
+        ({"all": (5, 3), "few": (7, 6)}, 2),  # one of the groups continues
+        ({"all": (5, 3), "few": (9, 7)}, 2),
+        ({"all": (9, 3), "few": (9, 7)}, 4),  # operations are still started
+        ({"all": (9, 9), "few": (9, 7)}, 4),
+        ({"all": (9, 9), "few": (9, 9)}, 0),
+    ]
+    steps = iter(sequence)
+    monkeypatch.setattr("utils.flight_recorder.collective_numbers", lambda backend: next(steps)[0])
+    watchdog, silences = CollectiveWatchdog(600, print), []
+    for _ in sequence:
+        watchdog.tick(2.0)
+        silences.append(watchdog.silent_seconds)
+    assert silences == [seconds for _, seconds in sequence]
 
 
 def test_a_file_system_that_hangs_does_not_delay_the_end():

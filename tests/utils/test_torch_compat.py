@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import time
 from datetime import timedelta
 from multiprocessing import forkserver
 
@@ -56,6 +57,25 @@ def test_process_group_timeout(tmp_path):
         torch_compat.set_process_group_timeout(timedelta(seconds=77))
         backend = dist.group.WORLD._get_backend(CPU)
         assert backend.options._timeout == timedelta(seconds=77), changed("dist.set_timeout or _set_pg_timeout")
+        other = dist.new_group(timeout=timedelta(seconds=11))
+        torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
+        timeouts = [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)]
+        assert timeouts == [77, 33], changed("ProcessGroup._get_backend or the options of a backend")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_recorder_counts_the_collectives_of_each_group(tmp_path, monkeypatch):
+    """test_distributed.py has one that does not end."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        for group in (None, None, dist.new_group()):
+            dist.all_reduce(torch.zeros(1), group=group)
+        deadline = time.monotonic() + 30  # a thread of gloo counts the end of an operation after it has returned
+        while not {(2, 2), (1, 1)} <= set(torch_compat.collective_numbers("gloo").values()):
+            assert time.monotonic() < deadline, changed("_dump_fr_trace_json")
+        assert torch_compat.collective_numbers("nccl") == {}
     finally:
         dist.destroy_process_group()
 

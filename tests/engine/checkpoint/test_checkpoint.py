@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, train
 
+from engine.checkpoint.background import BackgroundWriter
 from engine.checkpoint.forms import BEST, LAST, PREVIOUS
 from engine.checkpoint.reader import FORMAT, find_checkpoint, load_checkpoint
 from engine.checkpoint.writer import CheckpointWriter
@@ -76,6 +78,30 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     state["model"]["weight"] += 7
     checkpoints.wait()
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
+
+
+def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
+    """torch's current device is a setting of each thread; the default is the first GPU, which is another rank's."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: calls.append((gpu, threading.current_thread().name)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for uses_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
+        checkpoints = writer(tmp_path)
+        checkpoints.save(make_state(1), is_best=False, periodic=None)
+        checkpoints.wait()
+    assert calls == [(3, "checkpoint_0")]
+
+
+@pytest.mark.gpu
+def test_the_thread_finds_the_last_gpu_selected():
+    last, found = torch.cuda.device_count() - 1, []
+    torch.ones(1, device="cuda")
+    with torch.cuda.device(last):
+        thread = BackgroundWriter()
+    thread.submit(lambda: found.append(torch.cuda.current_device()))
+    thread.wait()
+    assert found == [last]
 
 
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):

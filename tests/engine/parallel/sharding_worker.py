@@ -8,7 +8,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,26 +24,30 @@ from utils.launcher import detect_launcher
 if detect_launcher():
     exit_with_launcher()
 
+import pytest
 import torch
 from conftest import GREY, TINY_VIT
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from configs.command_line import parse_command_line
 from configs.global_batch import accumulation_steps
+from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.build import build_strategy
-from engine.parallel.strategy import Sharding
+from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.state import TrainState
 from engine.training.step import train_steps
-from utils.distributed import ProcessContext, gather_objects, process_group
+from utils.distributed import ProcessContext, gather_objects, process_group, set_collective_timeout
 from utils.errors import UserError
 from utils.metrics import MetricSums
 from utils.sharded import local_tensor
+from utils.torch_compat import process_group_timeout
 
 BATCH = 4
 BASE = [
@@ -195,6 +200,46 @@ def hsdp(context: ProcessContext) -> Any:
     alone = replace(context, local_world_size=1)
     pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
     return [against_ddp(options, context, pairs), against_ddp(options, alone, sharded)]
+
+
+def timeouts(context: ProcessContext) -> Any:
+    """Seconds, of the groups of each mesh."""
+    set_collective_timeout(context, 77)
+    found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
+    for shards in (1, 2):
+        mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh
+        found += [process_group_timeout(context.device, group).seconds for group in mesh.get_all_groups()]
+    return found
+
+
+def offload(context: ProcessContext) -> Any:
+    """Parameters, gradients, moments and average in host memory, against the same run without OFFLOAD."""
+    options = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+    found = []
+    for more in ([], ["AMP.ENABLED=true", "AMP.DTYPE=float16"], ["AMP.ENABLED=true", "AMP.LEVEL=O2"]):
+        results = []
+        for offloads in (False, True):
+            with offload_on_a_cpu() if offloads else nullcontext():
+                state = build([*FSDP, *options, *more], context)
+            norms = train(state, context)
+            results.append((weights(state), norms))
+        found.append([difference(results[0][0], results[1][0]), results[0][1] == results[1][1]])
+    return found
+
+
+@contextmanager
+def offload_on_a_cpu() -> Iterator[None]:
+    """Makes PARALLEL.OFFLOAD work without a GPU: the check, and pinned memory, which needs one, are left out."""
+
+    def offloading(options: Parallel, context: ProcessContext) -> Strategy:
+        strategy = build_strategy(options, context)
+        strategy.options = options.model_copy(update={"offload": True})
+        return strategy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.training.build.build_strategy", offloading)
+        patch.setattr("engine.parallel.fsdp.CPUOffloadPolicy", partial(CPUOffloadPolicy, pin_memory=False))
+        yield
 
 
 def half_sums(context: ProcessContext) -> Any:

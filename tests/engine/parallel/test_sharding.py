@@ -10,8 +10,8 @@ from engine.training.optimizer import check_sharded_optimizer
 from utils.errors import UserError
 
 CASES = (
-    "fp32,non_finite,bf16,op_lists,o2,o2_dtypes,fp16_fused,fp16_unfused,hsdp,half_sums,frozen,keeps_gathered,optimizers,"
-    "memory,resumed,evaluation,origin,shared_modules,refused"
+    "fp32,non_finite,bf16,op_lists,o2,o2_dtypes,fp16_fused,fp16_unfused,hsdp,timeouts,offload,half_sums,frozen,keeps_gathered,"
+    "optimizers,memory,resumed,evaluation,origin,shared_modules,refused"
 )
 
 
@@ -56,6 +56,15 @@ def test_training_equals_ddp(report, case):
 def test_hsdp_meshes_equal_ddp(report):
     """One group of two ranks, and two groups of one."""
     assert all(map(is_equal, report["hsdp"]))
+
+
+def test_all_groups_of_a_mesh_have_the_timeout(ranks):
+    assert [report["timeouts"] for report in ranks] == [[77] * 4] * 2
+
+
+def test_parameters_in_host_memory_train_as_others(ranks):
+    """PARALLEL.OFFLOAD in fp32, fp16 with its scaler, and O2, bit for bit, with the norms of all steps."""
+    assert [report["offload"] for report in ranks] == [[[0.0, True]] * 3] * 2
 
 
 def test_optimizers_equal_ddp(report):

@@ -82,3 +82,15 @@ def test_skipped_step_keeps_the_weights_and_their_average(any_device):
         assert [not torch.equal(*pair) for pair in zip(before, after, strict=True)] == [applied, applied]
         expected = 0.5 * before[1] + 0.5 * model.weight if applied else before[1]
         assert torch.allclose(average.module.weight, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("emulates", [True, False])
+def test_bf16_that_the_gpu_emulates_is_named(monkeypatch, emulates, dtype):
+    """V100 and T4 compute bfloat16 in fp32."""
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulates
+    )
+    precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype}), CPU)
+    precision.device = torch.device("cuda")
+    assert ("-amp_dtype=float16" in precision.describe()) == (emulates and dtype == "bfloat16")
