@@ -14,7 +14,7 @@ from configs.schema import Train
 from engine.parallel.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import allow_recompilations
+from utils.torch_compat import allow_recompilations, split_graphs_at_ddp_buckets
 
 
 def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_sharded: bool = False) -> str | None:
@@ -45,7 +45,9 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
             block.compile(dynamic=False, mode=mode)
         return f"{len(blocks)} blocks{f', {mode}' if mode else ''}"
     blocks = list(getattr(model, "blocks", ()))
-    if options.compile == "default" and blocks and same_structure:
+    by_block = options.compile == "default" and bool(blocks) and same_structure
+    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
+    if by_block:
         for block in blocks:
             block.compile(dynamic=False)
         return f"{len(blocks)} blocks"

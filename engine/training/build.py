@@ -44,6 +44,7 @@ from engine.training.state import Plan, Run, TrainState
 from engine.training.weight_average import WeightAverage, average_warning, build_average
 from models.attention import allow_kernels
 from models.build import build_model
+from models.convolutions import prepare_convolutions
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.logger import RunLogger
@@ -129,6 +130,7 @@ def build_train_state(
     model, notes = build_model(config.model, data, context.device)
     notes = [f"Pretrained: {note}" for note in notes]
     strategy = build_strategy(config.parallel, context)
+    notes += prepare_convolutions(model, config.model.channels_last, context.device, strategy.is_sharded)
     precision = Precision(config.amp, context.device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
     apply_op_lists(model, config.model.attention, precision)
