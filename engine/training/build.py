@@ -41,6 +41,7 @@ from engine.training.optimizer import build_optimizer, check_sharded_optimizer
 from engine.training.run_data import RunData, build_batches
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
+from engine.training.step_graph import build_step_graph
 from engine.training.weight_average import WeightAverage, average_warning, build_average
 from models.attention import allow_kernels
 from models.build import build_model
@@ -124,7 +125,8 @@ def build_train_state(
         class_weights: of the loss, (classes,), on the device.
         class_names: those of the data, None if they have none; a teacher must have the same.
     """
-    data, train = config.data, config.train.model_copy(update={"accum_iter": layout.accum_iter})
+    train = config.train.model_copy(update={"accum_iter": layout.accum_iter})
+    config, data = config.model_copy(update={"train": train}), config.data
     allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config.model, data, context.device)
@@ -140,9 +142,10 @@ def build_train_state(
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += _shard(config, strategy, precision, model, average)
     compute_model = precision.attach(model)
-    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
-        notes.append(f"Compile: {compiled}, in the first step")
     optimizer = build_optimizer(model, train)
+    graph, graph_note = build_step_graph(config, context, strategy, precision, optimizer)
+    if compiled := compile_model(compute_model, train, context, strategy.is_sharded, graph is not None):
+        notes.append(f"Compile: {compiled}, in the first step{graph_note}")
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
     with precision.autocast(), run_eagerly():
@@ -168,6 +171,7 @@ def build_train_state(
         seed=config.seed,
         rank=context.rank,
         timer=RankTimer(context.device),
+        graph=graph,
     )
     return state, notes
 

@@ -20,6 +20,7 @@ from engine.telemetry.rank_timer import RankTimer
 from engine.telemetry.reporter import Reporter
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
+from engine.training.step_graph import StepGraph
 from engine.training.weight_average import WeightAverage
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -40,6 +41,7 @@ class TrainState:
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
         timer: of the forward passes.
+        graph: replays whole steps; None: each step is launched op by op.
     """
 
     precision: Precision
@@ -59,6 +61,7 @@ class TrainState:
     seed: int
     rank: int
     timer: RankTimer
+    graph: StepGraph | None = None
 
     @property
     def eval_model(self) -> nn.Module:

@@ -98,7 +98,7 @@ def test_outputs_and_gradients_of_all_families_are_equal(folder):
     ],
 )
 def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision, tolerances):
-    """Fused optimizers read gradients, moments and weights in memory order: unequal strides would mix up their values."""
+    """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up."""
     argv = ["-dataset=digits", "-batch_size=64", "-opts", *RESNET, *GREY, precision]
     argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
 

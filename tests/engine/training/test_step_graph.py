@@ -1,0 +1,147 @@
+"""Steps replayed as a CUDA graph replays them equal eager steps.
+
+On a CPU `OpReplay` stands for a CUDA graph: it records the ops of a step, and a replay runs the same ops with the same
+Python numbers on the same memory. A value that should change from step to step, but is no tensor, keeps its old value.
+"""
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from configs.command_line import parse_command_line
+from datasets.transforms.device import TrainTransform
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+from engine.training.optimizer import build_optimizer
+from engine.training.schedule import Schedule
+from engine.training.step_graph import StepGraph, graph_obstacle
+from utils.errors import UserError
+
+
+class OpReplay(TorchDispatchMode):
+    """`record` executes the ops, which a CUDA graph would not do: so the first replay does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops, self.replays = [], -1
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        assert op is not torch.ops.aten._local_scalar_dense.default, "the host reads a value of the device"
+        result = op(*args, **(kwargs or {}))
+        if op.namespace != "profiler":
+            self.ops.append((op, args, kwargs or {}, result))
+        return result
+
+    def record(self, work):
+        with self:
+            return work()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.replays += 1
+        for op, args, kwargs, recorded in self.ops if self.replays else ():
+            returns, outputs = op._schema.returns, op(*args, **kwargs)
+            pairs = [(recorded, outputs)] if len(returns) == 1 else zip(recorded or (), outputs or (), strict=True)
+            for (old, new), kind in zip(pairs, returns, strict=True):
+                if kind.alias_info is None:
+                    for target, value in zip(tree_leaves(old), tree_leaves(new), strict=True):
+                        if isinstance(target, torch.Tensor):
+                            target.copy_(value)
+
+
+VIT = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=3e-3"]
+RESNET = [*GREY, "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=16", "DATA.CROP_PCT=1.0"]
+RESNET += ["MODEL.NUM_CLASSES=10", "TRAIN.NUM_EPOCHS=2", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.BASE_LR=1e-3"]
+REGULARIZED = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3", "TRAIN.MIXUP_ALPHA=0.2"]
+AVERAGED = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true", "TRAIN.GRAD_CLIP=0.5"]
+FLOAT16 = ["AMP={ENABLED: true, DTYPE: float16, INIT_LOSS_SCALING: 1024, INCR_EVERY_N_STEPS: 2, INCR_RATIO: 8}"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*VIT, *REGULARIZED, *AVERAGED],
+        [*VIT, *AVERAGED, "AMP=true", "TRAIN.LAYER_DECAY=0.5"],
+        [*VIT, *REGULARIZED, "AMP=true", "AMP.LEVEL=O2", "LOSS.NAME=bce"],
+        [*VIT, *AVERAGED, *FLOAT16],
+        [*RESNET, *AVERAGED, "TRAIN.OPTIMIZER.NAME=SGD"],
+        [*RESNET, *AVERAGED, "MODEL.FREEZE_BACKBONE=true"],
+    ],
+    ids=["fp32", "O1", "O2", "O1 float16", "batch norm, SGD", "frozen"],
+)
+def test_replayed_steps_equal_eager_steps(options, tmp_path, cpu, monkeypatch):
+    """Two epochs of 11 steps and their evaluations: weights, moments, averages, sums and loss scale.
+
+    Some batches have infinite pixels, so that their steps are skipped, and some have targets of another shape.
+    """
+    lr_at, transform = Schedule.lr_at, TrainTransform.forward
+
+    def unusual(module, batch):
+        images, targets = transform(module, batch)
+        if batch.targets[0] < 2 and targets.ndim == 1:
+            targets = torch.nn.functional.one_hot(targets, 10).float()
+        return (images / 0 if batch.targets[1] < 3 else images), targets
+
+    monkeypatch.setattr(TrainTransform, "forward", unusual)
+    monkeypatch.setattr(Schedule, "lr_at", lambda *arguments: torch.tensor(lr_at(*arguments)).item())  # float32
+    argv = ["-dataset=digits", "-batch_size=128", "-opts", *options, "REPORT_FREQ=1"]
+    eager = train([*argv, f"SAVE={tmp_path / 'eager'}"], cpu)
+    graph = OpReplay()
+    monkeypatch.setattr(
+        "engine.training.build.build_step_graph", lambda *parts: (StepGraph(parts[-1], lambda: graph), "")
+    )
+    replayed = train([*argv, f"SAVE={tmp_path / 'replayed'}"], cpu)
+    assert graph.replays >= 5
+    assert_same_state(states(replayed), states(eager))
+    assert rows(replayed) == rows(eager) and step_rows(replayed) == step_rows(eager)
+    assert states(eager)["precision"]["scaler"]["counts"][0] >= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        ([], None),
+        (["TRAIN.ACCUM_ITER=2"], "accumulate"),
+        (["AMP=true", "AMP.LEVEL=O3"], "O3"),
+        (["TRAIN.OPTIMIZER.NAME=lamb"], "lamb"),
+        (["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"], "host memory"),
+        (["PARALLEL.COMM_HOOK=bf16"], "COMM_HOOK"),
+        (["MODEL.GRAD_CHECKPOINTING=true"], "GRAD_CHECKPOINTING"),
+    ],
+)
+def test_steps_with_work_on_the_host_are_not_replayed(options, obstacle, cpu):
+    config = parse_command_line(["-opts", *VIT, *options]).config
+    optimizer = build_optimizer(nn.Linear(2, 2), config.train)
+    found = graph_obstacle(config, Single(), Precision(config.amp, cpu.device), optimizer)
+    assert found is None if obstacle is None else obstacle in found
+
+
+def test_an_operation_that_cannot_be_recorded_ends_the_run_and_restores_the_optimizer():
+    class Unrecordable(OpReplay):
+        def record(self, work):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=0.1, fused=True)
+    graph, batch = StepGraph(optimizer, Unrecordable), torch.zeros(2)
+    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE max: .* stream is capturing; use"):
+        for _ in range(20):
+            graph.run(lambda images, targets: (images,), batch, batch)
+    assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.param_groups[0]["capturable"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [[*REGULARIZED, *AVERAGED], [*FLOAT16, *AVERAGED]], ids=["fp32", "float16"])
+def test_a_cuda_graph_equals_eager_steps(options, tmp_path, gpu, monkeypatch):
+    """Kernels are the same, so only atomics and the float32 learning rate differ."""
+    argv = ["-dataset=digits", "-batch_size=128", "-opts", *VIT, *options, "MODEL.ATTENTION=explicit"]
+    eager = states(train([*argv, f"SAVE={tmp_path / 'eager'}"], gpu))
+    monkeypatch.setattr("engine.training.build.compile_model", lambda *arguments: None)
+    folder = train([*argv, "TRAIN.COMPILE=max", f"SAVE={tmp_path / 'graph'}"], gpu)
+    for part in ("model", "ema"):
+        actual, expected = (parameters_to_vector(state[part].values()) for state in (states(folder), eager))
+        assert (actual - expected).norm() < 1e-3 * expected.norm()
+    assert states(folder)["precision"]["scaler"]["counts"] == eager["precision"]["scaler"]["counts"]
