@@ -29,8 +29,9 @@ def compile_model(
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
     seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `model` and `max` always
     compile the whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix
-    product, and replays CUDA graphs where that is safe: one of the whole step (`in_step_graph`), or torch's own. Kernels round differently: a run that is resumed without
-    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
+    product, and replays torch's CUDA graphs where that is safe and no graph of the whole step replays them
+    (`in_step_graph`). Kernels round differently: a run that is resumed without torch's cache, or on another machine,
+    may differ in the last bits. Parameters and state dict keep their names.
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.

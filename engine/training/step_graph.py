@@ -1,12 +1,12 @@
 """A whole step as one CUDA graph: the passes and `precision.step`, which the host launches as one operation.
 
-A replay runs the recorded kernels on the memory that they were recorded with. Thus every value that changes from step to
-step must be a tensor at a fixed address: the batch, the learning rates, the decay of the average, the loss scale, the
-decision to skip. Dropout draws from torch's generator, which a replay advances as the recorded step did.
+A replay runs the recorded kernels on the same memory. Thus every value that changes from step to step must be a tensor
+at a fixed address: the batch, the learning rates, the decay of the average, the loss scale, the decision to skip.
+Dropout draws from torch's generator, which a replay advances as an eager step does.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,8 @@ def build_step_graph(
     stream = torch.cuda.Stream(context.device)
     stream.wait_stream(torch.cuda.current_stream(context.device))
     torch.cuda.set_stream(stream)
-    return StepGraph(optimizer), "; one CUDA graph per step"
+    pool = torch.cuda.graph_pool_handle()
+    return StepGraph(optimizer, lambda: CudaGraph(pool)), "; one CUDA graph per step"
 
 
 def graph_obstacle(
@@ -63,62 +64,71 @@ def graph_obstacle(
 
 
 class CudaGraph:
-    """Records the kernels that this thread launches in its stream. Other threads may use the GPU meanwhile."""
+    """Records the kernels that this thread launches in its stream. Other threads may use the GPU meanwhile.
 
-    def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    Graphs with one memory pool share it: only one of them runs at a time.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
     def record(self, work: Callable[[], Any]) -> Any:
-        """The kernels do not run; returns tensors that `replay` computes."""
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        """The kernels do not run; returns the tensors that `replay` computes."""
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(self._graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             return work()
 
     def replay(self) -> None:
         self._graph.replay()
 
 
-class StepGraph:
-    """Runs the first steps eagerly, records the next one, and replays it from then on."""
+class _Recording(NamedTuple):
+    graph: Any
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
 
-    def __init__(self, optimizer: torch.optim.Optimizer, new_graph: Callable[[], Any] = CudaGraph) -> None:
-        self._optimizer, self._graph = optimizer, new_graph()
+
+class StepGraph:
+    """Runs the first steps eagerly, records the next one, and replays it from then on.
+
+    Batches of each kind (shapes and dtypes: mixed ones have other targets) have a recording, after an eager step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, new_graph: Callable[[], Any]) -> None:
+        self._optimizer, self._new_graph = optimizer, new_graph
         self._steps = 0
-        self._inputs: list[torch.Tensor] = []
-        self._outputs: tuple[torch.Tensor, ...] = ()
-        self._lrs = torch.empty(0)
+        self._recordings: dict[Any, _Recording | None] = {}  # None: such a batch ran eagerly
+        device = optimizer.param_groups[0]["params"][0].device
+        self._lrs = torch.zeros(len(optimizer.param_groups), device=device)
 
     def run(self, step: Step, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of `step`, valid until the next call. It must read no random number that the host draws.
-
-        A batch of another shape or dtype, such as one that is not mixed, runs eagerly.
+        """The outputs of `step`, valid until the next call.
 
         Raises:
             UserError: an operation of the step cannot be recorded.
         """
         self._steps += 1
-        if self._steps <= _EAGER_STEPS:
-            return step(images, targets)
-        if not self._outputs:
-            self._record(step, images, targets)
         batch = images, targets
-        if any((new.shape, new.dtype) != (old.shape, old.dtype) for new, old in zip(batch, self._inputs, strict=True)):
-            return step(images, targets)
-        for old, new in zip(self._inputs, batch, strict=True):
-            old.copy_(new)
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in batch)
+        if self._steps <= _EAGER_STEPS or kind not in self._recordings:
+            self._recordings.setdefault(kind)
+            return step(*batch)
         lrs = torch.tensor([group["lr"] for group in self._optimizer.param_groups], pin_memory=self._lrs.is_cuda)
         self._lrs.copy_(lrs, non_blocking=True)
-        self._graph.replay()
-        return self._outputs
+        recording = self._recordings[kind] or self._record(step, batch)
+        self._recordings[kind] = recording
+        for old, new in zip(recording.inputs, batch, strict=True):
+            old.copy_(new)
+        recording.graph.replay()
+        return recording.outputs
 
-    def _record(self, step: Step, images: torch.Tensor, targets: torch.Tensor) -> None:
-        groups = self._optimizer.param_groups
-        self._inputs = [images.clone(), targets.clone()]
-        self._lrs = torch.tensor([group["lr"] for group in groups], device=images.device)
+    def _record(self, step: Step, batch: tuple[torch.Tensor, ...]) -> _Recording:
+        groups, graph, inputs = self._optimizer.param_groups, self._new_graph(), tuple(map(torch.clone, batch))
         settings = [dict(group) for group in groups]
         for group, lr in zip(groups, self._lrs.unbind(), strict=True):
             group.update(lr=lr, capturable=True)
         try:
-            self._outputs = self._graph.record(lambda: step(*self._inputs))
+            return _Recording(graph, inputs, graph.record(lambda: step(*inputs)))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
