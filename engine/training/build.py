@@ -41,7 +41,7 @@ from engine.training.optimizer import build_optimizer, check_sharded_optimizer
 from engine.training.run_data import RunData, build_batches
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
-from engine.training.step_graph import build_step_graph
+from engine.training.step_graph import StepGraph, build_step_graph
 from engine.training.weight_average import WeightAverage, average_warning, build_average
 from models.attention import allow_kernels
 from models.build import build_model
@@ -138,14 +138,12 @@ def build_train_state(
     apply_op_lists(model, config.model.attention, precision)
     base_loss = build_loss(config.loss, train.smoothing, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
-    notes += teacher_notes
     average, meta_model = build_average(model, train), copy_to_meta(model)
-    notes += _shard(config, strategy, precision, model, average)
+    notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
-    graph, graph_note = build_step_graph(config, context, strategy, precision, optimizer)
-    if compiled := compile_model(compute_model, train, context, strategy.is_sharded, graph is not None):
-        notes.append(f"Compile: {compiled}, in the first step{graph_note}")
+    graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
+    notes += compile_notes
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
     with precision.autocast(), run_eagerly():
@@ -174,6 +172,16 @@ def build_train_state(
         graph=graph,
     )
     return state, notes
+
+
+def _compile(
+    config: Config, context: ProcessContext, strategy: Strategy, precision: Precision, optimizer: torch.optim.Optimizer
+) -> tuple[StepGraph | None, list[str]]:
+    """Applies TRAIN.COMPILE; returns the graph of whole steps, if there is one, and lines for the log."""
+    graph, note = build_step_graph(config, context, strategy, precision, optimizer)
+    model = precision.weights.compute
+    compiled = compile_model(model, config.train, context, strategy.is_sharded, graph is not None)
+    return graph, [f"Compile: {compiled}, in the first step{note}"] if compiled else []
 
 
 def _shard(
