@@ -21,7 +21,7 @@ ALLOWED = {
     ("engine/precision/loss_scaler.py", "LossScaler.skipped_too_often"): ["synchronize"],
     # optimizers that are not fused; DESIGN: "with a fused optimizer, the host waits only ..."
     ("engine/precision/loss_scaler.py", "LossScaler.step"): ["if last_skipped"],
-    # tensors and numbers of the host: Pillow's images, draws of mixup from the CPU's generator, a CPU run's boxes
+    # tensors and numbers of the host: Pillow's images, draws of mixup from the CPU's generator, a CPU run's boxes, learning rates
     ("datasets/transforms/device.py", "RandomErase.forward"): ["tolist", "tolist"],
     ("datasets/transforms/mixup.py", "Mixup.forward"): ["int"],
     ("datasets/transforms/mixup.py", "Mixup._minmax_boxes"): ["int"],
@@ -30,6 +30,7 @@ ALLOWED = {
     ("datasets/transforms/policies.py", "to_pillow"): ["numpy"],
     ("datasets/transforms/timm_policy.py", "_build"): ["int"],
     ("engine/training/snapshot.py", "restore"): ["bool"],
+    ("engine/training/step_graph.py", "StepGraph.run"): ["tolist"],
 }
 
 

@@ -36,7 +36,7 @@ def build_step_graph(
     """
     if config.train.compile != "max" or context.device.type == "cpu":
         return None, ""
-    if obstacle := graph_obstacle(config, strategy, precision, optimizer):
+    if obstacle := graph_obstacle(config, context, strategy, precision, optimizer):
         return None, f"; no CUDA graph of the step: {obstacle}"
     stream = torch.cuda.Stream(context.device)
     stream.wait_stream(torch.cuda.current_stream(context.device))
@@ -46,15 +46,25 @@ def build_step_graph(
 
 
 def graph_obstacle(
-    config: Config, strategy: Strategy, precision: Precision, optimizer: torch.optim.Optimizer
+    config: Config,
+    context: ProcessContext,
+    strategy: Strategy,
+    precision: Precision,
+    optimizer: torch.optim.Optimizer,
 ) -> str | None:
-    """The reason why steps of this run cannot be replayed; None if they can."""
+    """The reason why steps of this run cannot be replayed; None if they can.
+
+    NCCL requires that all ranks record and replay the same steps, so their batches must be of one kind.
+    """
     train = config.train
+    mixes = train.mixup_alpha or train.cutmix_alpha or train.cutmix_minmax
+    may_differ = (mixes and train.mixup_mode == "batch") or config.data.on_bad_image == "skip"
     obstacles = {
         "gradients accumulate": train.accum_iter > 1,
         "weights are sharded": strategy.is_sharded,
         "O3 seeds its rounding on the host": precision.level == "O3",
         f"{train.optimizer.name} is not fused": not unscales_in_step(optimizer),
+        "TRAIN.MIXUP_MODE batch or DATA.ON_BAD_IMAGE: ranks may differ": bool(may_differ) and context.world_size > 1,
         "it includes a teacher": train.distillation_type != "none",
         "the average is in host memory": train.model_ema and train.model_ema_force_cpu,
         "PARALLEL.COMM_HOOK uses other streams": config.parallel.comm_hook != "none",
@@ -107,13 +117,17 @@ class StepGraph:
         Raises:
             UserError: an operation of the step cannot be recorded.
         """
+        groups, batch = self._optimizer.param_groups, (images, targets)
+        lrs = torch.tensor([group["lr"] for group in groups], pin_memory=self._lrs.is_cuda)
+        for group, lr in zip(
+            groups, lrs.tolist(), strict=True
+        ):  # float32, as in a replay: a resumed run begins eagerly
+            group["lr"] = lr
         self._steps += 1
-        batch = images, targets
         kind = tuple((tensor.shape, tensor.dtype) for tensor in batch)
         if self._steps <= _EAGER_STEPS or kind not in self._recordings:
             self._recordings.setdefault(kind)
             return step(*batch)
-        lrs = torch.tensor([group["lr"] for group in self._optimizer.param_groups], pin_memory=self._lrs.is_cuda)
         self._lrs.copy_(lrs, non_blocking=True)
         recording = self._recordings[kind] or self._record(step, batch)
         self._recordings[kind] = recording

@@ -4,8 +4,12 @@ On a CPU `OpReplay` stands for a CUDA graph: it records the ops of a step, and a
 Python numbers on the same memory. A value that should change from step to step, but is no tensor, keeps its old value.
 """
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -13,12 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from configs.command_line import parse_command_line
+from configs.schema import Amp, Parallel
 from datasets.transforms.device import TrainTransform
+from engine.parallel.ddp import DDP
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
 from engine.training.schedule import Schedule
-from engine.training.step_graph import StepGraph, graph_obstacle
+from engine.training.step_graph import StepGraph, build_step_graph, graph_obstacle
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
@@ -105,22 +112,76 @@ def test_replayed_steps_equal_eager_steps(options, tmp_path, cpu, monkeypatch):
     assert states(eager)["precision"]["scaler"]["counts"][0] >= 3
 
 
+def test_a_replayed_step_exchanges_gradients(cpu):
+    """The wrapper of a group of one: broadcasts of buffers and sums of gradients are recorded with the step."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        (eager, _), (replayed, graph) = (ddp_losses(cpu.device, replays) for replays in (False, True))
+    finally:
+        dist.destroy_process_group()
+    assert all(map(torch.equal, replayed, eager)) and graph.replays == 8
+    exchanged = [op.name() for op, *_ in graph.ops if op.namespace == "c10d"]
+    assert "c10d::allreduce_" in exchanged and "c10d::broadcast_" in exchanged
+
+
+def ddp_losses(device: torch.device, replays: bool) -> tuple[list[torch.Tensor], OpReplay]:
+    torch.manual_seed(0)
+    model, precision = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 4)), Precision(Amp(), device)
+    optimizer, wrapped = torch.optim.AdamW(model.parameters(), lr=0.125, fused=True), precision.attach(model)
+    wrapped = DDP(device, Parallel()).wrap(wrapped, torch.zeros(2, 8))
+
+    def step(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = nn.functional.cross_entropy(wrapped(images), targets)
+        precision.scaler.backward(loss, samples=1)
+        return loss.detach(), precision.step(optimizer, 1.0, 0)
+
+    recorded, losses = OpReplay(), []
+    graph = StepGraph(optimizer, lambda: recorded)
+    for _ in range(20):
+        batch = torch.randn(16, 8), torch.randint(0, 4, (16,))
+        outputs = graph.run(step, *batch) if replays else step(*batch)
+        losses += [output.clone() for output in outputs]
+    return losses, recorded
+
+
+def test_a_run_with_a_graph_leaves_the_default_stream(monkeypatch):
+    """A fake stands for torch.cuda; `max` alone asks for a graph, and not if gradients accumulate."""
+    events: list[str] = []
+    stream = SimpleNamespace(wait_stream=lambda other: events.append(f"wait for {other}"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda new: events.append("leave" if new is stream else "?"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    gpu, config = ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), parse_command_line(["-opts", *VIT]).config
+    optimizer, precision = build_optimizer(nn.Linear(2, 2), config.train), Precision(Amp(), torch.device("cpu"))
+    for options, has_graph in (("default", 1), False), (("max", 2), False), (("max", 1), True):
+        train_options = config.train.model_copy(update=dict(zip(("compile", "accum_iter"), options, strict=True)))
+        changed = config.model_copy(update={"train": train_options})
+        graph, note = build_step_graph(changed, gpu, Single(), precision, optimizer)
+        assert (graph is not None) == has_graph and bool(note) == (options[0] == "max")
+    assert events == ["wait for default", "leave"]
+
+
 @pytest.mark.parametrize(
-    ("options", "obstacle"),
+    ("options", "ranks", "obstacle"),
     [
-        ([], None),
-        (["TRAIN.ACCUM_ITER=2"], "accumulate"),
-        (["AMP=true", "AMP.LEVEL=O3"], "O3"),
-        (["TRAIN.OPTIMIZER.NAME=lamb"], "lamb"),
-        (["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"], "host memory"),
-        (["PARALLEL.COMM_HOOK=bf16"], "COMM_HOOK"),
-        (["MODEL.GRAD_CHECKPOINTING=true"], "GRAD_CHECKPOINTING"),
+        (["TRAIN.MIXUP_ALPHA=0.8"], 1, None),
+        (["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MIXUP_MODE=elem"], 2, None),
+        (["TRAIN.MIXUP_ALPHA=0.8"], 2, "MIXUP_MODE"),
+        (["DATA.ON_BAD_IMAGE=skip"], 2, "ON_BAD_IMAGE"),
+        (["TRAIN.ACCUM_ITER=2"], 1, "accumulate"),
+        (["AMP=true", "AMP.LEVEL=O3"], 1, "O3"),
+        (["TRAIN.OPTIMIZER.NAME=lamb"], 1, "lamb"),
+        (["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"], 1, "host memory"),
+        (["PARALLEL.COMM_HOOK=bf16"], 2, "COMM_HOOK"),
+        (["MODEL.GRAD_CHECKPOINTING=true"], 1, "GRAD_CHECKPOINTING"),
     ],
 )
-def test_steps_with_work_on_the_host_are_not_replayed(options, obstacle, cpu):
+def test_steps_that_cannot_be_replayed_are_not_recorded(options, ranks, obstacle, cpu):
     config = parse_command_line(["-opts", *VIT, *options]).config
     optimizer = build_optimizer(nn.Linear(2, 2), config.train)
-    found = graph_obstacle(config, Single(), Precision(config.amp, cpu.device), optimizer)
+    context = replace(cpu, world_size=ranks)
+    found = graph_obstacle(config, context, Single(), Precision(config.amp, cpu.device), optimizer)
     assert found is None if obstacle is None else obstacle in found
 
 
