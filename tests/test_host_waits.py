@@ -21,7 +21,7 @@ ALLOWED = {
     ("engine/precision/loss_scaler.py", "LossScaler.skipped_too_often"): ["synchronize"],
     # optimizers that are not fused; DESIGN: "with a fused optimizer, the host waits only ..."
     ("engine/precision/loss_scaler.py", "LossScaler.step"): ["if last_skipped"],
-    # tensors and numbers of the host: Pillow's images, draws of mixup from the CPU's generator, a CPU run's boxes, learning rates
+    # tensors and numbers of the host: images of Pillow, draws of mixup, the boxes of a run on a CPU, learning rates
     ("datasets/transforms/device.py", "RandomErase.forward"): ["tolist", "tolist"],
     ("datasets/transforms/mixup.py", "Mixup.forward"): ["int"],
     ("datasets/transforms/mixup.py", "Mixup._minmax_boxes"): ["int"],

@@ -29,48 +29,35 @@ def build_step_graph(
     precision: Precision,
     optimizer: torch.optim.Optimizer,
 ) -> tuple["StepGraph | None", str]:
-    """The graph if `TRAIN.COMPILE` is max, and the end of the log line on compilation. Call it before `Strategy.wrap`.
+    """The graph if `TRAIN.COMPILE` is max and nothing prevents it, and the end of the log line on compilation.
 
-    With a graph, this thread leaves the default stream: it cannot be recorded, and backward passes use the stream in
-    which DistributedDataParallel was built.
-    """
-    if config.train.compile != "max" or context.device.type == "cpu":
-        return None, ""
-    if obstacle := graph_obstacle(config, context, strategy, precision, optimizer):
-        return None, f"; no CUDA graph of the step: {obstacle}"
-    stream = torch.cuda.Stream(context.device)
-    stream.wait_stream(torch.cuda.current_stream(context.device))
-    torch.cuda.set_stream(stream)
-    pool = torch.cuda.graph_pool_handle()
-    return StepGraph(optimizer, lambda: CudaGraph(pool)), "; one CUDA graph per step"
-
-
-def graph_obstacle(
-    config: Config,
-    context: ProcessContext,
-    strategy: Strategy,
-    precision: Precision,
-    optimizer: torch.optim.Optimizer,
-) -> str | None:
-    """The reason why steps of this run cannot be replayed; None if they can.
-
-    NCCL requires that all ranks record and replay the same steps, so their batches must be of one kind.
+    NCCL requires that all ranks record and replay the same steps, so their batches must be of one kind. Call it before
+    `Strategy.wrap`: with a graph, this thread leaves the default stream. That stream cannot be recorded, and backward
+    passes use the stream in which DistributedDataParallel was built.
     """
     train = config.train
-    mixes = train.mixup_alpha or train.cutmix_alpha or train.cutmix_minmax
-    may_differ = (mixes and train.mixup_mode == "batch") or config.data.on_bad_image == "skip"
+    if train.compile != "max" or context.device.type == "cpu":
+        return None, ""
+    mixes = train.mixup_mode == "batch" and (train.mixup_alpha or train.cutmix_alpha or train.cutmix_minmax)
     obstacles = {
         "gradients accumulate": train.accum_iter > 1,
         "weights are sharded": strategy.is_sharded,
         "O3 seeds its rounding on the host": precision.level == "O3",
         f"{train.optimizer.name} is not fused": not unscales_in_step(optimizer),
-        "TRAIN.MIXUP_MODE batch or DATA.ON_BAD_IMAGE: ranks may differ": bool(may_differ) and context.world_size > 1,
-        "it includes a teacher": train.distillation_type != "none",
+        "TRAIN.MIXUP_MODE batch: ranks may differ": context.world_size > 1 and mixes,
+        "DATA.ON_BAD_IMAGE skip: ranks may differ": context.world_size > 1 and config.data.on_bad_image == "skip",
+        "a teacher takes part": train.distillation_type != "none",
         "the average is in host memory": train.model_ema and train.model_ema_force_cpu,
         "PARALLEL.COMM_HOOK uses other streams": config.parallel.comm_hook != "none",
         "MODEL.GRAD_CHECKPOINTING restores random states": config.model.grad_checkpointing,
     }
-    return next((obstacle for obstacle, is_given in obstacles.items() if is_given), None)
+    if found := [obstacle for obstacle, is_given in obstacles.items() if is_given]:
+        return None, f"; no CUDA graph of the step: {found[0]}"
+    stream = torch.cuda.Stream(context.device)
+    stream.wait_stream(torch.cuda.current_stream(context.device))
+    torch.cuda.set_stream(stream)
+    pool = torch.cuda.graph_pool_handle()
+    return StepGraph(optimizer, lambda: CudaGraph(pool)), "; one CUDA graph per step"
 
 
 class CudaGraph:
