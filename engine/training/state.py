@@ -40,7 +40,7 @@ class TrainState:
         batch_size: per device, of one micro-step.
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
-        timer: of the forward passes.
+        timer: of the forward passes; with `graph` of whole steps.
         graph: replays whole steps; None: each step is launched op by op.
     """
 

@@ -66,7 +66,8 @@ def train_steps(
             progress.data_wait_seconds += time.perf_counter() - waiting_since
             if state.graph:
                 inputs = _model_inputs(state, batch, step, micro_step)
-                loss, logits, grad_norm = state.graph.run(partial(_whole_step, state), *inputs)
+                with state.timer:
+                    loss, logits, grad_norm = state.graph.run(partial(_whole_step, state), *inputs)
             else:
                 exchanges = micro_step == window - 1
                 with nullcontext() if exchanges else state.strategy.no_sync(state.model):
