@@ -10,9 +10,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from utils.errors import UserError
-from utils.torch_compat import fused_attention_kernel, tree_map_only
+from utils.torch_compat import attention_order, fused_attention_kernel, set_attention_order, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
+_CUDNN_KERNEL = "cudnn_attention"
+_CUDNN_FIRST = (9, 0)  # compute capability of Hopper
 
 
 def use_attention(model: nn.Module, kind: str) -> None:
@@ -46,7 +48,11 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
 
 
 def allow_kernels(option: str, device: torch.device) -> None:
-    """`cudnn` restricts fused attention to cuDNN's kernel, in the whole process; other options allow all kernels.
+    """Restricts or orders the fused kernels of the whole process.
+
+    `cudnn` allows cuDNN's kernel alone; other options allow all kernels. `auto` tries cuDNN's first on compute
+    capability 9.0, unless algorithms must be deterministic, which its backward pass is not; elsewhere torch's order
+    holds.
 
     Raises:
         UserError: `cudnn` without a GPU.
@@ -56,6 +62,15 @@ def allow_kernels(option: str, device: torch.device) -> None:
     torch.backends.cuda.enable_flash_sdp(option != CUDNN)
     torch.backends.cuda.enable_mem_efficient_sdp(option != CUDNN)
     torch.backends.cuda.enable_math_sdp(option != CUDNN)
+    is_free = option == AUTO and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+    if is_free and torch.cuda.get_device_capability(device) == _CUDNN_FIRST:
+        set_attention_order([_CUDNN_KERNEL, *(kernel for kernel in attention_order() if kernel != _CUDNN_KERNEL)])
+
+
+def order_note(device: torch.device) -> str:
+    """The reason for the order of the kernels, if it is not torch's: to be appended to their names."""
+    is_first = device.type == "cuda" and attention_order()[0] == _CUDNN_KERNEL
+    return " (cuDNN first on this compute capability)" if is_first else ""
 
 
 def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:

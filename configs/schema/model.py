@@ -30,7 +30,13 @@ class Model(Section):
     )
     attention: Literal["auto", "fused", "cudnn", "explicit"] = Field(
         "auto",
-        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU",
+        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU, "
+        "and on compute capability 9.0 cuDNN's kernel where it supports the model",
+    )
+    channels_last: Literal["auto"] | bool = Field(
+        "auto",
+        description="NHWC memory format of weights and images; auto: on a GPU, for unsharded models with convolutions "
+        "beyond the patch embedding",
     )
 
     @property

@@ -68,7 +68,7 @@ class Train(Augmentation, Distillation):
     compile: Literal["none", "default", "model", "max"] = Field(
         "none",
         description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "
-        "model, which takes longer; max: also autotune it",
+        "model, which takes longer; max: also autotune it and, on a GPU, replay each step as one CUDA graph",
     )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / that of the next layer")
     smoothing: Probability = Field(0.0, description="label smoothing")

@@ -14,17 +14,24 @@ from configs.schema import Train
 from engine.parallel.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import allow_recompilations
+from utils.torch_compat import allow_recompilations, split_graphs_at_ddp_buckets
 
 
-def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_sharded: bool = False) -> str | None:
+def compile_model(
+    model: nn.Module,
+    options: Train,
+    context: ProcessContext,
+    is_sharded: bool = False,
+    in_step_graph: bool = False,
+) -> str | None:
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
     seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `model` and `max` always
     compile the whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix
-    product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
-    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
+    product, and replays torch's CUDA graphs where that is safe and no graph of the whole step replays them
+    (`in_step_graph`). Kernels round differently: a run that is resumed without torch's cache, or on another machine,
+    may differ in the last bits. Parameters and state dict keep their names.
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.
@@ -36,7 +43,7 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         return None
     _check_compiler(context.device)
     same_structure = not any(isinstance(module, DropPath) for module in model.modules())
-    mode = _whole_model_mode(options, context)
+    mode = _whole_model_mode(options, context, in_step_graph)
     if is_sharded:
         blocks = blocks_of(model) or [model]
         if not same_structure:
@@ -45,7 +52,9 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
             block.compile(dynamic=False, mode=mode)
         return f"{len(blocks)} blocks{f', {mode}' if mode else ''}"
     blocks = list(getattr(model, "blocks", ()))
-    if options.compile == "default" and blocks and same_structure:
+    by_block = options.compile == "default" and bool(blocks) and same_structure
+    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
+    if by_block:
         for block in blocks:
             block.compile(dynamic=False)
         return f"{len(blocks)} blocks"
@@ -58,7 +67,7 @@ def run_eagerly() -> AbstractContextManager:
     return torch.compiler.set_stance("force_eager")
 
 
-def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
+def _whole_model_mode(options: Train, context: ProcessContext, in_step_graph: bool) -> str | None:
     """The mode for torch.compile; None: its default.
 
     CUDA graphs reuse their output memory, so a replay would overwrite gradients that are still accumulated.
@@ -67,7 +76,7 @@ def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
     """
     if options.compile != "max" or context.device.type == "cpu":
         return None
-    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
+    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1 and not in_step_graph
     return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 

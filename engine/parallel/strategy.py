@@ -105,6 +105,10 @@ class Strategy:
         optimizer.load_state_dict(state)
         for group, present in zip(optimizer.param_groups, settings, strict=True):
             group.update(present)
+        for parameter, moments in optimizer.state.items():
+            for name, value in moments.items():
+                if torch.is_tensor(value) and value.shape == parameter.shape:  # fused kernels need equal strides
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 class Single(Strategy):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import torch
 from torch.autograd import DeviceType
@@ -34,7 +35,8 @@ def profile_run(run: Run, model_name: str) -> None:
         with _profiler(context.device):  # the first start is slow: do it now, or workers would load ahead during it
             pass
     batches = run.batches.iterate(0, 0, _ENDLESS)
-    training = MeasuredTraining(run, batches)
+    phases = replace(run, state=replace(run.state, graph=None))  # a graph of the whole step has no phases
+    training = MeasuredTraining(phases, batches)
     training.train(_WARMUP_STEPS)
     for _ in range(run.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps

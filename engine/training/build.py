@@ -41,9 +41,11 @@ from engine.training.optimizer import build_optimizer, check_sharded_optimizer
 from engine.training.run_data import RunData, build_batches
 from engine.training.schedule import build_schedule, lr_warning
 from engine.training.state import Plan, Run, TrainState
+from engine.training.step_graph import StepGraph, build_step_graph
 from engine.training.weight_average import WeightAverage, average_warning, build_average
 from models.attention import allow_kernels
 from models.build import build_model
+from models.convolutions import prepare_convolutions
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -125,24 +127,25 @@ def build_train_state(
         class_weights: of the loss, (classes,), on the device.
         class_names: those of the data, None if they have none; a teacher must have the same.
     """
-    data, train = config.data, config.train.model_copy(update={"accum_iter": layout.accum_iter})
+    train = config.train.model_copy(update={"accum_iter": layout.accum_iter})
+    config, data = config.model_copy(update={"train": train}), config.data
     allow_kernels(config.model.attention, context.device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config.model, data, context.device)
     notes = [f"Pretrained: {note}" for note in notes]
     strategy = build_strategy(config.parallel, context)
+    notes += prepare_convolutions(model, config.model.channels_last, context.device, strategy.is_sharded)
     precision = Precision(config.amp, context.device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
     apply_op_lists(model, config.model.attention, precision)
     base_loss = build_loss(config.loss, train.smoothing, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
-    notes += teacher_notes
     average, meta_model = build_average(model, train), copy_to_meta(model)
-    notes += _shard(config, strategy, precision, model, average)
+    notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
-    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
-        notes.append(f"Compile: {compiled}, in the first step")
     optimizer = build_optimizer(model, train)
+    graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
+    notes += compile_notes
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
     images = dummy_images(data, context)
@@ -168,8 +171,19 @@ def build_train_state(
         seed=config.seed,
         rank=context.rank,
         timer=StepTimer(context.device),
+        graph=graph,
     )
     return state, notes
+
+
+def _compile(
+    config: Config, context: ProcessContext, strategy: Strategy, precision: Precision, optimizer: torch.optim.Optimizer
+) -> tuple[StepGraph | None, list[str]]:
+    """Applies TRAIN.COMPILE; returns the graph of whole steps, if there is one, and lines for the log."""
+    graph, note = build_step_graph(config, context, strategy, precision, optimizer)
+    model = precision.weights.compute
+    compiled = compile_model(model, config.train, context, strategy.is_sharded, graph is not None)
+    return graph, [f"Compile: {compiled}, in the first step{note}"] if compiled else []
 
 
 def _shard(

@@ -15,8 +15,9 @@ from engine.evaluation.file_names import EVALUATION
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
-from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
+from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, order_note, use_attention
 from models.build import build_model
+from models.convolutions import prepare_convolutions
 from utils.distributed import ProcessContext
 
 
@@ -33,10 +34,11 @@ class EvalModel:
 def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     allow_kernels(config.model.attention, context.device)
     model, notes = build_model(config.model, config.data, context.device, needs_head=True)
+    convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     compute_model = precision.compute_copy(model)
-    notes = [f"Pretrained: {note}" for note in notes]
+    notes = [*(f"Pretrained: {note}" for note in notes), *convolution_notes]
     with torch.inference_mode(), precision.autocast():
         notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
@@ -66,7 +68,7 @@ def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
 def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The attention kernels that the model uses, for the log."""
     kernels = fused_kernels(model, images)
-    return [f"Attention: {', '.join(kernels)}"] if kernels else []
+    return [f"Attention: {', '.join(kernels)}{order_note(images.device)}"] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

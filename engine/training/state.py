@@ -20,6 +20,7 @@ from engine.telemetry.reporter import Reporter
 from engine.telemetry.step_timer import StepTimer
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
+from engine.training.step_graph import StepGraph
 from engine.training.weight_average import WeightAverage
 from utils.distributed import ProcessContext
 from utils.logger import RunLogger
@@ -39,7 +40,8 @@ class TrainState:
         batch_size: per device, of one micro-step.
         max_norm: of the gradients, global; None or 0: no clipping.
         rank: of this process; it seeds dropout and mixup.
-        timer: of the data wait and the forward passes.
+        timer: of the data wait and the forward passes; with `graph` of whole steps.
+        graph: replays whole steps; None: each step is launched op by op.
     """
 
     precision: Precision
@@ -59,6 +61,7 @@ class TrainState:
     seed: int
     rank: int
     timer: StepTimer
+    graph: StepGraph | None = None
 
     @property
     def eval_model(self) -> nn.Module:

@@ -19,7 +19,6 @@ class WeightAverage(ModelEmaV3):
 
     def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
         super().__init__(model, decay, use_warmup=use_warmup, device=torch.device("cpu") if on_host else None)
-        self._step_decay = decay
         self.follow(model)
 
     @torch.no_grad()
@@ -31,11 +30,13 @@ class WeightAverage(ModelEmaV3):
         pairs = [(local_tensor(average), local_tensor(value)) for average, value in unique]
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
+        # A tensor, so that a step that is replayed reads its current value.
+        self._update_weight = torch.tensor(1 - self.decay, device=self._averaged[0][0].device)
 
     def set_step(self, step: int) -> None:
         """The next update is that of optimizer step `step`, counted from 0."""
         if self.use_warmup:
-            self._step_decay = self.get_decay(step + 1)  # timm counts from 1
+            self._update_weight.fill_(1 - self.get_decay(step + 1))  # timm counts from 1
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
@@ -48,7 +49,7 @@ class WeightAverage(ModelEmaV3):
         device = averages[0].device  # the host's if the average, or the sharded model, is kept there
         if device != skipped.device:
             skipped, values = skipped.to(device), [value.to(device) for value in values]
-        weight = (1 - self._step_decay) * ~skipped
+        weight = self._update_weight * ~skipped
         if weight.device.type == "cpu":
             torch._foreach_lerp_(averages, values, [weight] * len(averages))
         else:

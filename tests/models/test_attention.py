@@ -9,9 +9,11 @@ from conftest import train
 from torch import nn
 
 from configs.command_line import parse_command_line
-from models.attention import CUDNN, EXPLICIT, FUSED, allow_kernels, fused_kernels, use_attention
+from models.attention import AUTO, CUDNN, EXPLICIT, FUSED, allow_kernels, fused_kernels, order_note, use_attention
 from models.build import build_model
+from utils.device import use_deterministic_algorithms
 from utils.errors import UserError
+from utils.torch_compat import attention_order, set_attention_order
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -19,7 +21,9 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture(autouse=True)
 def all_kernels_after_test():
+    order = attention_order()
     yield
+    set_attention_order(order)
     allow_kernels(FUSED, CPU)
 
 
@@ -82,6 +86,39 @@ def test_cudnn_allows_no_other_kernel():
         fused_kernels(model, torch.zeros(2, 3, 160, 160))
     allow_kernels(FUSED, GPU)
     assert fused_kernels(model, torch.zeros(2, 3, 160, 160)) == ["flash_attention"]
+
+
+@pytest.mark.parametrize(
+    ("option", "capability", "deterministic", "is_first"),
+    [
+        (AUTO, (9, 0), False, True),
+        (AUTO, (9, 0), True, False),
+        (AUTO, (8, 0), False, False),
+        (AUTO, (10, 0), False, False),
+        (FUSED, (9, 0), False, False),
+    ],
+)
+def test_cudnn_is_first_on_hopper(
+    monkeypatch, nondeterministic_after_test, option, capability, deterministic, is_first
+):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    use_deterministic_algorithms(deterministic)
+    before = attention_order()
+    allow_kernels(option, GPU)
+    others = [kernel for kernel in before if kernel != "cudnn_attention"]
+    assert attention_order() == (["cudnn_attention", *others] if is_first else before)
+    assert bool(order_note(GPU)) == is_first and not order_note(CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "cudnn"), (torch.float32, "efficient")])
+def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    model = timm.create_model("vit_tiny_patch16_224", depth=1).to(GPU)
+    allow_kernels(AUTO, GPU)
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), torch.no_grad():
+        assert fused_kernels(model, torch.zeros(2, 3, 224, 224, device=GPU)) == [f"{kernel}_attention"]
 
 
 @pytest.mark.gpu

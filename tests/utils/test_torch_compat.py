@@ -51,6 +51,16 @@ def test_disable_torch_function_hides_a_mode():
     assert seen
 
 
+def test_attention_order():
+    order = torch_compat.attention_order()
+    assert sorted(order)[:4] == ["cudnn_attention", "efficient_attention", "flash_attention", "math"]
+    try:
+        torch_compat.set_attention_order(order[::-1])
+        assert torch_compat.attention_order() == order[::-1], changed("torch._C._set_sdp_priority_order")
+    finally:
+        torch_compat.set_attention_order(order)
+
+
 def test_process_group_timeout(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

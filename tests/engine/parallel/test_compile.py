@@ -1,5 +1,7 @@
 """Compiled training: gradients close to eager mode, exact resume, and no compilation for evaluations."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
+from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Sharding
 from engine.precision.policy import Precision
@@ -191,3 +194,52 @@ def test_sharded_model_is_compiled_block_by_block(cpu, group_of_one, monkeypatch
     assert compiled_graphs() >= 2
     for actual, reference in zip(*gradients, strict=True):
         assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6)
+
+
+class CountingBackend:
+    """A backend of `torch.compile` that runs graphs as they are. ops: the number of calls in each compiled graph."""
+
+    def __init__(self) -> None:
+        self.ops: list[int] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        self.ops.append(sum(node.op in ("call_function", "call_method", "call_module") for node in graph.graph.nodes))
+        return graph.forward
+
+
+@pytest.fixture
+def backend(monkeypatch) -> CountingBackend:
+    counting, compile_module = CountingBackend(), nn.Module.compile
+    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=counting))
+    return counting
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_equal_blocks_are_one_graph_also_under_ddp(backend, cpu, request, ranks):
+    """Two ranks: the wrapper of a group of one. A bucket of 1 MiB ends inside a block of ViT-Tiny."""
+    config = parse_command_line(["-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=3", *GREY]).config
+    model = build_vit(config.model, config.data.model_copy(update={"image_size": 32}))
+    compile_model(model, Train(COMPILE="default"), cpu)
+    images = torch.randn(2, 1, 32, 32)
+    if ranks > 1:
+        request.getfixturevalue("group_of_one")
+        with run_eagerly():
+            model = DDP(CPU, Parallel()).wrap(model, images)
+    for _ in range(2):
+        model(images).sum().backward()
+    assert len(backend.ops) == 1 and not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("options", "graphs"),
+    [
+        (["TRAIN.COMPILE=default"], 1),
+        (["TRAIN.COMPILE=default", "MODEL.DROPPATH=0.2"], 1),
+        (["TRAIN.COMPILE=model", "MODEL.DROPOUT=0.1", "AMP=true", "AMP.LEVEL=O2"], 1),
+    ],
+)
+def test_an_epoch_and_its_evaluation_compile_once(backend, digits_argv, cpu, options, graphs):
+    """22 batches of 64 in windows of 3: the last window has one. The evaluation has a short last batch."""
+    train([*digits_argv, "TRAIN.NUM_EPOCHS=2", "TRAIN.ACCUM_ITER=3", "DATA.BATCH_SIZE_EVAL=50", *options], cpu)
+    assert len(backend.ops) == graphs and not counters["graph_break"]

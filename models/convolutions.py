@@ -1,0 +1,35 @@
+"""The memory format of convolutional models, and cuDNN's choice of their algorithms."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from utils.errors import UserError
+
+
+def prepare_convolutions(
+    model: nn.Module, channels_last: Literal["auto"] | bool, device: torch.device, is_sharded: bool = False
+) -> list[str]:
+    """Applies `MODEL.CHANNELS_LAST` to `model` on its device; returns a line for the log if something was set.
+
+    Only the weights are converted: the first convolution converts the images, and later ones keep their format. On a
+    GPU cuDNN times its algorithms for each new shape, unless they must be deterministic. Models with one convolution,
+    the patch embedding, are left as they are.
+
+    Raises:
+        UserError: `channels_last` is True, and the model will be sharded (`is_sharded`), which torch refuses.
+    """
+    if is_sharded and channels_last is True:
+        raise UserError("MODEL.CHANNELS_LAST true: sharded weights have no memory format; use auto")
+    is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
+    on_gpu = device.type == "cuda"
+    parts = []
+    if (is_convolutional and on_gpu and not is_sharded) if channels_last == "auto" else channels_last:
+        model.to(memory_format=torch.channels_last)
+        parts.append("channels last (MODEL.CHANNELS_LAST)")
+    benchmark = is_convolutional and on_gpu and not torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.benchmark = benchmark
+    if benchmark:
+        parts.append("cuDNN times its algorithms (not with DETERMINISTIC)")
+    return [f"Convolutions: {', '.join(parts)}"] if parts else []

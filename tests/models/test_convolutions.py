@@ -1,0 +1,119 @@
+"""Channels last: the option, equal results and gradients, optimizers, checkpoints that do not depend on it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GREY, states, train
+from torch import nn
+
+from configs.command_line import parse_command_line
+from models.build import build_model
+from models.convolutions import prepare_convolutions
+from utils.device import use_deterministic_algorithms
+from utils.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+FAMILIES = sorted((Path(__file__).parents[1] / "fixtures" / "families").iterdir())
+RESNET = [
+    "MODEL.TYPE=timm",
+    "MODEL.NAME=test_resnet",
+    "DATA.IMAGE_SIZE=32",
+    "DATA.CROP_PCT=1.0",
+    "MODEL.NUM_CLASSES=10",
+]
+CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
+
+
+@pytest.fixture(autouse=True)
+def benchmark_after_test():
+    yield
+    torch.backends.cudnn.benchmark = False
+
+
+def convolutional(count: int) -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(count)))
+
+
+def is_channels_last(model: nn.Module) -> bool:
+    return all(p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.ndim == 4)
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "convolutions", "sharded", "expected"),
+    [
+        ("auto", CPU, 2, False, (False, False)),
+        ("auto", GPU, 2, False, (True, True)),
+        ("auto", GPU, 1, False, (False, False)),
+        ("auto", GPU, 2, True, (False, True)),
+        (True, CPU, 1, False, (True, False)),
+        (False, GPU, 2, False, (False, True)),
+    ],
+)
+def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):
+    model = convolutional(convolutions)
+    notes = prepare_convolutions(model, option, device, sharded)
+    assert (is_channels_last(model), torch.backends.cudnn.benchmark) == expected and len(notes) == any(expected)
+
+
+def test_deterministic_runs_do_not_select_algorithms_by_time(nondeterministic_after_test):
+    use_deterministic_algorithms(True)
+    prepare_convolutions(convolutional(2), "auto", GPU)
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_sharded_weights_are_not_converted():
+    with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: .*; use auto$"):
+        prepare_convolutions(convolutional(2), True, GPU, is_sharded=True)
+
+
+@pytest.mark.parametrize("folder", FAMILIES, ids=lambda path: path.name)
+def test_outputs_and_gradients_of_all_families_are_equal(folder):
+    config = parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config
+    size = config.data.image_size
+    images, results = torch.randn(2, config.data.image_channels, size, size), []
+    for channels_last in (False, True):
+        torch.manual_seed(0)
+        model, _ = build_model(config.model, config.data, CPU)
+        for parameter in model.parameters():
+            if not parameter.any():  # a head
+                nn.init.normal_(parameter, std=0.1)
+        model.double().eval()
+        prepare_convolutions(model, channels_last, CPU)
+        output = model(images.double())
+        output.square().sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.requires_grad]
+        results.append((output.detach(), torch.cat(gradients)))
+    assert is_channels_last(model)
+    for actual, expected in zip(*results, strict=True):
+        assert (actual - expected).norm() < 1e-9 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerances"),
+    [
+        ("AMP=false", (0.03, 0.01)),
+        ("AMP={ENABLED: true, LEVEL: O2}", (0.09, 0.03)),
+        ("AMP={ENABLED: true, LEVEL: O3}", (0.09, 0.03)),
+    ],
+)
+def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision, tolerances):
+    """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up."""
+    argv = ["-dataset=digits", "-batch_size=64", "-opts", *RESNET, *GREY, precision]
+    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
+
+    def run(steps: int, folder: str, *more: str) -> Path:
+        return train([*argv, f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", *more], cpu)
+
+    initial, expected, converted = run(1, "initial"), run(4, "expected"), run(4, "converted", CHANNELS_LAST)
+    resumed = run(2, "resumed")
+    for steps, format in ((3, CHANNELS_LAST), (4, "MODEL.CHANNELS_LAST=false")):
+        run(steps, "resumed", f"MODEL.RESUME={resumed}", format)
+    for part in ("model", "ema"):
+        start, reference = (flatten(states(folder)[part]) for folder in (initial, expected))
+        for folder, tolerance in zip((converted, resumed), tolerances, strict=True):
+            assert (flatten(states(folder)[part]) - reference).norm() < tolerance * (reference - start).norm()
+
+
+def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.flatten().double() for name, value in state.items() if "num_batches" not in name])
