@@ -12,9 +12,7 @@ import itertools
 import random
 from pathlib import Path
 
-import matplotlib
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 QUARTERS = list(itertools.product((0, 0.5), (0, 0.5)))  # left, top, as shares of the photograph's sides
 CHANNEL_ORDERS = list(itertools.permutations(range(3)))
@@ -62,6 +60,9 @@ def width_and_height(text: str) -> tuple[int, int]:
 
 
 def photographs() -> list[Image.Image]:
+    import matplotlib
+    from sklearn.datasets import load_sample_images
+
     photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     portrait = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     return [*photos, Image.open(portrait).convert("RGB")] if portrait.exists() else photos

@@ -1,4 +1,7 @@
-"""JPEGs for the benchmarks: crops of photographs, with noise that gives them the file size of real photographs."""
+"""JPEGs for the benchmarks: crops of photographs, with noise that gives them the file size of real photographs.
+
+Without scikit-learn and matplotlib, which contain the photographs, smooth random pictures replace them.
+"""
 
 import io
 import random
@@ -21,7 +24,7 @@ _MAX_NOISE = 80.0  # standard deviation, on a scale of 255
 def make_images(folder: Path, size: tuple[int, int], count: int, mean_bytes: int) -> None:
     """Writes `count` different JPEGs of `size` (width, height) to class folders; their mean size is `mean_bytes`."""
     rng, noise_rng = random.Random(0), np.random.default_rng(0)
-    scenes = class_scenes(CLASSES)
+    scenes = _scenes()
     strength = _noise_strength([random_crop(scene, size, rng) for scene in scenes[:3]], mean_bytes)
     for number in range(count):
         label = number % CLASSES
@@ -29,6 +32,15 @@ def make_images(folder: Path, size: tuple[int, int], count: int, mean_bytes: int
         parent.mkdir(parents=True, exist_ok=True)
         picture = add_noise(random_crop(scenes[label], size, rng), strength, noise_rng)
         (parent / f"{number:08d}.jpg").write_bytes(encoded(picture))
+
+
+def _scenes() -> list[Image.Image]:
+    """One picture per class."""
+    try:
+        return class_scenes(CLASSES)
+    except ModuleNotFoundError:
+        pixels = np.random.default_rng(0).integers(0, 256, (CLASSES, 15, 20, 3), dtype=np.uint8)
+        return [Image.fromarray(one).resize((320, 240), Image.Resampling.BICUBIC) for one in pixels]
 
 
 def _noise_strength(pictures: list[Image.Image], mean_bytes: int) -> float:

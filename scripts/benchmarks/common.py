@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -115,11 +116,17 @@ def print_progress(text: str) -> None:
 
 
 def last_error(process: subprocess.CompletedProcess[str]) -> str:
-    """The reason of a failed process: its signal, or the last line of its standard error."""
+    """The reason of a failed process: its signal, or the last line of its standard error that names an error."""
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
-    lines = process.stderr.strip().splitlines() or [f"ended with status {process.returncode}"]
-    return lines[-1].removeprefix("error: ")
+    return error_line(process.stderr.strip().splitlines()) or f"ended with status {process.returncode}"
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
+    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return "".join((ours or others or lines)[-1:]).strip()
 
 
 # Results
