@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import statistics
@@ -17,6 +16,7 @@ import torch
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
+from scripts.benchmarks.programs import error_line
 from scripts.flags import add_flag
 from utils.atomic_file import temporary_path
 from utils.device import device_name
@@ -120,13 +120,6 @@ def last_error(process: subprocess.CompletedProcess[str]) -> str:
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
     return error_line(process.stderr.strip().splitlines()) or f"ended with status {process.returncode}"
-
-
-def error_line(lines: Sequence[str]) -> str:
-    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
-    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
-    return "".join((ours or others or lines)[-1:]).strip()
 
 
 # Results

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from typing import IO, NamedTuple, Protocol, Self
 
-from scripts.benchmarks.common import error_line
 from utils.errors import UserError
 
 
@@ -108,6 +108,13 @@ class Window(NamedTuple):
 
 class ProgramError(UserError):
     """A program ended, or was killed, before its turn was complete."""
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
+    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return "".join((ours or others or lines)[-1:]).strip()
 
 
 class Program:

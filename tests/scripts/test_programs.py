@@ -100,6 +100,28 @@ def test_steps_after_the_warmup_are_timed_by_the_arrival_of_their_lines():
     assert 0.09 < window.seconds < 30
 
 
+LOADING = """
+import itertools, os, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.write(write, bytes(40))
+    while os.getppid() != 1:
+        time.sleep(0.05)
+        os.write(write, bytes(1))
+for step in itertools.count(1):
+    os.read(read, 1)
+    print(f"step {step}, {step} s, 0 GB", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("prefetches", [True, False])
+def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
+    with Program([sys.executable, "-c", LOADING], {}, PlainLog(), prefetches) as program:
+        window = program.turn(warmup=2, steps=5, limit_seconds=30)
+    assert (window.first.steps > 40, window.steps) == (prefetches, 5)
+
+
 def test_child_processes_end_with_the_program(tmp_path):
     child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     then = f"import os, subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n" + (
