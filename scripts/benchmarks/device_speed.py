@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/device_speed.py -json speed.json
 
-Also measures which attention kernel the model runs, and counts the FLOPs of its training step.
+Also counts the FLOPs of a training step.
 """
 
 import sys
@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.precision.policy import Precision
 from engine.telemetry.flops import training_flops
-from models.attention import fused_kernels
-from models.build import build_model
 from scripts.benchmarks.common import mode_config, write_json
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import flag_parser, split_flags
@@ -55,12 +53,6 @@ def measure(rest: list[str], file: Path | None) -> None:
     def count_flops() -> int:
         return training_flops(build_plain_model(config), config.data)
 
-    def attention() -> str:
-        model, _ = build_model(config.model, config.data, context.device)
-        images = torch.zeros(2, config.data.image_channels, *[config.data.image_size] * 2, device=context.device)
-        with Precision(config.amp, context.device).autocast():
-            return ", ".join(fused_kernels(model, images)) or "explicit"
-
     def matmul_peak(mode: str) -> float:
         return matmul_flops_per_second(Precision(mode_config(rest, mode).amp, context.device))
 
@@ -68,7 +60,6 @@ def measure(rest: list[str], file: Path | None) -> None:
         (figures, "training_flops_per_image", count_flops),
         *((peaks, mode, partial(matmul_peak, mode)) for mode in MODES),
         (figures, "copy_bytes_per_second", partial(copy_bytes_per_second, context.device)),
-        (figures, "attention", attention),
     ]
     failures = []
     for target, name, run in measurements:

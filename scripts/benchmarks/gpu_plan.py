@@ -10,12 +10,11 @@ from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, READY_OPTIONS, data_flags
 from scripts.benchmarks.common import ENTRY, MODES
 from scripts.benchmarks.gpu_parts import ROOT, Part
-from scripts.benchmarks.parallel_report import PARALLEL, RECORDER_OFF, RECORDER_ON
 from utils.distributed import visible_gpus
 from utils.errors import UserError, did_you_mean
 
 LIMITS = {"machine": 45, "profile": 45, "profile-compiled": 75, "tests": 90, "tests-compile": 150, "loaders": 120}
-LIMITS |= {PARALLEL: 150, RECORDER_ON: 45, RECORDER_OFF: 45}  # seconds
+LIMITS |= {"parallel": 150, "parallel-recorder": 45, "parallel-no-recorder": 45}  # seconds
 LIMITS |= {"eager": 30, "eager-fp32": 45, "cached": 50, "compiled": 90, "whole": 120}  # of each program of this kind
 TIMED_IMAGES, FP32_TIMED_IMAGES = 16384, 4096  # per program
 WARMUP_STEPS = 10
@@ -77,10 +76,10 @@ AFTER_TESTS = {
 }
 TRAINING = BEFORE_TESTS | AFTER_TESTS
 PROFILES = ("profile", "profile-compiled")
-RECORDER_EVENTS = {RECORDER_ON: 2000, RECORDER_OFF: 0}
+RECORDER_EVENTS = {"parallel-recorder": 2000, "parallel-no-recorder": 0}
 NAMES = (
     *("machine", *PROFILES, *BEFORE_TESTS, "tests", *AFTER_TESTS),
-    *(PARALLEL, *RECORDER_EVENTS, "tests-compile", "loaders"),
+    *("parallel", *RECORDER_EVENTS, "tests-compile", "loaders"),
 )
 
 
@@ -124,7 +123,7 @@ class Plan:
             return self._training(name, TRAINING[name])
         if name in PROFILES:
             return self._profile(name)
-        if name.startswith(PARALLEL):
+        if name.startswith("parallel"):
             return self._parallel(name)
         if name == "tests":
             return _pytest_part(name, "tests", f"--ignore={COMPILE_TESTS}")

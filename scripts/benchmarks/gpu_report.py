@@ -8,7 +8,7 @@ from typing import Any
 from scripts.benchmarks.common import replace_text, write_json
 from scripts.benchmarks.gpu_parts import Part
 from scripts.benchmarks.parallel_report import HEADER as PARALLEL_HEADER
-from scripts.benchmarks.parallel_report import PARALLEL, parallel_target_rows, variant_rows
+from scripts.benchmarks.parallel_report import variant_rows
 from utils.tables import markdown_table
 
 FIGURES = "figures.json"
@@ -36,11 +36,11 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
         texts.append(_machine_text(machine))
     texts.append(markdown_table(TRAINING_HEADER, [row for part in trained for row in training_rows(part, machine)]))
     texts.append(FLOOR)
-    if parallel := next((part.result for part in parts if part.name == PARALLEL), None):
-        texts.append(f"Strategies of PARALLEL, {parallel['ranks']} process(es); the planner's error in brackets:")
-        texts.append(markdown_table(PARALLEL_HEADER, variant_rows(parallel)))
-    targets = [*target_rows(trained, machine), *parallel_target_rows(parts)]
-    texts.append(markdown_table(["for ViT-B/16", "target", "here"], targets))
+    texts.append(markdown_table(["for ViT-B/16", "target", "here"], target_rows(trained, machine)))
+    for part in parts:
+        if part.name.startswith("parallel") and part.result:
+            texts.append(f"{part.name}, {part.result['ranks']} process(es); the planner's error in brackets:")
+            texts.append(markdown_table(PARALLEL_HEADER, variant_rows(part.result)))
     not_run = [part for part in parts if part.outcome.startswith("not run")]
     outcomes = [
         [part.name, part.outcome.replace("|", "/"), f"{part.seconds:.0f}"] for part in parts if part not in not_run
@@ -57,8 +57,6 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
 
 def _machine_text(machine: dict[str, Any]) -> str:
     texts = [f"{machine['device']}, torch {machine['torch']}, {machine['model']}."]
-    if kernel := machine.get("attention"):
-        texts.append(f"Attention in evaluation: {kernel}.")
     if peaks := machine["peak_flops_per_second"]:
         texts.append(f"Matrix products, TFLOP/s: {', '.join(f'{mode} {peaks[mode] / 1e12:.4g}' for mode in peaks)}.")
     if speed := machine.get("copy_bytes_per_second"):

@@ -48,7 +48,7 @@ class OurLog:
         epoch, step, steps_per_epoch = map(int, found.groups()[:3])
         rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
         done_steps = (epoch - 1) * steps_per_epoch + step + 1
-        seconds = (done_steps - self.last.steps) * self.images_per_step / rate
+        seconds = (done_steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
         self.last = Reading(
             done_steps,
             self.last.seconds + seconds,
