@@ -13,9 +13,9 @@ from scripts.benchmarks.gpu_parts import ROOT, Part
 from utils.distributed import visible_gpus
 from utils.errors import UserError, did_you_mean
 
-LIMITS = {"machine": 45, "profile": 45, "profile-compiled": 75, "tests": 90, "tests-compile": 150, "loaders": 120}
-LIMITS |= {"parallel": 150, "parallel-recorder": 45, "parallel-no-recorder": 45}  # seconds
-LIMITS |= {"eager": 30, "eager-fp32": 45, "cached": 50, "compiled": 90, "whole": 120}  # of each program of this kind
+LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 90, "tests_compile": 120, "loaders": 90}
+LIMITS |= {"parallel": 120, "parallel_recorder": 45, "parallel_no_recorder": 45}  # seconds
+LIMITS |= {"eager": 30, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}  # of each program of this kind
 TIMED_IMAGES, FP32_TIMED_IMAGES = 16384, 4096  # per program
 WARMUP_STEPS = 10
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
@@ -45,8 +45,8 @@ DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped re
 TINY = ("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT)
 BEFORE_TESTS = {
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
-    "fp32-small": Setting("fp32", size="small", traffic="fp32"),
-    "fp16-small": Setting(FP16, size="small"),
+    "fp32_small": Setting("fp32", size="small", traffic="fp32"),
+    "fp16_small": Setting(FP16, size="small"),
     "O1": Setting(O1),
     "O2": Setting(O2, traffic="O2"),
     "dropout": Setting(O1, options=DROPOUT, traffic="dropout"),
@@ -55,31 +55,28 @@ BEFORE_TESTS = {
 AFTER_TESTS = {
     "jpeg": Setting(O1, "cached", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm", "jpeg_whole")),
-    "O2-compiled": Setting(O2, "compiled", traffic="O2"),
-    "fp16-compiled": Setting(FP16, "compiled"),
-    "dropout-compiled": Setting(O1, "compiled", options=DROPOUT, traffic="dropout"),
-    "fp32": Setting("fp32", "eager-fp32", traffic="fp32"),
+    "O2_compiled": Setting(O2, "compiled", traffic="O2"),
+    "fp16_compiled": Setting(FP16, "compiled"),
+    "dropout_compiled": Setting(O1, "compiled", options=DROPOUT, traffic="dropout"),
+    "fp32": Setting("fp32", "eager_fp32", traffic="fp32"),
     "tf32": Setting("tf32", traffic="fp32"),
     "fp16": Setting(FP16),
     "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",), traffic=""),
     "deterministic": Setting(O1, options=("DETERMINISTIC=true",), traffic=""),
     "tiny": Setting(O1, size="small", model=TINY, traffic=""),
-    "tiny-compiled": Setting(O1, "compiled", "small", model=TINY, traffic=""),
-    "tiny-max": Setting(O1, "whole", "small", options=("TRAIN.COMPILE=max",), model=TINY, traffic=""),
+    "tiny_compiled": Setting(O1, "compiled", "small", model=TINY, traffic=""),
+    "tiny_max": Setting(O1, "whole", "small", options=("TRAIN.COMPILE=max",), model=TINY, traffic=""),
     "resnet50": Setting(O1, model=("-model=resnet50",), traffic=""),
     "convnext": Setting(O1, model=("-model=convnext_tiny",), traffic=""),
-    "O1-small": Setting(O1, size="small"),
-    "O1-small-compiled": Setting(O1, "compiled", "small"),
-    "O2-small": Setting(O2, size="small", traffic="O2"),
-    "O2-small-compiled": Setting(O2, "compiled", "small", traffic="O2"),
-    "fp16-small-compiled": Setting(FP16, "compiled", "small"),
+    "O1_small": Setting(O1, size="small"),
+    "O1_small_compiled": Setting(O1, "compiled", "small"),
 }
 TRAINING = BEFORE_TESTS | AFTER_TESTS
-PROFILES = ("profile", "profile-compiled")
-RECORDER_EVENTS = {"parallel-recorder": 2000, "parallel-no-recorder": 0}
+PROFILES = ("profile", "profile_compiled")
+RECORDER_EVENTS = {"parallel_recorder": 2000, "parallel_no_recorder": 0}
 NAMES = (
     *("machine", *PROFILES, *BEFORE_TESTS, "tests", *AFTER_TESTS),
-    *("parallel", *RECORDER_EVENTS, "tests-compile", "loaders"),
+    *("parallel", *RECORDER_EVENTS, "tests_compile", "loaders"),
 )
 
 
@@ -127,7 +124,7 @@ class Plan:
             return self._parallel(name)
         if name == "tests":
             return _pytest_part(name, "tests", f"--ignore={COMPILE_TESTS}")
-        if name == "tests-compile":
+        if name == "tests_compile":
             return _pytest_part(name, str(COMPILE_TESTS))
         if name == "machine":
             return Part(name, [*_script("device_speed"), self._json(name), *self.rest], LIMITS[name])

@@ -77,7 +77,7 @@ def no_time(monkeypatch, tmp_path) -> list[str]:
 
 
 FIRST = [
-    *("machine", "profile", "profile-compiled", "compiled", "fp32-small", "fp16-small", "O1", "O2", "dropout", "cudnn"),
+    *("machine", "profile", "profile_compiled", "compiled", "fp32_small", "fp16_small", "O1", "O2", "dropout", "cudnn"),
     "tests",
 ]
 
@@ -118,8 +118,8 @@ def test_a_training_part_is_a_command_of_benchmark_train(tmp_path):
     for word in ("-programs=timm,jpeg_whole", timm, "-data=/images", "-json=gpu_figures/timm.json"):
         assert word in parts["timm"].command
     for word in ("-programs=ready", "-batch_size=64", "-steps=60", "AMP.ENABLED=false", "AMP.TF32=false"):
-        assert word in parts["fp32-small"].command
-    assert not {"-compile", timm, "-data=/images"} & set(parts["fp32-small"].command)
+        assert word in parts["fp32_small"].command
+    assert not {"-compile", timm, "-data=/images"} & set(parts["fp32_small"].command)
 
 
 def test_every_training_part_has_programs_that_can_be_compared(tmp_path):
@@ -133,7 +133,7 @@ def test_every_training_part_has_programs_that_can_be_compared(tmp_path):
 def test_the_shipped_recipe_is_measured_with_its_dropout(tmp_path):
     shipped = parse_command_line(["-cfg=configs/vit_base_patch16_224.yaml"]).config.model
     parts = parts_of(f"-output={tmp_path}")
-    assert config_of(parts["dropout"]).model == config_of(parts["dropout-compiled"]).model == shipped
+    assert config_of(parts["dropout"]).model == config_of(parts["dropout_compiled"]).model == shipped
     assert config_of(parts["O1"]).model.dropout == 0 < shipped.dropout
 
 
@@ -324,8 +324,8 @@ def test_rows_have_the_floor_and_the_share_of_it():
 def test_targets_are_compared_with_the_measured_values():
     parts = [
         trained("compiled", {"ready": figures(4000.0)}),
-        trained("fp16-small", {"ready": figures(1900.0)}),
-        trained("fp32-small", {"ready": figures(1000.0)}),
+        trained("fp16_small", {"ready": figures(1900.0)}),
+        trained("fp32_small", {"ready": figures(1000.0)}),
         trained("jpeg", {"jpeg": figures(3600.0)}),
         trained("timm", {"timm": figures(3000.0), "jpeg_whole": figures(3300.0)}),
     ]

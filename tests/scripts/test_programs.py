@@ -33,6 +33,11 @@ def test_our_lines_without_a_wait_waited_for_nothing(rest):
     assert OurLog(images_per_step=32).read(STEP.format(epoch=1, step=0, rest=rest)) == Reading(1, 2.0, 0.0, 2.27e9)
 
 
+def test_a_speed_that_is_rounded_to_zero_can_be_read():
+    reading = OurLog(images_per_step=2).read(STEP.format(epoch=1, step=0, rest="0.0 img/s, 2.27G"))
+    assert reading.steps == 1 and reading.seconds > 0
+
+
 def test_our_log_is_read_as_the_reporter_writes_it():
     metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
     report = StepReport(
