@@ -216,15 +216,24 @@ class Program:
                 return Window(last.steps - first.steps, last_arrived - arrived, first, last)
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
-        """Pauses the child processes until the program has logged nothing for `quiet_seconds`."""
+        """Pauses the child processes, if there are any, until the program has logged nothing for `quiet_seconds`."""
+        children = self._child_processes()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        with suppress(Empty):
+            while children:
+                self._next_reading(quiet_seconds)
+        self._signal(signal.SIGCONT)
+
+    def _child_processes(self) -> list[int]:
+        """All other processes of its group."""
+        found = []
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             with suppress(ProcessLookupError):
                 if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
-                    os.kill(pid, signal.SIGSTOP)
-        with suppress(Empty):
-            while True:
-                self._next_reading(quiet_seconds)
-        self._signal(signal.SIGCONT)
+                    found.append(pid)
+        return found
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process:
