@@ -42,9 +42,7 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
             texts.append(f"{part.name}, {part.result['ranks']} process(es); the planner's error in brackets:")
             texts.append(markdown_table(PARALLEL_HEADER, variant_rows(part.result)))
     not_run = [part for part in parts if part.outcome.startswith("not run")]
-    outcomes = [
-        [part.name, part.outcome.replace("|", "/"), f"{part.seconds:.0f}"] for part in parts if part not in not_run
-    ]
+    outcomes = [[part.name, _cell(part.outcome), f"{part.seconds:.0f}"] for part in parts if part not in not_run]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append(f"Not run: {', '.join(part.name for part in not_run) or 'none'}.")
     texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")
@@ -71,10 +69,10 @@ def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
     settings, rows = part.settings, []
     floor = floor_images_per_second(settings["mode"], settings["traffic"], settings["batch_size"], machine)
     for name in settings["programs"]:
-        head = [part.name, settings["mode"], str(settings["batch_size"]), _compiled_cell(name, settings), name]
+        head = [part.name, settings["mode"], str(settings["batch_size"]), _compiled_cell(settings), name]
         one = _programs(part).get(name)
         if one is None or "failed" in one:
-            rows.append([*head, f"failed: {one['failed']}" if one else part.outcome, "", "", "", ""])
+            rows.append([*head, _cell(f"failed: {one['failed']}" if one else part.outcome), "", "", "", ""])
             continue
         speed, memory = median(one["images_per_second"]), one["peak_memory_bytes"]
         floor_cells = [f"{floor:,.0f}", f"{speed / floor:.1%}"] if floor else ["", ""]
@@ -83,11 +81,15 @@ def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _cell(reason: str) -> str:
+    return reason.replace("|", "\\|")
+
+
 def _programs(part: Part) -> dict[str, Any]:
     return (part.result or {}).get("programs", {})
 
 
-def _compiled_cell(program: str, settings: dict[str, Any]) -> str:
+def _compiled_cell(settings: dict[str, Any]) -> str:
     if not settings["is_compiled"]:
         return "no"
     return "whole model" if settings["kind"] == "whole" else "blocks"

@@ -270,6 +270,14 @@ def test_the_machine_is_measured(tmp_path, monkeypatch):
     assert machine["training_flops_per_image"] > 0 and machine["copy_bytes_per_second"] > 0
 
 
+@pytest.mark.gpu
+def test_a_gpu_is_measured(tmp_path):
+    device_speed.main([f"-json={tmp_path / 'machine.json'}", *MACHINE])
+    machine = json.loads((tmp_path / "machine.json").read_text())
+    assert machine["device"] == torch.cuda.get_device_name()
+    assert min(machine["peak_flops_per_second"].values()) > 0 and machine["copy_bytes_per_second"] > 0
+
+
 def test_a_measurement_that_fails_ends_no_other(tmp_path, monkeypatch):
     def fails(*_):
         raise RuntimeError("no such op")
@@ -317,8 +325,8 @@ def test_rows_have_the_floor_and_the_share_of_it():
         [*head, "timm", "done", "", "", "", ""],
     ]
     assert training_rows(one, {})[0][5:] == ["2000.0", "", "", "1.0%", "20.00"]
-    one.result, one.outcome = None, "failed: no GPU"
-    assert [row[5] for row in training_rows(one, machine)] == ["failed: no GPU"] * 4
+    one.result, one.outcome = None, "failed: a | b"
+    assert [row[5] for row in training_rows(one, machine)] == ["failed: a \\| b"] * 4
 
 
 def test_targets_are_compared_with_the_measured_values():
