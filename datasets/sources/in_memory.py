@@ -82,5 +82,5 @@ def digits(data: Data, split: str) -> ImageArray:
 
 
 def fake(data: Data, split: str) -> FakeImages:
-    """1,280 training and 256 validation samples of noise, of IMAGE_SIZE, in 1,000 classes."""
-    return FakeImages(1280 if split == "train" else 256, num_classes=1000, size=data.image_size)
+    """12,800 training and 256 validation samples of noise, of IMAGE_SIZE, in 1,000 classes."""
+    return FakeImages(12_800 if split == "train" else 256, num_classes=1000, size=data.image_size)

@@ -15,7 +15,8 @@ train.py has no dropout by default. The programs:
 
 Each program starts once, in its own processes. The programs take turns; the order is reversed in every second round.
 While one program runs, the others are paused by SIGSTOP, so that changes of the machine's speed affect all equally.
-The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. The next `-steps` steps are
+The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. Then the loading workers
+are paused until the program has used up the batches that they prefetched. The next `-steps` steps are
 timed by the clock of this script, between the arrivals of two log lines. A second column shows the speed that the
 program logs itself. A ratio is the median of the ratios within the rounds. A program ends after its last turn. `-json`
 is rewritten after every turn.
@@ -35,7 +36,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from configs.schema import Config
+from configs.schema import Config, Data
+from datasets.loading.loader import PREFETCH_FACTOR
 from engine.telemetry.reporter import peak_memory_bytes
 from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
@@ -66,6 +68,7 @@ RATIOS = (
     *(("jpeg", "timm"), ("jpeg_whole", "timm"), ("jpeg", "timm_explicit")),
     *(("ready", "bare"), ("jpeg", "ready"), ("bare", "timm")),
 )
+READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0")
 IMAGES = 256  # different JPEGs
 
 Results = dict[str, list[Window] | ProgramError]  # the turns of each program, or its error
@@ -84,7 +87,7 @@ def main(argv: list[str]) -> int:
             images = flags.data or Path(folder) / "images"
             if not flags.data:
                 make_images(images, (500, 375), IMAGES, mean_bytes=106_000)
-            link_images(images, data, entries=max_steps(flags) * config.data.batch_size)
+            link_images(images, data, entries=max_steps(flags, config.data) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, Path(folder)) for name in names}
         results = measure(programs, config, flags, lambda results: write_json(flags.json, figures_of(results, config)))
     figures = figures_of(results, config)
@@ -142,9 +145,10 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
     return names
 
 
-def max_steps(flags: argparse.Namespace) -> int:
+def max_steps(flags: argparse.Namespace, data: Data) -> int:
     """Upper bound of the steps of a program in all its turns. An epoch is at least as long."""
-    return flags.warmup + flags.rounds * (flags.steps + 2 * flags.interval)
+    prefetched = (PREFETCH_FACTOR + 1) * data.num_workers
+    return flags.warmup + flags.rounds * (flags.steps + prefetched + 3 * flags.interval)
 
 
 # Programs
@@ -160,17 +164,19 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
             str(flags.timm_train),
             *timm_flags(config, folder / "data", folder / "timm", flags.interval),
         ]
-        return Program(command, explicit, TimmLog(config.data.batch_size))
-    command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *_data_flags(name, folder)]
+        return Program(command, explicit, TimmLog(config.data.batch_size), config.data.num_workers > 0)
+    command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "jpeg_whole":
         options += ["TRAIN.COMPILE=model"]
     if name == "ready":
-        options += ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0"]
-    return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size))
+        options += READY_OPTIONS
+    prefetches = config.data.num_workers > 0 and not (name == "ready" and not visible_gpus())
+    return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size), prefetches)
 
 
-def _data_flags(name: str, folder: Path) -> list[str]:
+def data_flags(name: str, folder: Path) -> list[str]:
+    """The data of a program of the entry script; JPEGs are in `folder / "data"`."""
     if name != "ready":
         return ["-dataset=folder", f"-data_path={folder}/data"]
     # On a CPU a worker would take a core from the model.

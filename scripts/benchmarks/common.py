@@ -16,6 +16,7 @@ import torch
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
+from scripts.benchmarks.programs import error_line
 from scripts.flags import add_flag
 from utils.atomic_file import temporary_path
 from utils.device import device_name
@@ -115,11 +116,10 @@ def print_progress(text: str) -> None:
 
 
 def last_error(process: subprocess.CompletedProcess[str]) -> str:
-    """The reason of a failed process: its signal, or the last line of its standard error."""
+    """The reason of a failed process: its signal, or the last line of its standard error that names an error."""
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
-    lines = process.stderr.strip().splitlines() or [f"ended with status {process.returncode}"]
-    return lines[-1].removeprefix("error: ")
+    return error_line(process.stderr.strip().splitlines()) or f"ended with status {process.returncode}"
 
 
 # Results

@@ -15,19 +15,22 @@ from typing import Any
 from scripts.benchmarks.common import last_error
 
 ROOT = Path(__file__).parents[2]
-MIN_SECONDS = 15.0  # a part that has less time does not start
 POLL_SECONDS = 0.5  # between two looks at the result of a running part
 TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
 @dataclass
 class Part:
-    """A command, its time limit and its outcome. `result` is the content of `<name>.json`, if the command wrote it."""
+    """A command, its time limit and its outcome.
+
+    images: a folder that the command reads. result: the content of `<name>.json`, if the command wrote it.
+    """
 
     name: str
     command: list[str]
     limit_seconds: float
     settings: dict[str, Any] = field(default_factory=dict)
+    images: Path | None = None
     outcome: str = "not run"
     seconds: float = 0.0
     result: dict[str, Any] | None = None
@@ -35,11 +38,12 @@ class Part:
 
 
 def part_environment(compile_cache: Path) -> dict[str, str]:
-    """All parts share one compile cache, also if an import of torch has already set the variable.
+    """All parts share one compile cache, also if an import of torch has already set the variables.
 
     The parts run in another folder, so relative paths in PYTHONPATH become absolute.
     """
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache)}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_cache), "TRITON_CACHE_DIR": str(compile_cache / "triton")}
+    environment = os.environ | caches
     if paths := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
     return environment
@@ -48,13 +52,13 @@ def part_environment(compile_cache: Path) -> dict[str, str]:
 def run_part(
     part: Part, folder: Path, seconds_left: float, environment: dict[str, str], after_result: Callable[[], None]
 ) -> None:
-    """Runs the part within its limit and the time left, and writes its output to `<name>.txt`.
+    """Runs the part if its limit fits into the time left, and writes its output to `<name>.txt`.
 
     Args:
         after_result: is called after every change of `part.result` while the part runs.
     """
-    limit = min(part.limit_seconds, seconds_left - TERMINATION_SECONDS)
-    if limit < MIN_SECONDS:
+    limit = part.limit_seconds
+    if limit > seconds_left:
         part.outcome = "not run: no time was left"
         return
     file, output = folder / f"{part.name}.json", folder / f"{part.name}.txt"
@@ -75,10 +79,10 @@ def run_part(
     finally:
         _end(process, part.stop_signal)
         part.seconds, part.result = time.monotonic() - started, _read(file)
+    text = output.read_text(errors="replace").partition("\n")[2].strip()
     if is_late:
-        part.outcome = f"stopped after {limit:.0f} s"
+        part.outcome = f"stopped after {limit:.0f} s; last line: {''.join(text.splitlines()[-1:])}"
     elif process.returncode:
-        text = output.read_text(errors="replace").partition("\n")[2]
         reason = last_error(subprocess.CompletedProcess(part.command, process.returncode, stderr=text))
         part.outcome = f"failed: {reason}"
     else:

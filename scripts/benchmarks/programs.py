@@ -6,8 +6,10 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol, Self
+from queue import Empty, Queue
+from typing import IO, NamedTuple, Protocol, Self
 
 from utils.errors import UserError
 
@@ -47,7 +49,7 @@ class OurLog:
         epoch, step, steps_per_epoch = map(int, found.groups()[:3])
         rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
         done_steps = (epoch - 1) * steps_per_epoch + step + 1
-        seconds = (done_steps - self.last.steps) * self.images_per_step / rate
+        seconds = (done_steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
         self.last = Reading(
             done_steps,
             self.last.seconds + seconds,
@@ -109,15 +111,25 @@ class ProgramError(UserError):
     """A program ended, or was killed, before its turn was complete."""
 
 
+def error_line(lines: Sequence[str]) -> str:
+    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
+    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return "".join((ours or others or lines)[-1:]).strip()
+
+
 class Program:
     """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
 
     A context manager: on exit it ends the program.
+
+    prefetches: its child processes load batches, more of them than the program has used.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Log) -> None:
-        self.command, self.environment, self.log = command, environment, log
+    def __init__(self, command: list[str], environment: dict[str, str], log: Log, prefetches: bool = False) -> None:
+        self.command, self.environment, self.log, self.prefetches = command, environment, log, prefetches
         self.lines: list[str] = []
+        self._arrivals: Queue[tuple[float, str] | None] = Queue()
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -131,11 +143,12 @@ class Program:
         if self._process:
             self._signal(signal.SIGKILL)
             self._process.wait()
-            self._process.stdout.close()
             self._process = None
 
     def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
         """Starts or continues the program. Times `steps` steps after its first line with `warmup` or more steps.
+
+        A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
 
         Raises:
             ProgramError: the program ended, or took longer than `limit_seconds` and was killed.
@@ -148,18 +161,18 @@ class Program:
                 self._signal(signal.SIGCONT)
             else:
                 self._process = self._start()
-            window = self._time_steps(warmup, steps)
+            return self._time_steps(warmup, steps)
+        except EOFError:
+            reason = error_line(self.lines) or "no output"
         finally:
             timer.cancel()
             self._signal(signal.SIGSTOP)
-        if window:
-            return window
-        last_line = self.lines[-1].removeprefix("error: ") if self.lines else "no output"
-        is_late = time.perf_counter() - started >= limit_seconds
-        raise ProgramError(f"not done within {limit_seconds:g} s; last line: {last_line}" if is_late else last_line)
+        if time.perf_counter() - started >= limit_seconds:
+            reason = f"not done within {limit_seconds:g} s; last line: {''.join(self.lines[-1:])}"
+        raise ProgramError(reason)
 
     def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command,
             env=os.environ | self.environment,
             stdout=subprocess.PIPE,
@@ -168,20 +181,60 @@ class Program:
             errors="replace",
             process_group=0,
         )
+        threading.Thread(target=self._receive, args=(process.stdout,), daemon=True).start()
+        return process
 
-    def _time_steps(self, warmup: int, steps: int) -> Window | None:
-        first = None
-        for line in self._process.stdout:
-            arrived = time.perf_counter()
-            self.lines.append(line.rstrip("\n"))
-            reading = self.log.read(self.lines[-1])
-            if reading is None or reading.steps < warmup:
-                continue
-            if first is None:
-                first, first_arrived = reading, arrived
-            elif reading.steps >= first.steps + steps:
-                return Window(reading.steps - first.steps, arrived - first_arrived, first, reading)
-        return None
+    def _receive(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                self._arrivals.put((time.perf_counter(), line.rstrip("\n")))
+        self._arrivals.put(None)
+
+    def _next_reading(self, timeout_seconds: float | None = None) -> tuple[float, Reading]:
+        """The next one, and our clock at its arrival.
+
+        Raises:
+            EOFError: the program ended.
+            Empty: no line arrived within the timeout.
+        """
+        while arrival := self._arrivals.get(timeout=timeout_seconds):
+            self.lines.append(arrival[1])
+            if reading := self.log.read(arrival[1]):
+                return arrival[0], reading
+        raise EOFError
+
+    def _time_steps(self, warmup: int, steps: int) -> Window:
+        before = arrived = time.perf_counter()
+        first = Reading(0, 0.0)
+        while first.steps < warmup:
+            before, (arrived, first) = arrived, self._next_reading()
+        if self.prefetches:
+            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
+            arrived, first = self._next_reading()
+        while True:
+            last_arrived, last = self._next_reading()
+            if last.steps >= first.steps + steps:
+                return Window(last.steps - first.steps, last_arrived - arrived, first, last)
+
+    def _use_up_prefetched(self, quiet_seconds: float) -> None:
+        """Pauses the child processes, if there are any, until the program has logged nothing for `quiet_seconds`."""
+        children = self._child_processes()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        with suppress(Empty):
+            while children:
+                self._next_reading(quiet_seconds)
+        self._signal(signal.SIGCONT)
+
+    def _child_processes(self) -> list[int]:
+        """All other processes of its group."""
+        found = []
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with suppress(ProcessLookupError):
+                if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
+                    found.append(pid)
+        return found
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process:

@@ -1,6 +1,7 @@
 """benchmark_input.py: test images, ratios, equal transforms, and a small run. No test here asserts a time."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -50,6 +51,15 @@ def test_images_have_the_given_size_and_are_reproducible(tmp_path):
     assert len({path.read_bytes() for path in one}) == 16
     with Image.open(one[0]) as image:
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (120, 90))
+
+
+def test_images_need_no_photographs(tmp_path, monkeypatch):
+    for name in ("sklearn", "sklearn.datasets", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    make_images(tmp_path, (120, 90), count=16, mean_bytes=7000)
+    images = sorted(tmp_path.rglob("*.jpg"))
+    assert len({path.read_bytes() for path in images}) == 16
+    assert mean_kilobytes(images) == pytest.approx(7, rel=0.1)
 
 
 def test_links_make_a_long_epoch_of_few_images(tmp_path):

@@ -8,9 +8,8 @@ from conftest import TINY_VIT
 
 from scripts.benchmarks import benchmark_parallel
 from scripts.benchmarks.benchmark_parallel import VARIANTS, checked_variants, measure_all, variant_config
-from scripts.benchmarks.gpu_parts import Part
 from scripts.benchmarks.parallel_predictions import predictions
-from scripts.benchmarks.parallel_report import RECORDER_OFF, RECORDER_ON, parallel_target_rows, variant_rows
+from scripts.benchmarks.parallel_report import variant_rows
 from scripts.flags import split_flags
 from utils.errors import UserError
 
@@ -58,13 +57,10 @@ def test_unknown_variants_are_refused():
         checked_variants("ddp,fsd")
 
 
-def test_targets_are_compared_with_the_measured_values():
+def test_rows_have_the_error_of_the_planner():
     predicted = {"predicted_images_per_second": 640.0, "predicted_bytes": 0.9e9}
-    variants = {"ddp-64": figures(0.1, 64), "fsdp-64": figures(0.12, 64) | predicted, "ddp_bf16-64": {"failed": "why"}}
-    parts = [Part(name, [], 1.0, result={"variants": variants}) for name in ("parallel", RECORDER_ON, RECORDER_OFF)]
-    assert [row[2] for row in parallel_target_rows(parts)] == ["1.200", "", "", "1.000", "-10.0%", "+20.0%"]
-    assert [row[2] for row in parallel_target_rows([])] == [""] * 6
-    assert variant_rows({"variants": variants})[1:] == [
+    variants = {"fsdp-64": figures(0.12, 64) | predicted, "ddp_bf16-64": {"failed": "why"}}
+    assert variant_rows({"variants": variants}) == [
         ["fsdp-64", "120.0", "533.3", "1.00", "640.0 (+20.0%)", "0.90 (-10.0%)"],
         ["ddp_bf16-64", "failed: why", "", "", "", ""],
     ]

@@ -33,6 +33,11 @@ def test_our_lines_without_a_wait_waited_for_nothing(rest):
     assert OurLog(images_per_step=32).read(STEP.format(epoch=1, step=0, rest=rest)) == Reading(1, 2.0, 0.0, 2.27e9)
 
 
+def test_a_speed_that_is_rounded_to_zero_can_be_read():
+    reading = OurLog(images_per_step=2).read(STEP.format(epoch=1, step=0, rest="0.0 img/s, 2.27G"))
+    assert reading.steps == 1 and reading.seconds > 0
+
+
 def test_our_log_is_read_as_the_reporter_writes_it():
     metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
     report = StepReport(
@@ -98,6 +103,28 @@ def test_steps_after_the_warmup_are_timed_by_the_arrival_of_their_lines():
     assert (window.steps, window.first.steps, window.last.steps, lines) == (8, 5, 13, steps)
     assert window.own_seconds == pytest.approx(0.8)
     assert 0.09 < window.seconds < 30
+
+
+LOADING = """
+import itertools, os, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.write(write, bytes(40))
+    while os.getppid() != 1:
+        time.sleep(0.05)
+        os.write(write, bytes(1))
+for step in itertools.count(1):
+    os.read(read, 1)
+    print(f"step {step}, {step} s, 0 GB", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("prefetches", [True, False])
+def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
+    with Program([sys.executable, "-c", LOADING], {}, PlainLog(), prefetches) as program:
+        window = program.turn(warmup=2, steps=5, limit_seconds=30)
+    assert (window.first.steps > 40, window.steps) == (prefetches, 5)
 
 
 def test_child_processes_end_with_the_program(tmp_path):
