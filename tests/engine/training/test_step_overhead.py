@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data
 from datasets.batch import Batch
+from engine.precision import policy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
@@ -126,6 +127,7 @@ def on_meta_device(monkeypatch) -> None:
     generator_class = torch.Generator
 
     monkeypatch.setattr(Precision, "autocast", lambda self: MetaAutocast())
+    monkeypatch.setattr(policy, "set_norm_dtypes", lambda *arguments: None)  # it uses autocast, too
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator_class())
     optimizers = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
