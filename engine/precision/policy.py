@@ -126,6 +126,10 @@ class Precision:
         return self.dtype if self.level == "O2" else None
 
     @property
+    def has_lists(self) -> bool:
+        return self.dtype != torch.float32 and bool(self.options.custom_white_list or self.options.custom_black_list)
+
+    @property
     def lists_softmax(self) -> bool:
         """Whether an op list names softmax, which fused attention does not expose."""
         listed = (*self.options.custom_white_list, *self.options.custom_black_list)
