@@ -23,6 +23,11 @@ CONTEXT = ProcessContext(0, 0, 1, 1, GPU)
 _PROPERTIES = SimpleNamespace(name="fake", multi_processor_count=132, major=9, minor=0)
 
 
+@torch.library.impl("aten::_fused_sgd_", "Meta")
+def _(*arguments: Any, **options: Any) -> None:
+    """torch has fake implementations of the other fused optimizers only."""
+
+
 @contextmanager
 def fake_gpu() -> Iterator[None]:
     """Inside, tensors can be created on `GPU`, and models trained."""

@@ -49,6 +49,17 @@ def test_disable_torch_function_hides_a_mode():
     assert seen
 
 
+def test_fused_lerp(any_device):
+    torch.manual_seed(0)
+    starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
+    expected, copies = torch._foreach_lerp(starts, ends, 0.3), [end.clone() for end in ends]
+    skipped = torch.zeros((), dtype=torch.bool, device=any_device.device)
+    for step_is_skipped in (False, True):
+        torch_compat.fused_lerp_(starts, ends, 0.3, skipped.fill_(step_is_skipped))
+        assert all(map(torch.allclose, starts, expected)), changed("torch._fused_sgd_")
+        assert all(map(torch.equal, ends, copies))
+
+
 def test_process_group_timeout(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

@@ -46,6 +46,8 @@ def _moved(op: Any, name: str, args: tuple, kwargs: dict, result: Any) -> list[A
     arguments = op._schema.arguments
     values = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
     is_written = {argument.name: bool(argument.alias_info and argument.alias_info.is_write) for argument in arguments}
+    if name == "_fused_sgd_" and values.get("grad_scale") is None:
+        is_written["grads"] = False  # the kernel stores them if it unscales them
     written = [value for name, value in values.items() if is_written[name]] or result
     read = [value for key, value in values.items() if not (is_written[key] and name in _OVERWRITES)]
     return [read, written]

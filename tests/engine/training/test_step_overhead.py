@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+import fake_gpu  # noqa: F401  # with torch's fused SGD on the meta device, which has none
 import pytest
 import torch
 import torch.nn.functional as F
