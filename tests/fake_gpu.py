@@ -7,6 +7,7 @@ attention, fused optimizers. Only the C++ engine of the backward pass needs a GP
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,9 +51,19 @@ def fake_gpu() -> Iterator[None]:
         yield
 
 
-def _linspace(start: float, end: float, steps: int, **options: Any) -> list[torch.Tensor]:
-    """Constants, whose values timm reads for its rates of drop-path."""
-    return [torch.tensor(start + (end - start) * index / max(steps - 1, 1)) for index in range(steps)]
+class _Constants(list[torch.Tensor]):
+    """Fake tensors with one element each, whose values timm reads for its rates of drop-path."""
+
+    def split(self, sizes: list[int]) -> list["_Constants"]:
+        ends = list(accumulate(sizes))
+        return [_Constants(self[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+    def tolist(self) -> list[float]:
+        return [value.item() for value in self]
+
+
+def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constants:
+    return _Constants(torch.tensor(start + (end - start) * index / max(steps - 1, 1)) for index in range(steps))
 
 
 def _module_to(module: nn.Module, device: torch.device) -> nn.Module:

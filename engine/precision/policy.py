@@ -4,7 +4,7 @@ A training step calls the same methods in every precision; those that a precisio
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import torch
@@ -98,21 +98,26 @@ class Precision:
             check_equal_rounding(context)
 
     def apply_op_lists(self, model: nn.Module) -> None:
-        """Applies the white and black list to the fp32 model, and in O2 and O3 the dtype of its norms.
+        """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.
 
         Call it once, before the model is copied or sharded.
 
         Raises:
             UserError: a list entry names neither an op nor a module.
         """
+        listed: set[nn.Module] = set()
         if self.dtype != torch.float32:
             options = self.options
             # Without autocast, the op that follows a listed op expects half.
             result_dtype = self.dtype if self.level == "O3" else None
             lists = options.custom_white_list, options.custom_black_list
             listed = apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
-            if self.level != "O1":
-                set_norm_dtypes(model, self.dtype, self.device, listed)
+        self.set_norm_dtypes(model, listed)
+
+    def set_norm_dtypes(self, model: nn.Module, listed: Collection[nn.Module] = ()) -> None:
+        """Sets the dtype of the norms of the fp32 model in O2 and O3. For models without lists, such as a teacher."""
+        if self.level in ("O2", "O3"):
+            set_norm_dtypes(model, self.dtype, self.device, listed)
 
     @property
     def gathered_dtype(self) -> torch.dtype | None:

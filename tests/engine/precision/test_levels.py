@@ -43,6 +43,7 @@ def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
 
 
 def weights_of(policy: Precision, model: nn.Module) -> MasterWeights:
+    policy.apply_op_lists(model)
     policy.attach(model)
     return policy.weights
 
@@ -76,6 +77,7 @@ def test_logits_are_half_and_close_to_fp32(level, dtype):
     with torch.no_grad():
         expected = model(images)
         policy = precision(level, dtype)
+        policy.apply_op_lists(model)
         with policy.autocast():
             logits = policy.compute_copy(model)(images)
     assert logits.dtype == getattr(torch, dtype)

@@ -12,18 +12,18 @@ VIT_B = [
 BF16 = ["AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
 DROPOUT = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1"]  # of configs/vit_imagenet.yaml
 BUDGETS = {  # ops, GB
-    "fp32": ([], 256, 144.5),
-    "O1": (BF16, 534, 111.6),
-    "O2": ([*BF16, "AMP.LEVEL=O2"], 361, 107.8),
-    "O3": ([*BF16, "AMP.LEVEL=O3"], 264, 77.8),
-    "fp32, dropout": (DROPOUT, 330, 195.4),
-    "O1, dropout": ([*BF16, *DROPOUT], 608, 140.2),
-    "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 435, 136.1),
-    "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 670, 129.8),
-    "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 485, 113.1),
-    "O1, drop-path 0.4": ([*BF16, "MODEL.DROPPATH=0.4"], 694, 126.9),
-    "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 539, 114.3),
-    "O1, 2 micro-steps": ([*BF16, "TRAIN.ACCUM_ITER=2"], 1199, 221.1),
+    "fp32": ([], 247, 134.2),
+    "O1": (BF16, 523, 106.1),
+    "O2": ([*BF16, "AMP.LEVEL=O2"], 251, 69.9),
+    "O3": ([*BF16, "AMP.LEVEL=O3"], 255, 72.6),
+    "fp32, dropout": (DROPOUT, 321, 185.1),
+    "O1, dropout": ([*BF16, *DROPOUT], 597, 134.7),
+    "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 325, 98.2),
+    "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 619, 114.5),
+    "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 345, 76.7),
+    "O1, drop-path 0.4": ([*BF16, "MODEL.DROPPATH=0.4"], 659, 116.3),
+    "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 525, 107.1),
+    "O1, 2 micro-steps": ([*BF16, "TRAIN.ACCUM_ITER=2"], 1177, 210.1),
 }
 
 
