@@ -11,19 +11,20 @@ from scripts.benchmarks.training_parts import build_state
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}, {"dynamic_img_pad": True}])
-def test_the_values_and_gradients_are_those_of_the_convolution(options):
+def test_the_values_and_gradients_are_those_of_the_convolution(options, any_device):
     torch.manual_seed(0)
+    device, tolerance = any_device.device, 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
     arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 24} | options
-    convolution, linear = PatchEmbed(**arguments), PatchEmbed(**arguments)
+    convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
     linear.load_state_dict(convolution.state_dict())
     use_linear_patches(linear)
     assert type(linear.proj) is PatchLinear and list(linear.state_dict()) == list(convolution.state_dict())
-    images, results = torch.randn(2, 3, 16, 16), []
+    images, results = torch.randn(2, 3, 16, 16, device=device), []
     for module in (convolution, linear):
         features = module(images)
         results.append((features, *torch.autograd.grad(features.square().sum(), list(module.parameters()))))
     for expected, found in zip(*results, strict=True):
-        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
 def test_incomplete_patches_are_ignored_as_before():
