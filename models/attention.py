@@ -1,4 +1,7 @@
-"""Which kernel computes attention: torch's fused kernels, or the explicit softmax(q k^T) v."""
+"""Which kernel computes attention: torch's fused kernels, or the explicit softmax(q k^T) v.
+
+Legend: B samples, N tokens, C channels of a token, H heads, D channels of a head.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Attention
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -15,6 +19,23 @@ from utils.torch_compat import attention_order, fused_attention_kernel, set_atte
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
 _CUDNN_KERNEL = "cudnn_attention"
 _CUDNN_FIRST = (9, 0)  # compute capability of Hopper
+
+
+class UnbindAttention(Attention):
+    """timm's attention, whose backward pass with fused kernels writes the gradients of q, k and v once.
+
+    timm splits q, k and v after it has moved their dimension to the front. The backward pass then has to move it back.
+    """
+
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
+        if not self.fused_attn or self.gate is not None:
+            return super().forward(x, attn_mask, is_causal)
+        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)  # (B, N, H, D)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        dropout = self.attn_drop.p if self.training else 0.0
+        options = {"attn_mask": attn_mask, "dropout_p": dropout, "is_causal": is_causal}
+        x = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, **options)
+        return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
 
 def use_attention(model: nn.Module, kind: str) -> None:
@@ -41,6 +62,9 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
 
     On two CPU cores the fused kernels take 1.0 (fp32) to 3 times (bf16) as long as explicit attention for ViT's shapes.
     """
+    for module in model.modules():
+        if type(module).forward is Attention.forward:
+            module.__class__ = UnbindAttention
     if option != AUTO:
         use_attention(model, option)
     elif device.type == "cpu":

@@ -99,6 +99,19 @@ def update_scale(
     torch._amp_update_scale_(scale, tracker, found_inf, growth_factor, backoff_factor, growth_interval)
 
 
+def fused_lerp_(
+    starts: list[torch.Tensor], ends: list[torch.Tensor], weight: torch.Tensor, skipped: torch.Tensor
+) -> None:
+    """start += weight * (end - start) in one kernel for all tensors, unless `skipped`, both () on their device.
+
+    torch's fused lerp takes no weight from the device. Gradient ascent on `end` with a weight decay of 1 is the same.
+    All tensors have one dtype.
+    """
+    rates = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
+    switches = {"nesterov": False, "maximize": True, "is_first_step": False, "found_inf": skipped.float()}
+    torch._fused_sgd_(starts, ends, [], **rates, **switches)
+
+
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step divides gradients by `optimizer.grad_scale` and skips if `optimizer.found_inf` (fused)."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)

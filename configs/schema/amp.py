@@ -16,7 +16,7 @@ class Amp(Section):
     )
     level: Literal["O1", "O2", "O3"] = Field(
         "O1",
-        description="O1: autocast; O2: half weights, fp32 norms and master weights; O3: half weights only",
+        description="O1: autocast; O2: half weights, fp32 master weights; O3: half weights only",
     )
     tf32: bool | None = Field(None, description="TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
     init_loss_scaling: float = Field(65536.0, ge=1e-6, le=1e38, description="float16: initial loss scale")

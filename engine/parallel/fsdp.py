@@ -6,7 +6,7 @@ checkpointing, compilation, sharding, optimizer. Nothing is wrapped: paths, clas
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -73,7 +73,7 @@ class FSDP(Strategy):
         # Autocast casts the inputs, as it does without sharding.
         policy = MixedPrecisionPolicy(sharding.half, reduce_dtype, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        norms = [] if sharding.half is None else _with_parameters(model, sharding.fp32_modules)
+        norms = [] if sharding.half is None else _with_parameters(model, sharding.keeps_fp32)
         for norm in norms:
             fully_shard(norm, reshard_after_forward=reshard, mp_policy=fp32, **common)
         blocks = _separate_blocks(model)
@@ -173,10 +173,8 @@ def _uses(module: nn.Module) -> Counter[nn.Parameter]:
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
-def _with_parameters(model: nn.Module, types: tuple[type, ...]) -> list[nn.Module]:
-    return [
-        module for module in model.modules() if isinstance(module, types) and any(True for _ in module.parameters())
-    ]
+def _with_parameters(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    return [module for module in model.modules() if chosen(module) and any(True for _ in module.parameters())]
 
 
 def _units(model: nn.Module) -> list[FSDPModule]:

@@ -1,6 +1,6 @@
 """How the processes of a run share the work of a training step."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from torch import nn
 class Sharding:
     """The precision in which a sharded model computes.
 
-    half: dtype to which gathered parameters are cast; None: they stay in fp32. fp32_modules: the types of modules that
-    are not cast.
+    half: dtype to which gathered parameters are cast; None: they stay in fp32. keeps_fp32: whether the parameters of a
+    module are not cast.
     """
 
     half: torch.dtype | None
-    fp32_modules: tuple[type[nn.Module], ...]
+    keeps_fp32: Callable[[nn.Module], bool]
 
 
 @dataclass(frozen=True)

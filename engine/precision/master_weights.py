@@ -4,32 +4,30 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 
+from engine.precision.norms import keeps_fp32_weights
 from utils.device import gpu_kind
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d, BatchNorm)
 _ALIGNMENT = 16  # elements
 
 
-def half_copy(model: nn.Module, half: torch.dtype, include_norms: bool) -> nn.Module:
-    """A copy of `model` with weights in `half` that shares its fp32 norms and its buffers.
+def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Module:
+    """A copy of `model` with weights in `half` that shares its fp32 norms.
 
-    With `include_norms`, norms and buffers are in half too, except batch norms: running statistics need fp32.
+    It shares the buffers too, or has them in half except batch norms: running statistics need fp32.
     """
-    fp32_modules = (BatchNorm,) if include_norms else NORMS
     memo = {}
     for module in model.modules():
-        shared = isinstance(module, fp32_modules)
+        shared = keeps_fp32_weights(module)
         for parameter in module.parameters(recurse=False):
             halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
             memo.setdefault(id(parameter), parameter if shared else halved)
         for buffer in module.buffers(recurse=False):
-            to_half = include_norms and buffer.is_floating_point() and not shared
+            to_half = half_buffers and buffer.is_floating_point() and not shared
             memo[id(buffer)] = buffer.to(half) if to_half else buffer
     return copy.deepcopy(model, memo)
 

@@ -7,6 +7,7 @@ are compiled, wrapped for data parallelism, copied, or recomputed in the backwar
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ OPS = (
     "add", "sub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "mean", "sum", "var", "norm", "cumsum",
     "cat", "stack", "interpolate", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
 )  # fmt: skip
+NORM_OPS = ("layer_norm", "rms_norm", "group_norm")
 _OTHER_NAMES = {"matmul": ("mm", "bmm", "addmm", "baddbmm"), "div": ("truediv", "true_divide"), "cat": ("concat",)}
 _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 
@@ -80,11 +82,14 @@ def apply_op_lists(
     half: torch.dtype,
     device: torch.device,
     result_dtype: torch.dtype | None,
-) -> None:
+) -> set[nn.Module]:
     """Makes the listed ops and modules of `model` compute in `half` (white list) or fp32 (black list, which wins).
 
     An entry is one of `OPS`, a pattern for module paths (`blocks.11.*` is the whole block 11), or both (`norm`). In a
     listed module all ops of `OPS` change; ops outside of modules, such as the loss, do not.
+
+    Returns:
+        The modules in which an op of `NORM_OPS` is listed.
 
     Raises:
         UserError: an entry is neither an op nor a module.
@@ -92,7 +97,7 @@ def apply_op_lists(
     white_ops, white_paths = _resolve(model, white, _WHITE)
     black_ops, black_paths = _resolve(model, black, _BLACK)
     if not (white_ops or white_paths or black_ops or black_paths):
-        return
+        return set()
     disable_autocast_in_compiled_backward()
     tables = {
         "": _table(half, white_ops) | _table(torch.float32, black_ops),
@@ -105,8 +110,10 @@ def apply_op_lists(
         outer = lists.get(path.rpartition(".")[0], "")
         lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
         if tables[lists[path]] and (module in units or lists[path] != outer):
-            module.__class__ = _with_casting(type(module))
+            module.__class__ = with_mixin(_Casting, type(module))
             module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
+    norms = _table(half, NORM_OPS)
+    return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
 
 
 def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
@@ -139,11 +146,7 @@ def _units(module: nn.Module) -> list[nn.Module]:
     return parts
 
 
-_casting_classes: dict[type, type] = {}
-
-
-def _with_casting(module_class: type[nn.Module]) -> type[nn.Module]:
+@cache
+def with_mixin(mixin: type, module_class: type[nn.Module]) -> type[nn.Module]:
     """One subclass per class, so that modules of one class still share it, and compile once."""
-    if module_class not in _casting_classes:
-        _casting_classes[module_class] = type(module_class.__name__, (_Casting, module_class), {})
-    return _casting_classes[module_class]
+    return type(module_class.__name__, (mixin, module_class), {})

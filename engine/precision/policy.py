@@ -4,7 +4,7 @@ A training step calls the same methods in every precision; those that a precisio
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from configs.schema import Amp
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.master_weights import MasterWeights, check_equal_rounding, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
+from engine.precision.norms import set_norm_dtypes
 from engine.precision.op_lists import apply_op_lists
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -33,8 +34,8 @@ class Average(Protocol):
 class Precision:
     """The level and dtype of a run, its loss scaler and, in training, its master weights.
 
-    O1: autocast over fp32 weights (Apex O1, Colossal-AI's torch AMP). O2: half weights, fp32 norms and master weights
-    (Apex O2, Paddle O2, Colossal-AI's naive AMP). O3: half weights without master weights (Apex O3).
+    O1: autocast over fp32 weights (Apex O1, Colossal-AI's torch AMP). O2: half weights, fp32 master weights (Apex O2,
+    Paddle O2, Colossal-AI's naive AMP). O3: half weights without master weights (Apex O3).
     """
 
     def __init__(
@@ -97,21 +98,30 @@ class Precision:
             check_equal_rounding(context)
 
     def apply_op_lists(self, model: nn.Module) -> None:
-        """Applies the white and black list to the fp32 model. Call it once, before the model is copied.
+        """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.
+
+        Call it once, before the model is copied or sharded.
 
         Raises:
             UserError: a list entry names neither an op nor a module.
         """
+        listed: set[nn.Module] = set()
         if self.dtype != torch.float32:
             options = self.options
             # Without autocast, the op that follows a listed op expects half.
             result_dtype = self.dtype if self.level == "O3" else None
             lists = options.custom_white_list, options.custom_black_list
-            apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
+            listed = apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
+        self.set_norm_dtypes(model, listed)
+
+    def set_norm_dtypes(self, model: nn.Module, listed: Collection[nn.Module] = ()) -> None:
+        """Sets the dtype of the norms of the fp32 model in O2 and O3. For models without lists, such as a teacher."""
+        if self.level in ("O2", "O3"):
+            set_norm_dtypes(model, self.dtype, self.device, listed)
 
     @property
     def gathered_dtype(self) -> torch.dtype | None:
-        """The dtype to which the gathered parameters of a sharded model are cast, except `NORMS`; None: fp32.
+        """The dtype to which the gathered parameters of a sharded model are cast, except fp32 norms; None: fp32.
 
         Raises:
             UserError: O3, which has no fp32 weights to shard.
@@ -119,6 +129,10 @@ class Precision:
         if self.level == "O3":
             raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp and hsdp shard fp32 weights; use AMP.LEVEL=O2")
         return self.dtype if self.level == "O2" else None
+
+    @property
+    def has_lists(self) -> bool:
+        return self.dtype != torch.float32 and bool(self.options.custom_white_list or self.options.custom_black_list)
 
     @property
     def lists_softmax(self) -> bool:
@@ -133,7 +147,7 @@ class Precision:
         """
         if self.level not in ("O2", "O3") or is_sharded(model):
             return model
-        copy = half_copy(model, self.dtype, include_norms=self.level == "O3")
+        copy = half_copy(model, self.dtype, half_buffers=self.level == "O3")
         if self.level == "O3":
             copy.register_forward_pre_hook(_InputCast(self.dtype))
         return copy
@@ -218,10 +232,11 @@ def precision_name(options: Amp, device: torch.device) -> str:
     if not options.enabled:
         return "float32"
     half = str(_compute_dtype(options, device)).removeprefix("torch.")
+    norms = half if device.type == "cuda" else "float32"
     return {
         "O1": f"O1: {half} autocast over float32 weights",
-        "O2": f"O2: {half} weights, float32 norms and master weights",
-        "O3": f"O3: {half} weights and norms, no master weights",
+        "O2": f"O2: {half} weights, {norms} norms, float32 master weights",
+        "O3": f"O3: {half} weights, {norms} norms, no master weights",
     }[options.level]
 
 

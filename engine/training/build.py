@@ -21,7 +21,7 @@ from engine.checkpoint.trained_on import describe_data
 from engine.parallel.build import build_strategy
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
-from engine.precision.master_weights import NORMS
+from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
 from engine.telemetry.flops import copy_to_meta
 from engine.telemetry.loggers.group import LoggerGroup
@@ -202,7 +202,7 @@ def _shard(
         raise UserError(
             f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false, or PARALLEL.OFFLOAD=true"
         )
-    sharding = Sharding(precision.gathered_dtype, NORMS)
+    sharding = Sharding(precision.gathered_dtype, keeps_fp32_weights)
     about = strategy.shard(model, average and average.module, sharding)
     if average:
         average.follow(model)

@@ -18,6 +18,7 @@ from engine.precision.policy import Precision
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, order_note, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions
+from models.patch_embedding import use_linear_patches
 from utils.distributed import ProcessContext
 
 
@@ -72,7 +73,12 @@ def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this."""
+    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this.
+
+    Lists also apply to the convolution of a patch embedding, which is a linear layer only without them.
+    """
     if precision.lists_softmax and attention == AUTO:
         use_attention(model, EXPLICIT)
+    if precision.device.type == "cuda" and not precision.has_lists:
+        use_linear_patches(model)
     precision.apply_op_lists(model)

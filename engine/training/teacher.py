@@ -35,6 +35,7 @@ class Teacher:
 
     def __init__(self, model: nn.Module, precision: Precision, own: Data, student: Data) -> None:
         """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models."""
+        precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
         self.precision, self.size = precision, own.image_size
         self._rescale = _rescale(own, student, precision.device)

@@ -8,6 +8,7 @@ from torch import nn
 
 from configs.schema import Train
 from utils.sharded import local_tensor
+from utils.torch_compat import fused_lerp_
 
 
 class WeightAverage(ModelEmaV3):
@@ -42,21 +43,16 @@ class WeightAverage(ModelEmaV3):
     def update(self, skipped: torch.Tensor) -> None:
         """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device.
 
-        On a GPU this allocates the size of the weights, as much as the gradients that were just freed; `on_host` it
-        allocates as much in host memory.
+        `on_host` this allocates the size of the weights in host memory.
         """
         averages, values = self._averaged
         device = averages[0].device  # the host's if the average, or the sharded model, is kept there
         if device != skipped.device:
             skipped, values = skipped.to(device), [value.to(device) for value in values]
-        weight = self._update_weight * ~skipped
-        if weight.device.type == "cpu":
-            torch._foreach_lerp_(averages, values, [weight] * len(averages))
+        if device.type == "cpu":
+            torch._foreach_lerp_(averages, values, [self._update_weight * ~skipped] * len(averages))
         else:
-            # Three fused kernels: torch's fused lerp takes no weight from the device.
-            differences = torch._foreach_sub(values, averages)
-            torch._foreach_mul_(differences, weight)
-            torch._foreach_add_(averages, differences)
+            fused_lerp_(averages, values, self._update_weight, skipped)
         if self._copied:
             torch._foreach_copy_(*self._copied)
 

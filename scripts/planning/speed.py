@@ -96,8 +96,8 @@ def _between_groups(size: float, layout: Layout) -> float:
 
 
 def _optimizer_bytes(workload: Workload, layout: Layout) -> float:
-    """AdamW moves 24 bytes per parameter; an average 32, copies to and from a half model 12."""
-    per_parameter = 8 * (1 + workload.moments) + 32 * workload.has_average
+    """AdamW moves 24 bytes per parameter; an average 12, copies to and from a half model 12."""
+    per_parameter = 8 * (1 + workload.moments) + 12 * workload.has_average
     per_parameter += 12 * (workload.is_half and not layout.is_sharded)
     return per_parameter * workload.trained / layout.shards
 

@@ -6,10 +6,22 @@ import pytest
 import timm
 import torch
 from conftest import train
+from timm.layers import Attention
 from torch import nn
 
 from configs.command_line import parse_command_line
-from models.attention import AUTO, CUDNN, EXPLICIT, FUSED, allow_kernels, fused_kernels, order_note, use_attention
+from models.attention import (
+    AUTO,
+    CUDNN,
+    EXPLICIT,
+    FUSED,
+    UnbindAttention,
+    allow_kernels,
+    fused_kernels,
+    order_note,
+    select_attention,
+    use_attention,
+)
 from models.build import build_model
 from utils.device import use_deterministic_algorithms
 from utils.errors import UserError
@@ -37,6 +49,25 @@ def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, d
     with torch.device(device):
         built, _ = build_model(config.model, config.data, torch.device(device))
     assert {block.attn.fused_attn for block in built.blocks} == {fused}
+
+
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": True, "qk_norm": True, "scale_norm": True, "attn_head_dim": 8}])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("call", [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()}])
+def test_splitting_before_the_transposition_has_the_bits_of_timm(options, dropout, call):
+    torch.manual_seed(0)
+    attention = Attention(16, num_heads=4, attn_drop=dropout, norm_layer=nn.LayerNorm, **options)
+    attention.fused_attn = True
+    results = []
+    for changed in (False, True):
+        if changed:
+            select_attention(attention, FUSED, CPU)
+        torch.manual_seed(1)
+        x = torch.randn(2, 5, 16, requires_grad=True)
+        y = attention(x, **call)
+        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])))
+    assert type(attention) is UnbindAttention
+    assert all(map(torch.equal, *results))
 
 
 def test_explicit_and_fused_attention_are_equal():

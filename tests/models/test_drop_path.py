@@ -20,6 +20,7 @@ def block() -> SampleDropBlock:
 
 def test_number_of_kept_samples():
     assert [num_kept_samples(32, rate) for rate in (0.0, 0.05, 0.099, 0.1, 0.5)] == [None, None, None, 29, 16]
+    assert [num_kept_samples(32, rate, on_gpu=True) for rate in (0.1, 0.199, 0.2, 0.5)] == [None, None, 26, 16]
     for batch_size in (1, 2, 3):
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 

@@ -61,6 +61,20 @@ def test_attention_order():
         torch_compat.set_attention_order(order)
 
 
+def test_fused_lerp(any_device):
+    torch.manual_seed(0)
+    starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
+    expected, copies = torch._foreach_lerp(starts, ends, 0.3), [end.clone() for end in ends]
+    skipped, weight = (
+        torch.zeros((), dtype=torch.bool, device=any_device.device),
+        torch.tensor(0.3, device=any_device.device),
+    )
+    for step_is_skipped in (False, True):
+        torch_compat.fused_lerp_(starts, ends, weight, skipped.fill_(step_is_skipped))
+        assert all(map(torch.allclose, starts, expected)), changed("torch._fused_sgd_")
+        assert all(map(torch.equal, ends, copies))
+
+
 def test_process_group_timeout(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

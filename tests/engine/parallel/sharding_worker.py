@@ -38,6 +38,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.build import build_strategy
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.non_finite import first_non_finite
+from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.optimizer import SHARDED_OPTIMIZERS
@@ -340,7 +341,7 @@ def origin(context: ProcessContext) -> Any:
     config = parse_command_line(["-opts", *FSDP]).config
     strategy = build_strategy(config.parallel, context)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    strategy.shard(model, None, Sharding(None, ()))
+    strategy.shard(model, None, Sharding(None, keeps_fp32_weights))
     images = torch.ones(2, 4) * (1e10 if context.rank == 1 else 1.0)
     found = first_non_finite(model, lambda: (model(images) * 1e30).sum().backward(), strategy.gather_in_turn(model))
     return found and str(found)
@@ -367,7 +368,7 @@ def shared_modules(context: ProcessContext) -> Any:
     torch.manual_seed(0)
     plain, images = SharingBlocks(), torch.ones(2, 4)
     sharded = copy.deepcopy(plain)
-    about = build_strategy(config.parallel, context).shard(sharded, None, Sharding(None, ()))
+    about = build_strategy(config.parallel, context).shard(sharded, None, Sharding(None, keeps_fp32_weights))
     for model in (plain, sharded):
         model(images).square().sum().backward()
     gradients = [
@@ -393,7 +394,7 @@ def refused(context: ProcessContext) -> Any:
             errors[name] = str(error)
     try:
         strategy = build_strategy(parse_command_line(["-opts", *FSDP]).config.parallel, context)
-        strategy.shard(nn.Sequential(nn.BatchNorm1d(2)), None, Sharding(None, ()))
+        strategy.shard(nn.Sequential(nn.BatchNorm1d(2)), None, Sharding(None, keeps_fp32_weights))
     except UserError as error:
         errors["batch norm"] = str(error)
     return errors

@@ -57,6 +57,8 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, _ = build_model(config.model, config.data, torch.device("cpu"))
     average, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    if level == "O2":
+        compute_norms_in_fp32(model)
     decayed = {n: p for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
     others = [p for n, p in model.named_parameters() if n not in decayed]
     groups = [{"params": list(decayed.values())}, {"params": others, "weight_decay": 0.0}]
@@ -95,6 +97,13 @@ def half_weights(model: nn.Module) -> dict[str, torch.Tensor]:
         name: value.detach().to(torch.float32 if "norm" in name else torch.bfloat16).requires_grad_()
         for name, value in model.named_parameters()
     }
+
+
+def compute_norms_in_fp32(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+            module.register_forward_hook(lambda _, inputs, output: output.bfloat16())
 
 
 def learning_rate(config: Config, step: int, warmup: float, total: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+import fake_gpu  # noqa: F401  # with torch's fused SGD on the meta device, which has none
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data
 from datasets.batch import Batch
+from engine.precision import policy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
@@ -126,6 +128,7 @@ def on_meta_device(monkeypatch) -> None:
     generator_class = torch.Generator
 
     monkeypatch.setattr(Precision, "autocast", lambda self: MetaAutocast())
+    monkeypatch.setattr(policy, "set_norm_dtypes", lambda *arguments: None)  # it uses autocast, too
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator_class())
     optimizers = importlib.import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
