@@ -132,7 +132,8 @@ class Precision:
 
     @property
     def has_lists(self) -> bool:
-        return self.dtype != torch.float32 and bool(self.options.custom_white_list or self.options.custom_black_list)
+        listed = (*self.options.custom_white_list, *self.options.custom_black_list)
+        return self.dtype != torch.float32 and len(listed) > 0
 
     @property
     def lists_softmax(self) -> bool:
