@@ -43,6 +43,8 @@ class Setting(NamedTuple):
 
 O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
 DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped recipe's
+NCHW = ("MODEL.CHANNELS_LAST=false",)
+GRAPH = ("TRAIN.COMPILE=max",)  # records a CUDA graph in step 12 or 13
 TINY = ("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT)
 BEFORE_TESTS = {
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
@@ -51,7 +53,7 @@ BEFORE_TESTS = {
     "O1": Setting(O1),
     "O2": Setting(O2, traffic="O2"),
     "dropout": Setting(O1, options=DROPOUT, traffic="dropout"),
-    "cudnn": Setting(O1, options=("MODEL.ATTENTION=cudnn",)),
+    "torch_attention": Setting(O1, options=("MODEL.ATTENTION=fused",)),  # torch's order; on an H100 "O1" prefers cuDNN
 }
 AFTER_TESTS = {
     "jpeg": Setting(O1, "cached", programs=("jpeg",)),
@@ -62,13 +64,16 @@ AFTER_TESTS = {
     "fp32": Setting("fp32", "eager_fp32", traffic="fp32"),
     "tf32": Setting("tf32", traffic="fp32"),
     "fp16": Setting(FP16),
-    "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",), traffic=""),
+    "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",), traffic="droppath"),
+    "cudnn": Setting(O1, options=("MODEL.ATTENTION=cudnn",)),
     "deterministic": Setting(O1, options=("DETERMINISTIC=true",), traffic=""),
     "tiny": Setting(O1, size="small", model=TINY, traffic=""),
     "tiny_compiled": Setting(O1, "compiled", "small", model=TINY, traffic=""),
-    "tiny_max": Setting(O1, "whole", "small", options=("TRAIN.COMPILE=max",), model=TINY, traffic=""),
+    "tiny_max": Setting(O1, "whole", "small", options=GRAPH, model=TINY, traffic=""),
     "resnet50": Setting(O1, model=("-model=resnet50",), traffic=""),
     "convnext": Setting(O1, model=("-model=convnext_tiny",), traffic=""),
+    "resnet50_nchw": Setting(O1, options=NCHW, model=("-model=resnet50",), traffic=""),
+    "convnext_nchw": Setting(O1, options=NCHW, model=("-model=convnext_tiny",), traffic=""),
     "O1_small": Setting(O1, size="small"),
     "O1_small_compiled": Setting(O1, "compiled", "small"),
 }
@@ -140,7 +145,8 @@ class Plan:
         is_compiled = not setting.kind.startswith("eager")
         images = None if set(setting.programs) <= {"ready", "bare"} else self.images
         command = [*_script("benchmark_train"), f"-programs={','.join(setting.programs)}", self._json(name)]
-        command += ["-rounds=1", f"-interval={WARMUP_STEPS}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
+        warmup = 2 * WARMUP_STEPS if setting.options == GRAPH else WARMUP_STEPS
+        command += ["-rounds=1", f"-interval={WARMUP_STEPS}", f"-warmup={warmup}", f"-steps={steps}"]
         command += [f"-limit={limit}", *([f"-data={images}"] if images else [])]
         command += [f"-timm_train={self.flags.timm_train}"] if name == "timm" and self.flags.timm_train else []
         command += [*(setting.model or self.rest), *self._sizes(setting.size), *(["-compile"] if is_compiled else [])]
