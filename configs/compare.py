@@ -24,8 +24,7 @@ _SAME_WEIGHTS = (
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
 
-    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks, since an earlier version wrote it,
-    had its default value.
+    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks had its default value.
     """
     before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
     return {

@@ -39,8 +39,6 @@ class Section(BaseModel):
     unsupported: ClassVar[dict[str, tuple[str, Any]]] = {}
     # Other names of keys, which `to_yaml` does not write
     aliases: ClassVar[tuple[str, ...]] = ()
-    # Keys of option files that an earlier version wrote: key -> the only accepted value
-    written_before: ClassVar[dict[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -51,5 +49,4 @@ class Section(BaseModel):
             if values.get(key, neutral) != neutral:
                 value = "null" if neutral is None else str(neutral).lower()
                 raise ValueError(f"{key}: {feature} is not available yet; remove it or set it to {value}")
-        past = {key for key, value in cls.written_before.items() if key in values and values[key] == value}
-        return {key: value for key, value in values.items() if key not in cls.unsupported and key not in past}
+        return {key: value for key, value in values.items() if key not in cls.unsupported}

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
-from scripts.flags import add_flag, flag_parser, new_file, positive, split_flags
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.errors import UserError, escape_control_characters, run_and_report_errors
 
 SCRIPT = "plan.py"
@@ -33,7 +33,6 @@ def main(argv: list[str]) -> int:
     from scripts.planning.calibration import calibrate
     from scripts.planning.devices import parse_cluster
     from scripts.planning.json_file import write_plan
-    from scripts.planning.picture import draw
     from scripts.planning.plan import make_plan
     from scripts.planning.text import plan_text
 
@@ -42,11 +41,6 @@ def main(argv: list[str]) -> int:
     plan = make_plan(config, cluster, flags.images, calibration)
     print(escape_control_characters(plan_text(plan)))
     write_plan(flags.json, plan)
-    if flags.picture:
-        try:
-            draw(plan, flags.picture)
-        except OSError as error:
-            raise UserError(f"{flags.picture}: cannot be written ({error.strerror}); give another file") from None
     return 0
 
 
@@ -60,8 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "images", type=positive, default=IMAGENET_IMAGES, metavar="N", help=images)
     calibrate = "folder, or result.json, of a measured run: its share of the peak is taken"
     add_flag(parser, "calibrate", type=Path, metavar="RUN", help=calibrate)
-    picture = "PNG of images/s from 1 to 1,024 devices"
-    add_flag(parser, "picture", type=new_file, metavar="FILE", help=picture)
     return parser
 
 

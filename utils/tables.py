@@ -17,7 +17,7 @@ _FORMULA = ("=", "+", "-", "@")
 class CsvFile:
     """A CSV file to which rows are appended. Its first column is a position in the run: an epoch or a step.
 
-    An existing file is continued: rows up to position `last` are kept, and cells of columns that it lacks are empty.
+    An existing file is continued: rows up to position `last` are kept.
     """
 
     def __init__(self, path: Path, columns: list[str], last: int) -> None:

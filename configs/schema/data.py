@@ -1,6 +1,6 @@
 """The section DATA."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -12,8 +12,6 @@ MAX_CROP_PCT = 2  # the border is then half of the crop
 
 
 class Data(Section):
-    unsupported: ClassVar = {"DECODE": ("decoding on a GPU", "host")}  # in option files of earlier versions
-
     batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
     global_batch_size: int | None = Field(
         None,

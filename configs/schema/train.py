@@ -1,6 +1,6 @@
 """The section TRAIN."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,10 +25,6 @@ class Optimizer(Section):
 
 
 class Train(Augmentation, Distillation):
-    written_before: ClassVar = dict.fromkeys(
-        ("RAND_AUGMENT_LAYERS", "RAND_AUGMENT_MAGNITUDE", "DISTILLATION_ALPHA", "DISTILLATION_TAU")
-    )
-
     last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")
     num_epochs: int = Field(300, ge=1, description="number of epochs")
     max_steps: int | None = Field(None, ge=1, description="save a checkpoint and stop after this many steps in all")

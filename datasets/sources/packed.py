@@ -42,8 +42,6 @@ _FIX = "pack the data again with scripts/pack_dataset.py"
 def packed(data: Data, split: str) -> Samples:
     """`{split}.index` and `{split}.blob` in DATA_PATH."""
     index, path = (Path(data.data_path) / f"{split}.{extension}" for extension in ("index", "blob"))
-    if index.is_file():
-        raise UserError(f"{index}: was written by an earlier version in another format; {_FIX}")
     try:
         if index_checksums(index) != _recorded_checksums(index):
             raise ValueError("is damaged (a checksum does not match)")

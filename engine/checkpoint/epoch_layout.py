@@ -18,7 +18,7 @@ class EpochLayout:
     batch_size: int  # of one micro-step, over all ranks
     accum_iter: int
     seed: int
-    repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION); checkpoints of earlier versions: 1
+    repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION)
     whole_steps: bool = False
     shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: the order is not one of shards
     shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards

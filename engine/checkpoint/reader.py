@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.yaml_io import format_value, parse_value, write_yaml
+from configs.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.forms import BEST, checkpoints_by_progress, find_form, is_checkpoint, modified_time
 from engine.checkpoint.run_folder import is_run_folder
@@ -154,12 +154,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
         raise UserError(f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another") from None
-    if isinstance(state, dict) and state.get("format") == 4:
-        _upgrade_from_4(state)
-    if isinstance(state, dict) and state.get("format") == 5:
-        _upgrade_from_5(state)
-    if isinstance(state, dict):
-        state = {"class_names": None, "preprocessing": None} | state  # files of earlier versions lack them
     if isinstance(state, dict) and isinstance(state.get("model"), dict) and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -168,26 +162,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
     return state
-
-
-def _upgrade_from_4(state: dict[str, Any]) -> None:
-    """Format 4 had fewer sums, and stored the attention kernel that the run had chosen by measuring."""
-    sums, choices, options = state.get("sums"), state.pop("choices", None), state.get("options")
-    if not (isinstance(sums, torch.Tensor) and sums.shape == (4,) and isinstance(choices, dict)):
-        return  # `_check_content` reports it
-    state["sums"] = torch.cat([sums, sums.new_zeros(NUM_SUMS - 4)])
-    values = _parsed_options(options)
-    if values and isinstance(values.get("MODEL"), dict):
-        values["MODEL"]["ATTENTION"] = choices.get("attention", values["MODEL"].get("ATTENTION"))
-        state["options"] = write_yaml(values)
-    state["format"] = 5
-
-
-def _upgrade_from_5(state: dict[str, Any]) -> None:
-    """Format 5 had neither restarted schedules nor the loss of the best evaluation."""
-    state |= {"format": 6, "schedule_start": 0.0}
-    if isinstance(state.get("best"), dict):
-        state["best"] |= {"loss": None}
 
 
 def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
@@ -221,7 +195,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and 0 <= state["done_steps"] <= steps
         and 0 <= state["schedule_start"] <= state["epoch"] + 1
         and state["sums"].shape == (NUM_SUMS,)
-        and bool(state["sums"][1:].isfinite().all())  # the loss may be NaN in files of format 4
+        and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
         and is_description(state)
         and (state["best"] is None or _is_best(state["best"]))
     )

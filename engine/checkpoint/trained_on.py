@@ -1,8 +1,7 @@
 """The data that a checkpoint was trained on: class names, preprocessing, number of classes, folder; and its model.
 
 A checkpoint has the entries `class_names`, the names in the order of the labels, or None if the data has no names, and
-`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both, too. Checkpoints of earlier
-versions lack them.
+`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both, too.
 """
 
 import json

@@ -147,4 +147,4 @@ class LossScaler(torch.amp.GradScaler):
         """Restores the scale and the counts. The rules, and a constant scale, are those of this run's options."""
         saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
         super().load_state_dict(super().state_dict() | saved)
-        self._counts.copy_(torch.tensor(state["counts"][:2]))  # files of earlier versions have a third one
+        self._counts.copy_(torch.tensor(state["counts"]))

@@ -71,7 +71,7 @@ def _plot_curves(rows: list[dict[str, str]], curves: dict[str, str], label: str,
 
 
 def curve(rows: list[dict[str, str]], column: str) -> list[tuple[int, float]]:
-    """(epoch, value) of the rows of `metrics.csv` that have a value; earlier versions wrote fewer columns."""
+    """(epoch, value) of the rows of `metrics.csv` that have a value."""
     return [(int(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
 
 

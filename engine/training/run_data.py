@@ -97,7 +97,7 @@ def build_batches(
 
 
 def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:
-    """DATA.GREY_RANGE in the options of a checkpoint; checkpoints of earlier versions have none."""
+    """DATA.GREY_RANGE in the options of a checkpoint, or `default` if they lack it."""
     value = parse_value(checkpoint["options"]).get("DATA", {}).get("GREY_RANGE", default)
     return tuple(value) if isinstance(value, list) else value
 

@@ -25,8 +25,7 @@ from utils.metrics import Metrics
 class Best:
     """The best evaluation so far: the values of the entry `best` of a checkpoint.
 
-    scores: `Metrics.scores`, in percent. epoch: counts from 1. loss: None if it is not finite, or if an earlier version
-    wrote the checkpoint.
+    scores: `Metrics.scores`, in percent. epoch: counts from 1. loss: None if it is not finite.
     """
 
     scores: dict[str, float]

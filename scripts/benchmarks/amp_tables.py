@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from scripts.benchmarks.amp_worker import LINEAR_ACCUMULATION, LINEAR_BATCH, LINEAR_WIDTH, OUT_OF_MEMORY
 from scripts.benchmarks.common import baseline_of
-from utils.distributed import visible_gpus
+from utils.device import visible_gpus
 from utils.packages import require
 from utils.tables import markdown_table
 

@@ -17,7 +17,7 @@ from datasets.batch import Batch
 from engine.precision.policy import Precision
 from engine.telemetry.flops import forward_flops
 from engine.telemetry.reporter import peak_memory_bytes
-from engine.training.step import TrainState
+from engine.training.state import TrainState
 from scripts.benchmarks.device_speed import matmul_flops_per_second
 from scripts.benchmarks.training_parts import (
     build_plain_model,

@@ -56,7 +56,7 @@ from scripts.benchmarks.common import (
     write_json,
 )
 from scripts.flags import add_flag, flag_parser, new_file, positive, split_flags
-from utils.distributed import visible_gpus
+from utils.device import visible_gpus
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table
 

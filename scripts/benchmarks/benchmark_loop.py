@@ -30,7 +30,7 @@ from configs.schema import Config, Train
 from datasets.batch import Batch
 from engine.progress import EpochProgress
 from engine.training.optimizer import build_optimizer, set_lr
-from engine.training.step import TrainState
+from engine.training.state import TrainState
 from scripts.benchmarks.common import environment, environment_line, interleaved, median_and_range, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, open_trainer, ready_batches, training_loop
 from scripts.flags import flag_parser, split_flags

@@ -40,8 +40,8 @@ from scripts.benchmarks.parallel_predictions import predictions
 from scripts.benchmarks.parallel_report import HEADER, variant_rows
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import device_name, timed
-from utils.distributed import ProcessContext, process_group, visible_gpus
+from utils.device import device_name, timed, visible_gpus
+from utils.distributed import ProcessContext, process_group
 from utils.errors import UserError, did_you_mean, run_and_report_errors
 from utils.launch import launch_processes
 from utils.launcher import detect_launcher

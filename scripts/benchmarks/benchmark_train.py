@@ -54,8 +54,8 @@ from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError,
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import build_plain_model, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import timed
-from utils.distributed import single_process, visible_gpus
+from utils.device import timed, visible_gpus
+from utils.distributed import single_process
 from utils.errors import UserError, did_you_mean, run_and_report_errors
 from utils.tables import markdown_table
 

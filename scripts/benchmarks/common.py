@@ -19,8 +19,7 @@ from configs.schema import Config
 from scripts.benchmarks.programs import error_line
 from scripts.flags import add_flag
 from utils.atomic_file import temporary_path
-from utils.device import device_name
-from utils.distributed import visible_gpus
+from utils.device import device_name, visible_gpus
 from utils.errors import UserError, did_you_mean
 
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"

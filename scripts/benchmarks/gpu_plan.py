@@ -11,7 +11,7 @@ from scripts.benchmarks.benchmark_train import NO_DROPOUT, READY_OPTIONS, data_f
 from scripts.benchmarks.common import ENTRY, MODES
 from scripts.benchmarks.gpu_parts import ROOT, Part
 from utils.cpu_cores import own_share
-from utils.distributed import visible_gpus
+from utils.device import visible_gpus
 from utils.errors import UserError, did_you_mean
 
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 90, "tests_compile": 120, "loaders": 90}

@@ -54,7 +54,8 @@ from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, 
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.distributed import single_process, visible_gpus
+from utils.device import visible_gpus
+from utils.distributed import single_process
 from utils.errors import UserError, run_and_report_errors
 from utils.tables import markdown_table, read_rows
 

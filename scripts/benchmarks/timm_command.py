@@ -6,7 +6,7 @@ from typing import Any
 import timm
 
 from configs.schema import Config, Loss, LRScheduler
-from utils.distributed import visible_gpus
+from utils.device import visible_gpus
 from utils.errors import UserError
 
 # Options with a flag in `timm_flags`, options that do not change the result, and those of the run's files

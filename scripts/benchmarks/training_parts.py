@@ -16,7 +16,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_run, build_train_state
 from engine.training.run_data import read_run_data
-from engine.training.state import Run, TrainState
+from engine.training.state import TrainState
 from engine.training.step import train_steps
 from engine.training.trainer import Trainer
 from models.build import build_model
@@ -36,15 +36,11 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     return state
 
 
-def build_new_run(config: Config, context: ProcessContext, folder: Path) -> Run:
-    """A run that writes its tables to `folder` and logs to the console."""
-    config, samples = read_run_data(config, context)
-    return build_run(config, samples, context, folder, RunLogger(None, context))
-
-
 def open_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
-    """The trainer of a new run that writes its tables and checkpoints to `folder`."""
-    trainer = Trainer(build_new_run(config, context, folder), RunStatus(folder, context.world_size))
+    """The trainer of a new run that writes its tables and checkpoints to `folder`, and logs to the console."""
+    config, samples = read_run_data(config, context)
+    run = build_run(config, samples, context, folder, RunLogger(None, context))
+    trainer = Trainer(run, RunStatus(folder, context.world_size))
     trainer.start()
     return trainer
 

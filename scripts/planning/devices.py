@@ -1,7 +1,7 @@
 """`-devices 8xH100 -nodes 4`: the GPUs, their links, and the network."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -45,11 +45,6 @@ class Cluster:
             other = "-amp_dtype=float16" if dtype == torch.bfloat16 else "-amp or AMP.TF32=true"
             raise UserError(f"-devices {self.device}: its datasheet has no speed for {name}; use {other}")
         return peak
-
-    def of_size(self, devices: int) -> "Cluster":
-        """The same hosts, as many as `devices` need."""
-        per_node = min(devices, self.per_node)
-        return replace(self, per_node=per_node, nodes=-(-devices // per_node))
 
     def __str__(self) -> str:
         hosts = f"{self.nodes} hosts x " if self.nodes > 1 else ""

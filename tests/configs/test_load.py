@@ -131,7 +131,10 @@ YAML_MISTAKES = {
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
     "broken": ("SEED: [1", r":\d+: "),
-    "feature to come": ("DATA:\n  DECODE: gpu", r":2: DATA.DECODE: decoding on a GPU is not available yet"),
+    "feature to come": (
+        "MODEL:\n  TYPE: mae\n  MAE_PRETRAIN: true",
+        r":3: MODEL.MAE_PRETRAIN: MAE's pre-training is not available yet",
+    ),
     "family that timm lacks": (
         "MODEL:\n  TYPE: cvt\n  NUM_HEADS: [3, 6]",
         r":2: MODEL.TYPE cvt: timm has no CvT; the nearest families that work: ",

@@ -1,6 +1,6 @@
 """PaddleViT's ViT, and the models of timm by name."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -44,16 +44,7 @@ class UnusedAttentionKeys(Model):
     qk_scale: None = Field(None, description="factor of the attention logits: always 1 / sqrt(channels per head)")
 
 
-# An earlier version accepted these keys, whose only value was null.
-_KEYS_OF_SWIN_BEIT_CAIT = (
-    "WINDOW_SIZE", "STAGE_DEPTHS", "QK_SCALE", "APE", "PATCH_NORM", "INIT_VALUES", "USE_ABS_POS_EMB",
-    "USE_REL_POS_BIAS", "DEPTH_TOKEN_ONLY",
-)  # fmt: skip
-
-
 class ViT(PlainTransformer):
-    written_before: ClassVar = dict.fromkeys(_KEYS_OF_SWIN_BEIT_CAIT)
-
     type: Literal["vit"] = Field("vit", description="the family of the model: see registry.py")
     attn_head_size: int | None = Field(None, ge=1, description="channels per head; null: EMBED_DIM / NUM_HEADS")
     global_pool: Literal["token", "avg"] = Field(
@@ -76,9 +67,4 @@ class ViT(PlainTransformer):
 
 
 class TimmModel(Model):
-    written_before: ClassVar = {
-        "PATCH_SIZE": 16, "EMBED_DIM": 768, "NUM_HEADS": 12, "ATTN_HEAD_SIZE": None, "DEPTH": 12, "MLP_RATIO": 4.0,
-        "QKV_BIAS": True,
-    }  # fmt: skip
-
     type: Literal["timm"] = Field("timm", description="the timm model NAME")

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -222,14 +221,6 @@ def test_contradictions_are_refused(small, forged):
     rewrite(index, {name: np.asarray(values) for name, values in FORGED[forged].items()})
     with pytest.raises(UserError, match=rf"^{index}: is damaged .*; pack the data again with scripts/pack_dataset.py$"):
         read_val(small / "pixels")
-
-
-def test_an_index_of_the_earlier_format_is_refused(small):
-    index = small / "encoded" / "val.index"
-    shutil.rmtree(index)
-    index.write_bytes(b"ampvit\0\1" + bytes(100))
-    with pytest.raises(UserError, match=rf"^{index}: was written by an earlier version .*; pack the data again"):
-        read_val(small / "encoded")
 
 
 def test_pickled_samples_are_small(tmp_path):

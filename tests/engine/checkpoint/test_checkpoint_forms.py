@@ -20,7 +20,6 @@ from utils.errors import UserError
 
 ALONE = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 Writer = CheckpointWriter | ShardWriter
-NAMELESS = {"class_names": None, "preprocessing": None}  # files of earlier versions lack these entries
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def file_writer(folder: Path, keep: int = 2) -> CheckpointWriter:
 
 
 def save(writer: Writer, epoch: int, is_best: bool = False) -> None:
-    writer.save(make_state(epoch, **NAMELESS), is_best, f"epoch-{epoch:03d}")
+    writer.save(make_state(epoch), is_best, f"epoch-{epoch:03d}")
     writer.wait()
 
 
@@ -71,7 +70,7 @@ def test_a_large_part_is_divided_into_files(tmp_path, group, monkeypatch):
     monkeypatch.setattr("engine.checkpoint.shard_writer._FILE_BYTES", 400)
     model = {f"layer.{number}": torch.full((100,), float(number)) for number in range(3)}
     writer = shard_writer(tmp_path)
-    writer.save(make_state(1, model=model, **NAMELESS), False, None)
+    writer.save(make_state(1, model=model), False, None)
     writer.wait()
     files = sorted(path.name for path in (tmp_path / "last.shards").glob("*.safetensors"))
     assert files == [f"shard-00001-model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
@@ -157,7 +156,7 @@ def test_the_best_is_read_in_either_form(tmp_path, group):
     assert read_best(tmp_path, ALONE) is None
     best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
     writer = shard_writer(tmp_path)
-    writer.save(make_state(1, best=best, **NAMELESS), True, None)
+    writer.save(make_state(1, best=best), True, None)
     writer.wait()
     assert read_best(tmp_path, ALONE) == best
     (tmp_path / "best.shards" / "content.json").write_text("{}")

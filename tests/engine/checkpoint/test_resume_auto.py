@@ -25,7 +25,7 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path, c
     assert "has a checkpoint of this experiment; starting a new run" in printed
     (second,) = run_folders(tmp_path / "out") - {first}
     assert read_status(first)["state"] == "stopped"
-    first.rename(first := first.with_name("train-20260101-12-00"))  # as an earlier version named it
+    first.rename(first := first.with_name("train-20260101-12-00"))
     resume_auto([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
     resume_auto([*digits_argv, "TRAIN.MAX_STEPS=3", "SEED=1"], cpu)
     assert run_folders(tmp_path / "out") == {first, second}

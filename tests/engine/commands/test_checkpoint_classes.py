@@ -178,14 +178,6 @@ def test_weights_without_names_keep_the_labels_of_the_data(trained, tmp_path, cp
     assert result["top1"] == 100 and "----- Data: 22 images of 2 of 4 classes\n" in log
 
 
-def test_old_checkpoint_has_no_names(request):
-    fixture = request.config.rootpath / "tests" / "fixtures" / "checkpoint_format_4"
-    state, trained_on = load_checkpoint(fixture / "last.pth"), read_trained_on(str(fixture / "last.pth"))
-    assert state["class_names"] is state["preprocessing"] is None
-    assert trained_on.class_names is trained_on.preprocessing is None
-    assert trained_on.num_classes == 10
-
-
 def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):
     for label in (0, 1, 2):
         write_class(tmp_path / "data" / f"new{label}", label, 12)

@@ -152,20 +152,3 @@ def test_new_columns_are_last():
     assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
     assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
     assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
-
-
-def test_resume_extends_tables_of_the_previous_version(digits_argv, cpu):
-    digits_argv += ["TRAIN.MODEL_EMA=true", "EVAL_RAW=true"]
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22", "REPORT_FREQ=11"], cpu)
-    before = {}
-    for name, new in NEW_COLUMNS.items():
-        lines = [line.split(",")[: -len(new)] for line in (folder / name).read_text().splitlines()]
-        before[name] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
-        (folder / name).write_text("".join(",".join(line) + "\r\n" for line in lines), newline="")
-    train([f"-resume={folder}", *digits_argv, "REPORT_FREQ=11"], cpu)
-    absent = ("val_mean_ap", "raw_val_mean_ap", "launch_bound_share")  # without several labels, and on a CPU
-    for name, new in NEW_COLUMNS.items():
-        rows = read_rows(folder / name)
-        kept, added = rows[: len(before[name])], rows[len(before[name]) :]
-        assert kept == [row | dict.fromkeys(new, "") for row in before[name]]
-        assert added and all(row[column] for row in added for column in new if column not in absent)

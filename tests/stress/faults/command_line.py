@@ -133,8 +133,8 @@ def recipe_faults() -> list[Fault]:
         "invalid YAML": (recipe("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
         "nested 5000 deep": (recipe("SEED: " + "[" * 5000), r"nested too deeply"),
         "a feature that is not available yet": (
-            recipe("DATA: {DECODE: gpu}"),
-            r":1: DATA.DECODE: .* not available yet",
+            recipe("MODEL: {TYPE: mae, MAE_PRETRAIN: true}"),
+            r":1: MODEL.MAE_PRETRAIN: .* not available yet",
         ),
         "an unknown augmentation policy": (
             recipe("TRAIN: {AUGMENT_POLICY: rnd-m9}"),
