@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hidden_packages import OPTIONAL_MODULES
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
@@ -22,6 +21,7 @@ from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.loading.loader import Loader
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
+from tests.hidden_packages import OPTIONAL_MODULES
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.packages import is_installed

@@ -24,9 +24,12 @@ CONTEXT = ProcessContext(0, 0, 1, 1, GPU)
 _PROPERTIES = SimpleNamespace(name="fake", multi_processor_count=132, major=9, minor=0)
 
 
-@torch.library.impl("aten::_fused_sgd_", "Meta")
-def _(*arguments: Any, **options: Any) -> None:
+def _fused_sgd(*arguments: Any, **options: Any) -> None:
     """torch has fake implementations of the other fused optimizers only."""
+
+
+torch.library.impl("aten::_fused_sgd_", "Meta", _fused_sgd)
+torch.library.impl("aten::_fused_sgd_.tensor_lr", "Meta", _fused_sgd)
 
 
 @contextmanager
@@ -66,8 +69,12 @@ def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constant
     return _Constants(torch.tensor(start + (end - start) * index / max(steps - 1, 1)) for index in range(steps))
 
 
-def _module_to(module: nn.Module, device: torch.device) -> nn.Module:
-    """torch's own method swaps tensors in place, which fake ones do not support."""
+def _module_to(
+    module: nn.Module, device: torch.device | None = None, memory_format: torch.memory_format | None = None
+) -> nn.Module:
+    """torch's own method swaps tensors in place, which fake ones do not support. Memory formats stay."""
+    if device is None:
+        return module
     memo: dict[torch.Tensor, torch.Tensor] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():

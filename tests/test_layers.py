@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hidden_packages import OPTIONAL_MODULES
+
+from tests.hidden_packages import OPTIONAL_MODULES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {

@@ -32,9 +32,10 @@ def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | Non
     set_timeout(timeout, group)
 
 
-def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta:
-    """Of the default process group, or of another one, for tensors of this device."""
-    return (group or dist.group.WORLD)._get_backend(device).options._timeout
+def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
+    """Of the default process group, or of another one, for tensors of this device; None: its backend has none."""
+    options = (group or dist.group.WORLD)._get_backend(device).options
+    return options and options._timeout
 
 
 _RECORDERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # of NCCL in builds with NCCL only

@@ -82,5 +82,6 @@ def digits(data: Data, split: str) -> ImageArray:
 
 
 def fake(data: Data, split: str) -> FakeImages:
-    """12,800 training and 256 validation samples of noise, of IMAGE_SIZE, in 1,000 classes."""
-    return FakeImages(12_800 if split == "train" else 256, num_classes=1000, size=data.image_size)
+    """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
+    num_samples = max(1280, 40 * data.batch_size) if split == "train" else 256
+    return FakeImages(num_samples, num_classes=1000, size=data.image_size)

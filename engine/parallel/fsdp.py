@@ -58,8 +58,9 @@ class FSDP(Strategy):
         if self.options.strategy == "hsdp":
             shape, names = (self.world_size // self.shards, self.shards), (_REPLICATE, _SHARD)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        for name in names:
-            set_process_group_timeout(process_group_timeout(self.device), mesh.get_group(name))
+        if timeout := process_group_timeout(self.device):
+            for name in names:
+                set_process_group_timeout(timeout, mesh.get_group(name))
         return mesh
 
     def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:

@@ -32,7 +32,7 @@ class WeightAverage(ModelEmaV3):
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
         # A tensor, so that a step that is replayed reads its current value.
-        self._update_weight = torch.tensor(1 - self.decay, device=self._averaged[0][0].device)
+        self._update_weight = torch.full((), 1 - self.decay, device=self._averaged[0][0].device)
 
     def set_step(self, step: int) -> None:
         """The next update is that of optimizer step `step`, counted from 0."""

@@ -25,7 +25,7 @@ def test_digits():
 
 def test_fake():
     train, val = (fake(options("unused", image_size=40), split) for split in ("train", "val"))
-    assert (len(train), len(val), len(train.class_names)) == (12_800, 256, 1000)
+    assert (len(train), len(val), len(train.class_names)) == (10_240, 256, 1000)
     image = train.open(17, 3).pixels
     assert (image.shape, image.dtype) == ((3, 40, 40), torch.uint8)
     assert torch.equal(image, fake(options("unused", image_size=40), "train").open(17, 3).pixels)

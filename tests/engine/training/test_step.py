@@ -142,7 +142,7 @@ def trained(request, tmp_path_factory) -> dict[str, dict]:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_twenty_steps_equal_a_plain_loop(trained, precision):
     """The error is relative to the distance between the initial and the trained weights."""
-    config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
+    config = parse_command_line(["-dataset=fake", "-batch_size=32", "-opts", *OPTIONS]).config
     initial, model, average = plain_loop(config, precision)
     checkpoint, tolerance = trained[precision], TOLERANCE[trained["devices"]][precision]
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
