@@ -14,11 +14,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from utils.errors import UserError
-from utils.torch_compat import attention_order, fused_attention_kernel, set_attention_order, tree_map_only
+from utils.torch_compat import fused_attention_kernel, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
-_CUDNN_KERNEL = "cudnn_attention"
-_CUDNN_FIRST = (9, 0)  # compute capability of Hopper
 
 
 class UnbindAttention(Attention):
@@ -72,11 +70,10 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
 
 
 def allow_kernels(option: str, device: torch.device) -> None:
-    """Restricts or orders the fused kernels of the whole process.
+    """`cudnn` restricts fused attention to cuDNN's kernel, in the whole process; other options allow all kernels.
 
-    `cudnn` allows cuDNN's kernel alone; other options allow all kernels. `auto` tries cuDNN's first on compute
-    capability 9.0, unless algorithms must be deterministic, which its backward pass is not; elsewhere torch's order
-    holds.
+    torch 2.11 and later try cuDNN's kernel first on compute capabilities 9.0 and 10.0, unless algorithms must be
+    deterministic or TORCH_CUDNN_SDPA_DEPRIORITIZED=1 is set.
 
     Raises:
         UserError: `cudnn` without a GPU.
@@ -86,21 +83,14 @@ def allow_kernels(option: str, device: torch.device) -> None:
     torch.backends.cuda.enable_flash_sdp(option != CUDNN)
     torch.backends.cuda.enable_mem_efficient_sdp(option != CUDNN)
     torch.backends.cuda.enable_math_sdp(option != CUDNN)
-    is_free = option == AUTO and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
-    if is_free and torch.cuda.get_device_capability(device) == _CUDNN_FIRST:
-        set_attention_order([_CUDNN_KERNEL, *(kernel for kernel in attention_order() if kernel != _CUDNN_KERNEL)])
-
-
-def order_note(device: torch.device) -> str:
-    """The reason for the order of the kernels, if it is not torch's: to be appended to their names."""
-    is_first = device.type == "cuda" and attention_order()[0] == _CUDNN_KERNEL
-    return " (cuDNN first on this compute capability)" if is_first else ""
+    torch.compiler.config.cache_key_tag = option  # a compiled graph contains the kernels that were allowed
 
 
 def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The kernels that torch chooses for the attention of `model`, such as ['flash_attention']; [] if it is explicit.
 
-    Runs a model with fused attention in evaluation mode, thus without dropout, on `images` (B, C, S, S).
+    The choice depends on the rate of attention dropout if the model is in training mode. Runs a model with fused
+    attention in evaluation mode on `images` (B, C, S, S).
 
     Raises:
         UserError: torch has no kernel, which happens with `MODEL.ATTENTION: cudnn`.
@@ -108,8 +98,9 @@ def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
     if not any(getattr(module, "fused_attn", False) for module in model.modules()):
         return []
     was_training = model.training
+    rates = [module.attn_drop.p for module in model.modules() if isinstance(module, Attention)]
     try:
-        with _KernelRecorder() as recorder:
+        with _KernelRecorder(max(rates, default=0.0) if was_training else 0.0) as recorder:
             model.eval()(images)
     finally:
         model.train(was_training)
@@ -117,20 +108,22 @@ def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
 
 
 class _KernelRecorder(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         self.kernels: set[str] = set()
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             args, kwargs = tree_map_only(torch.Tensor, _autocast, (args, kwargs))
-            kernel = fused_attention_kernel(*args, **kwargs)
+            kernel = fused_attention_kernel(*args, **(kwargs | {"dropout_p": self.dropout}))
             if kernel is None:
                 shape, dtype = tuple(args[0].shape), str(args[0].dtype).removeprefix("torch.")
                 raise UserError(
                     f"MODEL.ATTENTION: no allowed kernel supports queries {shape} in {dtype} here (cuDNN's needs "
-                    "-amp, compute capability 8.0 or higher, and DETERMINISTIC=false); use auto"
+                    "-amp, compute capability 8.0 or higher, DETERMINISTIC=false, and may refuse "
+                    "MODEL.ATTENTION_DROPOUT); use auto"
                 )
             self.kernels.add(kernel)
         return function(*args, **kwargs)

@@ -9,7 +9,7 @@ from utils.errors import UserError
 
 
 def prepare_convolutions(
-    model: nn.Module, channels_last: Literal["auto"] | bool, device: torch.device, is_sharded: bool = False
+    model: nn.Module, channels_last: Literal["auto"] | bool, device: torch.device, is_fixed: bool = False
 ) -> list[str]:
     """Applies `MODEL.CHANNELS_LAST` to `model` on its device; returns a line for the log if something was set.
 
@@ -18,14 +18,14 @@ def prepare_convolutions(
     the patch embedding, are left as they are.
 
     Raises:
-        UserError: `channels_last` is True, and the model will be sharded (`is_sharded`), which torch refuses.
+        UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
     """
-    if is_sharded and channels_last is True:
-        raise UserError("MODEL.CHANNELS_LAST true: sharded weights have no memory format; use auto")
+    if is_fixed and channels_last is True:
+        raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")
     is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
     on_gpu = device.type == "cuda"
     parts = []
-    if (is_convolutional and on_gpu and not is_sharded) if channels_last == "auto" else channels_last:
+    if (is_convolutional and on_gpu and not is_fixed) if channels_last == "auto" else channels_last:
         model.to(memory_format=torch.channels_last)
         parts.append("channels last (MODEL.CHANNELS_LAST)")
     benchmark = is_convolutional and on_gpu and not torch.are_deterministic_algorithms_enabled()

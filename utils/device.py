@@ -24,7 +24,7 @@ PUBLISHED_BUILDS = {
 DEVICE_FILES = Path("/dev")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _OTHER_DEVICE = 'set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU'
-_EXCLUDES_GPUS = ("", "-1")  # values of CUDA_VISIBLE_DEVICES
+_EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _NEVER_TRIM, _NO_MMAP = -1, 0
@@ -46,13 +46,15 @@ def visible_gpus() -> int:
     try:
         torch.cuda.init()
     except RuntimeError as error:
-        reason = str(error).partition(". ")[0]
+        code = re.search(r"Error \d+: .*", str(error))
+        reason = code[0] if code else str(error).partition(". ")[0]
         if _has_nvidia_gpu() or "too old" in reason:  # Windows' Linux subsystem has no such device file
             driver = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSION.read_text() if DRIVER_VERSION.exists() else "")
             raise UserError(
                 f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine (driver "
-                f"{driver[0] if driver else 'unknown'}, CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; update "
-                f"the driver, install torch for an older CUDA, or {_OTHER_DEVICE}"
+                f"{driver[0] if driver else 'unknown'}, CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; "
+                "update a driver that is too old, or install torch for an older CUDA; otherwise check nvidia-smi, or "
+                f"{_OTHER_DEVICE}"
             ) from error
     return 0
 
@@ -68,8 +70,16 @@ def cpu_warning(device: torch.device) -> str | None:
 
 
 def _has_nvidia_gpu() -> bool:
-    """A container without GPUs sees the driver of its host in /proc, but no device file."""
-    return any(DEVICE_FILES.glob("nvidia[0-9]*"))
+    """A container without GPUs sees the driver of its host in /proc, but no device file that it may open."""
+    return any(_opens(path) for path in DEVICE_FILES.glob("nvidia[0-9]*"))
+
+
+def _opens(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError:
+        return False
+    return True
 
 
 def check_compute_capability(device: torch.device) -> None:

@@ -153,7 +153,8 @@ class Companions:
             others = [peer for peer in peers if peer.rank in waiting]
             silent = set(ranks_without(self.store, _ALIVE, sorted(waiting)))
             dead = [peer for peer in others if peer.rank in silent]
-            late = self._late_ranks(peers) if timed_out and not others else []
+            late = self._late_ranks(peers) if timed_out else []
+            others = [peer for peer in others if peer in late] or others  # a rank that waits, too, gives up later
         except dist.DistError:
             return "rank 0 or the launcher ended without an error message; possible cause: out of host memory", []
         if dead:
@@ -207,6 +208,7 @@ class Companions:
 
     def _exit_stuck(self) -> None:
         """Called by the watchdog of the GPU, as the main thread may be blocked: it cannot receive an error."""
+        self.store = self.store.clone()  # the main thread may wait for an answer to this one
         is_first = self.give_up(timed_out=True)
         message = self.find_lost_ranks(timed_out=True)
         if is_first and not self.has_reported:

@@ -135,19 +135,6 @@ def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
     return None if kernel == SDPBackend.ERROR else kernel.name.lower()
 
 
-def attention_order() -> list[str]:
-    """The kernels in the order in which torch tries them on a GPU, named as by `fused_attention_kernel`.
-
-    `torch.nn.attention.sdpa_kernel(..., set_priority=True)` is public, but a context; this order holds for the process.
-    """
-    return [SDPBackend(number).name.lower() for number in torch._C._get_sdp_priority_order()]
-
-
-def set_attention_order(kernels: list[str]) -> None:
-    """Sets the order of `attention_order`; `kernels` names all of them."""
-    torch._C._set_sdp_priority_order([int(SDPBackend.__members__[name.upper()]) for name in kernels])
-
-
 # torch.compile
 
 

@@ -30,13 +30,12 @@ class Model(Section):
     )
     attention: Literal["auto", "fused", "cudnn", "explicit"] = Field(
         "auto",
-        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU, "
-        "and on compute capability 9.0 cuDNN's kernel where it supports the model",
+        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU",
     )
     channels_last: Literal["auto"] | bool = Field(
         "auto",
-        description="NHWC memory format of weights and images; auto: on a GPU, for unsharded models with convolutions "
-        "beyond the patch embedding",
+        description="NHWC memory format of weights and images; auto: on a GPU, for models with convolutions beyond "
+        "the patch embedding, unless they are sharded or in O3",
     )
 
     @property

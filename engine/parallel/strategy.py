@@ -107,7 +107,8 @@ class Strategy:
             group.update(present)
         for parameter, moments in optimizer.state.items():
             for name, value in moments.items():
-                if torch.is_tensor(value) and value.shape == parameter.shape:  # fused kernels need equal strides
+                is_like_parameter = torch.is_tensor(value) and value.shape == parameter.shape
+                if is_like_parameter and value.stride() != parameter.stride():  # fused kernels need equal strides
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 

@@ -71,8 +71,7 @@ class MasterWeights:
             copies += zip(values, self._compute_parameters, strict=True)
             for full, value in zip(self._master_parameters, values, strict=True):
                 full.data = value
-        # Fused optimizers need equal strides (channels last). O3's weights, in `values`, are contiguous.
-        _, gradients = _flat_views(self._compute_parameters, torch.float32, keep_strides=self.keep_master)
+        _, gradients = _flat_views(self._compute_parameters, torch.float32)
         for full, half, gradient in zip(self._master_parameters, self._compute_parameters, gradients, strict=True):
             full.grad = None
             if half.grad is not None:
@@ -122,16 +121,15 @@ class MasterWeights:
                 full.data = shape_only
 
 
-def _flat_views(
-    tensors: Sequence[torch.Tensor], dtype: torch.dtype, keep_strides: bool = False
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One uninitialized tensor, and views of it in the shapes of `tensors`, each aligned for vectorized kernels."""
+def _flat_views(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One uninitialized tensor, and views of it in the shapes and strides of `tensors`.
+
+    Each is aligned for vectorized kernels. Fused optimizers need equal strides of weights and gradients.
+    """
     sizes = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
     flat = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
-    parts = list(zip(flat.split(sizes), tensors, strict=True))
-    if keep_strides:
-        return flat, [part.as_strided(tensor.shape, tensor.stride(), part.storage_offset()) for part, tensor in parts]
-    return flat, [part[: tensor.numel()].view(tensor.shape) for part, tensor in parts]
+    parts = zip(flat.split(sizes), tensors, strict=True)
+    return flat, [part.as_strided(tensor.shape, tensor.stride(), part.storage_offset()) for part, tensor in parts]
 
 
 def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:

@@ -123,20 +123,20 @@ def build_train_state(
 ) -> tuple[TrainState, list[str]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
-    Args:
-        class_weights: of the loss, (classes,), on the device.
-        class_names: those of the data, None if they have none; a teacher must have the same.
+    class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must
+    have the same.
     """
     train = config.train.model_copy(update={"accum_iter": layout.accum_iter})
-    config, data = config.model_copy(update={"train": train}), config.data
-    allow_kernels(config.model.attention, context.device)
+    config, data, device = config.model_copy(update={"train": train}), config.data, context.device
+    allow_kernels(config.model.attention, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, notes = build_model(config.model, data, context.device)
+    model, notes = build_model(config.model, data, device)
     notes = [f"Pretrained: {note}" for note in notes]
     strategy = build_strategy(config.parallel, context)
-    notes += prepare_convolutions(model, config.model.channels_last, context.device, strategy.is_sharded)
-    precision = Precision(config.amp, context.device, strategy.total_norm, strategy.is_sharded)
+    precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
+    is_fixed = strategy.is_sharded or precision.level == "O3"
+    notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
     apply_op_lists(model, config.model.attention, precision)
     base_loss = build_loss(config.loss, train.smoothing, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
@@ -162,7 +162,7 @@ def build_train_state(
         optimizer=optimizer,
         schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
         loss=loss,
-        transform=build_train_transform(data, train, config.model.num_logits).to(context.device),
+        transform=build_train_transform(data, train, config.model.num_logits).to(device),
         evaluator=build_evaluator(config, precision, strategy, context),
         batch_size=data.batch_size,
         accum_iter=train.accum_iter,
@@ -170,7 +170,7 @@ def build_train_state(
         freeze_backbone=config.model.freeze_backbone,
         seed=config.seed,
         rank=context.rank,
-        timer=StepTimer(context.device),
+        timer=StepTimer(device),
         graph=graph,
     )
     return state, notes

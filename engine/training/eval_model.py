@@ -15,7 +15,7 @@ from engine.evaluation.file_names import EVALUATION
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
-from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, order_note, use_attention
+from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions
 from models.patch_embedding import use_linear_patches
@@ -38,7 +38,7 @@ def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
-    compute_model = precision.compute_copy(model)
+    compute_model = precision.compute_copy(model).eval()
     notes = [*(f"Pretrained: {note}" for note in notes), *convolution_notes]
     with torch.inference_mode(), precision.autocast():
         notes += attention_notes(compute_model, dummy_images(config.data, context))
@@ -69,7 +69,7 @@ def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
 def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The attention kernels that the model uses, for the log."""
     kernels = fused_kernels(model, images)
-    return [f"Attention: {', '.join(kernels)}{order_note(images.device)}"] if kernels else []
+    return [f"Attention: {', '.join(kernels)}"] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

@@ -46,6 +46,7 @@ def build_step_graph(
         f"{train.optimizer.name} is not fused": not unscales_in_step(optimizer),
         "TRAIN.MIXUP_MODE batch: ranks may differ": context.world_size > 1 and mixes,
         "DATA.ON_BAD_IMAGE skip: ranks may differ": context.world_size > 1 and config.data.on_bad_image == "skip",
+        "DETERMINISTIC: NCCL may sum in another order in a graph": context.world_size > 1 and config.deterministic,
         "a teacher takes part": train.distillation_type != "none",
         "the average is in host memory": train.model_ema and train.model_ema_force_cpu,
         "PARALLEL.COMM_HOOK uses other streams": config.parallel.comm_hook != "none",

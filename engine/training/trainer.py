@@ -226,6 +226,9 @@ class Trainer:
 
 
 def _forward_is_local(run: Run) -> bool:
-    """Whether the forward pass waits for no other rank. Sharded models gather weights in it, and DDP sends buffers."""
+    """Whether the forward pass waits for no other rank. Sharded models gather weights in it, and DDP sends buffers.
+
+    With a graph of whole steps, the timed pass contains the exchange of gradients.
+    """
     state = run.state
-    return not state.strategy.is_sharded and not any(True for _ in state.model.buffers())
+    return not state.graph and not state.strategy.is_sharded and not any(True for _ in state.model.buffers())

@@ -18,14 +18,11 @@ from models.attention import (
     UnbindAttention,
     allow_kernels,
     fused_kernels,
-    order_note,
     select_attention,
     use_attention,
 )
 from models.build import build_model
-from utils.device import use_deterministic_algorithms
 from utils.errors import UserError
-from utils.torch_compat import attention_order, set_attention_order
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -33,9 +30,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture(autouse=True)
 def all_kernels_after_test():
-    order = attention_order()
     yield
-    set_attention_order(order)
     allow_kernels(FUSED, CPU)
 
 
@@ -119,33 +114,20 @@ def test_cudnn_allows_no_other_kernel():
     assert fused_kernels(model, torch.zeros(2, 3, 160, 160)) == ["flash_attention"]
 
 
-@pytest.mark.parametrize(
-    ("option", "capability", "deterministic", "is_first"),
-    [
-        (AUTO, (9, 0), False, True),
-        (AUTO, (9, 0), True, False),
-        (AUTO, (8, 0), False, False),
-        (AUTO, (10, 0), False, False),
-        (FUSED, (9, 0), False, False),
-    ],
-)
-def test_cudnn_is_first_on_hopper(
-    monkeypatch, nondeterministic_after_test, option, capability, deterministic, is_first
-):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    use_deterministic_algorithms(deterministic)
-    before = attention_order()
-    allow_kernels(option, GPU)
-    others = [kernel for kernel in before if kernel != "cudnn_attention"]
-    assert attention_order() == (["cudnn_attention", *others] if is_first else before)
-    assert bool(order_note(GPU)) == is_first and not order_note(CPU)
+@pytest.mark.parametrize(("training", "kernel"), [(False, "flash_attention"), (True, "math")])
+def test_the_kernel_depends_on_the_dropout_of_training(training, kernel):
+    """On a CPU the flash kernel has no dropout."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, attn_drop_rate=0.1).train(training)
+    use_attention(model, FUSED)
+    assert fused_kernels(model, torch.zeros(2, 3, 224, 224)) == [kernel]
+    assert model.training == training
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "cudnn"), (torch.float32, "efficient")])
 def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    if torch.cuda.get_device_capability() != (9, 0) or torch.__version__ < "2.11":
+        pytest.skip("needs compute capability 9.0 and torch 2.11")
     model = timm.create_model("vit_tiny_patch16_224", depth=1).to(GPU)
     allow_kernels(AUTO, GPU)
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), torch.no_grad():

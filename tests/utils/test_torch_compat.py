@@ -3,7 +3,6 @@
 import inspect
 import os
 import sys
-import time
 from datetime import timedelta
 from multiprocessing import forkserver
 
@@ -51,16 +50,6 @@ def test_disable_torch_function_hides_a_mode():
     assert seen
 
 
-def test_attention_order():
-    order = torch_compat.attention_order()
-    assert sorted(order)[:4] == ["cudnn_attention", "efficient_attention", "flash_attention", "math"]
-    try:
-        torch_compat.set_attention_order(order[::-1])
-        assert torch_compat.attention_order() == order[::-1], changed("torch._C._set_sdp_priority_order")
-    finally:
-        torch_compat.set_attention_order(order)
-
-
 def test_fused_lerp(any_device):
     torch.manual_seed(0)
     starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
@@ -96,9 +85,9 @@ def test_recorder_counts_the_collectives_of_each_group(tmp_path, monkeypatch):
     try:
         for group in (None, None, dist.new_group()):
             dist.all_reduce(torch.zeros(1), group=group)
-        deadline = time.monotonic() + 30  # a thread of gloo counts the end of an operation after it has returned
-        while not {(2, 2), (1, 1)} <= set(torch_compat.collective_numbers("gloo").values()):
-            assert time.monotonic() < deadline, changed("_dump_fr_trace_json")
+        numbers = torch_compat.collective_numbers("gloo").values()  # a thread of gloo counts the ends later
+        assert {1, 2} <= {started for started, _ in numbers}, changed("_dump_fr_trace_json")
+        assert all(ended <= started for started, ended in numbers), changed("_dump_fr_trace_json")
         assert torch_compat.collective_numbers("nccl") == {}
     finally:
         dist.destroy_process_group()
