@@ -1,1 +1,7 @@
-"""What a run is: the options, their checks, and the recipes."""
+"""Recipes, and the code that reads options; it needs no torch."""
+
+import importlib.util
+import sys
+
+if importlib.util.find_spec("pydantic") is None:  # all commands import this package first
+    sys.exit("error: pydantic is not installed; pip install pydantic (docs/benchmarks.md, GPU: without a network)")

@@ -24,6 +24,7 @@ from engine.telemetry.plots import curve, new_figure, plot_curve, write_png
 from engine.telemetry.run_summary import RunSummary, differing_options, read_run
 from utils.columns import format_duration
 from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.packages import is_installed
 from utils.tables import aligned_table
 
 COLUMNS = (
@@ -46,6 +47,9 @@ def main(argv: list[str]) -> int:
         write_csv(runs, options)
     else:
         print(escape_control_characters("\n".join(table_lines(runs, options))))
+    if not flags.picture and not is_installed("matplotlib"):
+        print("No picture: matplotlib is not installed; pip install matplotlib", file=sys.stderr)
+        return 0
     picture = flags.picture or runs[0].folder.absolute().parent / "compare.png"
     draw(runs, picture)
     print(f"Picture: {picture}", file=sys.stderr)

@@ -9,7 +9,7 @@ from utils.errors import UserError
 _PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13"}
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
 _FEATURES = {
-    "tensorboard": ("TensorBoard's curves", ("train", "dry_run")),
+    "tensorboard": ("curves", ("train", "dry_run")),
     "matplotlib": ("plots", ("train", "dry_run", "eval")),
     "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "profile")),
 }
@@ -33,7 +33,8 @@ def missing_features(command: str) -> str | None:
     """A line about the features that a command leaves out because their packages are not installed; None if none."""
     of_command = {module: feature for module, (feature, commands) in _FEATURES.items() if command in commands}
     missing = {module: feature for module, feature in of_command.items() if not is_installed(module)}
-    return f"Packages are not installed for {', '.join(missing.values())}: {_install(missing)}" if missing else None
+    names = ", ".join(f"{_pip_name(module)} ({feature})" for module, feature in missing.items())
+    return f"Not installed: {names}; {_install(missing)}" if missing else None
 
 
 def _install(modules: Iterable[str]) -> str:

@@ -77,12 +77,12 @@ def check_loggers(names: Sequence[str]) -> None:
     Raises:
         UserError: a library is not installed, or has no credentials.
     """
+    require("LOGGERS", *names)
     for name in names:
         _make(name, lambda line: None)
 
 
 def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
-    require(f"LOGGERS {name}", name)
     try:
         return _OPTIONAL[name](log)
     except UserError:

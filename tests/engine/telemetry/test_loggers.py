@@ -257,7 +257,7 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path, monkeypatc
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     folder = tmp_path / "missing"
-    with pytest.raises(UserError, match=r"^LOGGERS mlflow: needs mlflow; pip install mlflow"):
+    with pytest.raises(UserError, match=r"^LOGGERS: needs mlflow; pip install mlflow"):
         train(["-dataset=folder", f"-data_path={folder}", *digits_argv[2:], "LOGGERS=mlflow"], cpu)
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # as Python imports a folder of that name
