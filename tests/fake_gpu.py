@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.distributed import ProcessContext
@@ -40,6 +41,7 @@ def fake_gpu() -> Iterator[None]:
         patch.setattr(torch, "Generator", lambda device="cpu": generator())
         patch.setattr(torch, "linspace", _linspace)
         patch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **options: tensor)  # it reads values
+        patch.setattr(fake_tensor, "init_gpu_context", lambda device: None)  # before torch 2.15 it needs a driver
         patch.setattr(torch.cuda, "is_available", lambda: True)  # else autocast disables itself
         patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: _PROPERTIES)
