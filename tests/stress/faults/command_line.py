@@ -13,7 +13,10 @@ def command_line_faults() -> list[Fault]:
     def option(*options: str) -> Provoke:
         return given(options=options)
 
-    timm = ("MODEL.TYPE=timm", "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12", "MODEL.NUM_HEADS=12")
+    def timm(*options: str) -> Provoke:
+        keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
+        return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
+
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
@@ -34,9 +37,9 @@ def command_line_faults() -> list[Fault]:
             r"IMAGE_SIZE 9 is not a multiple of",
         ),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
-        "unknown timm model": (option(*timm, "MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
+        "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
         "image size that a timm model refuses": (
-            option(*timm, "MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
+            timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
             r"DATA.IMAGE_SIZE 16: convnext_atto does not accept it",
         ),
         "a threshold without bce": (
@@ -65,7 +68,7 @@ def command_line_faults() -> list[Fault]:
             r"TRAIN.LR_SCHEDULER.DECAY_EPOCHS 2 and WARMUP_EPOCHS 0.5 exceed NUM_EPOCHS 2",
         ),
         "layer decay of a model without layers": (
-            option(*timm, "MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7"),
+            timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7"),
             r"TRAIN.LAYER_DECAY: this model does not define its layers",
         ),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
