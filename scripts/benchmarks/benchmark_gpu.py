@@ -117,12 +117,11 @@ def run(part: Part, folder: Path, cache: Path, write: Callable[[], None]) -> Non
     """Runs the part, and rewrites the tables and the archive."""
     if part.images and not part.images.exists():
         make_images(part.images, (500, 375), JPEGS, mean_bytes=106_000)
-    started = time.time()
     try:
         run_part(part, folder, part_environment(cache), write)
     finally:
         if not part.is_done:
-            drop_incomplete(cache, started)
+            drop_incomplete(cache, since=time.time() - part.seconds)
         write()
         write_archive(folder)
     print_progress(f"{part.name}: {part.outcome}")

@@ -48,10 +48,10 @@ def pack_cache(cache: Path, folder: Path) -> None:
             (folder / f"{CACHE}.{number:03d}").write_bytes(piece)
 
 
-def drop_incomplete(cache: Path, started: float) -> None:
-    """Deletes the output of C++ compilers since `started`; all other files are renamed when they are complete."""
+def drop_incomplete(cache: Path, since: float) -> None:
+    """Deletes the output of C++ compilers since then; all other files are renamed when they are complete."""
     for path in cache.rglob("*"):
-        if path.suffix in (".so", ".o", ".gch") and path.stat().st_mtime >= started:
+        if path.suffix in (".so", ".o", ".gch") and path.stat().st_mtime >= since:
             path.unlink()
 
 

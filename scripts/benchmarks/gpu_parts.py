@@ -86,18 +86,17 @@ def run_part(part: Part, folder: Path, environment: dict[str, str], after_result
 
 def _outcome(part: Part, status: int, is_late: bool, text: str) -> str:
     """A part with a program that failed has failed. A part that was stopped after its last figure is done."""
+    failures = [f"failed: {name}: {one['failed']}" for name, one in part.programs.items() if "failed" in one]
     if is_late:
         stopped = f"stopped after {part.limit_seconds:.0f} s"
-        names = part.settings.get("programs")
-        if names and all("failed" not in part.programs.get(name, "failed") for name in names):
+        if part.programs and not failures and len(part.programs) == len(part.settings["programs"]):
             return f"done: all figures are complete; {stopped}"
         lines = [line for line in text.splitlines() if line and not line.startswith(("|", "interrupted by SIG"))]
         return f"{stopped}; last line: {''.join(lines[-1:])}"
     if status:
         return f"failed: {last_error(subprocess.CompletedProcess(part.command, status, stderr=text))}"
-    for name, one in part.programs.items():
-        if "failed" in one:
-            return f"failed: {name}: {one['failed']}"
+    if failures:
+        return failures[0]
     if summary := re.search(r"^=+ (.* in [\d.]+s.*?) =+\Z", text, re.MULTILINE):  # by pytest
         return f"done: {summary[1]}" if " passed" in summary[1] else f"failed: no test passed: {summary[1]}"
     return "done"

@@ -22,8 +22,8 @@ TRAFFIC = {"O1": 106.1e9, "O2": 69.9e9, "dropout": 134.7e9, "droppath": 114.5e9,
 _COUNTED_BATCH_SIZE, _COUNTED_FLOPS = 256, 105.15e9  # the latter per image, to recognize the model
 _BYTES_PER_STEP = 3.2e9  # of them for any batch size: gradients, clipping, AdamW
 BOUND = (
-    "Upper bound: a step takes FLOPs / the measured speed of matrix products + bytes of all other ops / the measured "
-    "speed of copies. Only the bytes of ViT-B/16 were counted, in eager execution; compilation saves some of them."
+    "Upper bound: a step takes at least FLOPs / speed of matrix products + bytes of all other ops / speed of copies, "
+    "both measured here. Only the bytes of ViT-B/16 were counted, in eager execution; compilation saves some of them."
 )
 
 
