@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
-from configs.schema import Config, Data
+from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
 from engine.telemetry.reporter import peak_memory_bytes
 from scripts.benchmarks.benchmark_images import link_images, make_images
@@ -69,6 +69,7 @@ RATIOS = (
     *(("ready", "bare"), ("jpeg", "ready"), ("bare", "timm")),
 )
 READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0")
+SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_alpha": 0.0}  # the only values
 IMAGES = 256  # different JPEGs
 
 Results = dict[str, list[Window] | ProgramError]  # the turns of each program, or its error
@@ -137,12 +138,18 @@ def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
     for name in ("warmup", "steps"):
         if getattr(flags, name) % flags.interval:
             raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
-    train = config.train
-    if train.accum_iter > 1 or train.model_ema or train.mixup_alpha or train.cutmix_alpha:
-        raise UserError("ACCUM_ITER, MODEL_EMA, mixup, CutMix: the comparison does not support them; remove them")
+    check_supported(config.train)
     if config.amp.enabled and config.amp.level != "O1" and any(name in OTHERS for name in names):
         raise UserError(f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
     return names
+
+
+def check_supported(train: Train) -> None:
+    """Raises UserError for options that not all programs have, or that change their work per step."""
+    others = {key: value for key, value in SUPPORTED.items() if getattr(train, key) != value}
+    if others:
+        fixes = " ".join(f"TRAIN.{key.upper()}={str(value).lower()}" for key, value in others.items())
+        raise UserError(f"the comparison does not support this recipe; add -opts {fixes}")
 
 
 def max_steps(flags: argparse.Namespace, data: Data) -> int:

@@ -48,6 +48,13 @@ def pack_cache(cache: Path, folder: Path) -> None:
             (folder / f"{CACHE}.{number:03d}").write_bytes(piece)
 
 
+def drop_incomplete(cache: Path, since: float) -> None:
+    """Deletes the output of C++ compilers since then; all other files are renamed when they are complete."""
+    for path in cache.rglob("*"):
+        if path.suffix in (".so", ".o", ".gch") and path.stat().st_mtime >= since:
+            path.unlink()
+
+
 def unpack_cache(folder: Path, cache: Path) -> None:
     """Unpacks the pieces into the empty folder `cache`. If they are damaged, the cache is empty, and a line says so.
 

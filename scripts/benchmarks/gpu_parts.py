@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from scripts.benchmarks.common import last_error
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.5  # between two looks at the result of a running part
 TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
+NOT_RUN = "not run"  # an outcome, or its beginning
 
 
 @dataclass
@@ -31,10 +33,19 @@ class Part:
     limit_seconds: float
     settings: dict[str, Any] = field(default_factory=dict)
     images: Path | None = None
-    outcome: str = "not run"
+    outcome: str = NOT_RUN
     seconds: float = 0.0
     result: dict[str, Any] | None = None
     stop_signal: signal.Signals = signal.SIGTERM  # at the time limit
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome.startswith("done")
+
+    @property
+    def programs(self) -> dict[str, Any]:
+        """The figures of benchmark_train.py by program."""
+        return (self.result or {}).get("programs", {})
 
 
 def part_environment(compile_cache: Path) -> dict[str, str]:
@@ -49,24 +60,14 @@ def part_environment(compile_cache: Path) -> dict[str, str]:
     return environment
 
 
-def run_part(
-    part: Part, folder: Path, seconds_left: float, environment: dict[str, str], after_result: Callable[[], None]
-) -> None:
-    """Runs the part if its limit fits into the time left, and writes its output to `<name>.txt`.
-
-    Args:
-        after_result: is called after every change of `part.result` while the part runs.
-    """
-    limit = part.limit_seconds
-    if limit > seconds_left:
-        part.outcome = "not run: no time was left"
-        return
+def run_part(part: Part, folder: Path, environment: dict[str, str], after_result: Callable[[], None]) -> None:
+    """Runs the part, writes its output to `<name>.txt`, and calls `after_result` after each change of `part.result`."""
     file, output = folder / f"{part.name}.json", folder / f"{part.name}.txt"
     file.unlink(missing_ok=True)
     part.outcome, started = "running", time.monotonic()
     process = _start(part, output, environment)
     try:
-        while process.poll() is None and time.monotonic() - started < limit:
+        while process.poll() is None and time.monotonic() - started < part.limit_seconds:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
             if (result := _read(file)) != part.result:
@@ -80,13 +81,25 @@ def run_part(
         _end(process, part.stop_signal)
         part.seconds, part.result = time.monotonic() - started, _read(file)
     text = output.read_text(errors="replace").partition("\n")[2].strip()
+    part.outcome = _outcome(part, process.returncode, is_late, text)
+
+
+def _outcome(part: Part, status: int, is_late: bool, text: str) -> str:
+    """A part with a program that failed has failed. A part that was stopped after its last figure is done."""
+    failures = [f"failed: {name}: {one['failed']}" for name, one in part.programs.items() if "failed" in one]
     if is_late:
-        part.outcome = f"stopped after {limit:.0f} s; last line: {''.join(text.splitlines()[-1:])}"
-    elif process.returncode:
-        reason = last_error(subprocess.CompletedProcess(part.command, process.returncode, stderr=text))
-        part.outcome = f"failed: {reason}"
-    else:
-        part.outcome = "done"
+        stopped = f"stopped after {part.limit_seconds:.0f} s"
+        if part.programs and not failures and len(part.programs) == len(part.settings["programs"]):
+            return f"done: all figures are complete; {stopped}"
+        lines = [line for line in text.splitlines() if line and not line.startswith(("|", "interrupted by SIG"))]
+        return f"{stopped}; last line: {''.join(lines[-1:])}"
+    if status:
+        return f"failed: {last_error(subprocess.CompletedProcess(part.command, status, stderr=text))}"
+    if failures:
+        return failures[0]
+    if summary := re.search(r"^=+ (.* in [\d.]+s.*?) =+\Z", text, re.MULTILINE):  # by pytest
+        return f"done: {summary[1]}" if " passed" in summary[1] else f"failed: no test passed: {summary[1]}"
+    return "done"
 
 
 def _start(part: Part, output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -6,45 +6,46 @@ from statistics import median
 from typing import Any
 
 from scripts.benchmarks.common import replace_text, write_json
-from scripts.benchmarks.gpu_parts import Part
+from scripts.benchmarks.gpu_parts import NOT_RUN, Part
 from scripts.benchmarks.parallel_report import HEADER as PARALLEL_HEADER
 from scripts.benchmarks.parallel_report import variant_rows
 from utils.tables import markdown_table
 
 FIGURES = "figures.json"
 TRAINING_HEADER = [
-    *("part", "mode", "batch size", "compiled", "program", "images/s", "floor (images/s)", "share of the floor"),
-    *("data wait", "memory (GB)"),
+    *("part", "mode", "batch size", "compiled", "program", "images/s", "upper bound (images/s)"),
+    *("share of the bound", "data wait", "memory (GB)"),
 ]
 # Bytes of the ops of a step that are not matrix products: ViT-B/16 at 224, batch size 256, bfloat16, eager; counted by
 # tests/engine/training/test_step_traffic.py.
 TRAFFIC = {"O1": 106.1e9, "O2": 69.9e9, "dropout": 134.7e9, "droppath": 114.5e9, "fp32": 134.2e9}
 _COUNTED_BATCH_SIZE, _COUNTED_FLOPS = 256, 105.15e9  # the latter per image, to recognize the model
 _BYTES_PER_STEP = 3.2e9  # of them for any batch size: gradients, clipping, AdamW
-FLOOR = (
-    "Floor of a step: FLOPs / the measured speed of matrix products + bytes of all other ops / the measured speed of "
-    "copies. The bytes were counted for eager execution; compilation saves some of them."
+BOUND = (
+    "Upper bound: a step takes at least FLOPs / speed of matrix products + bytes of all other ops / speed of copies, "
+    "both measured here. Only the bytes of ViT-B/16 were counted, in eager execution; compilation saves some of them."
 )
 
 
 def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str]) -> dict[str, Any]:
     """Writes `figures.md` and `figures.json`, from which a later call reads; returns the content of the JSON file."""
     machine = next((part.result for part in parts if part.name == "machine"), None) or {}
-    trained = [part for part in parts if part.settings and not part.outcome.startswith("not run")]
+    not_run = [part for part in parts if part.outcome.startswith(NOT_RUN)]
+    trained = [part for part in parts if part.settings and part not in not_run]
     texts = [f"# GPU figures\n\n`python scripts/{script} {shlex.join(argv)}`"]
     if machine:
         texts.append(_machine_text(machine))
     texts.append(markdown_table(TRAINING_HEADER, [row for part in trained for row in training_rows(part, machine)]))
-    texts.append(FLOOR)
-    texts.append(markdown_table(["for ViT-B/16", "target", "here"], target_rows(trained, machine)))
+    texts.append(BOUND)
+    if _is_vit_base(machine):
+        texts.append(markdown_table(["for ViT-B/16", "target", "here"], target_rows(trained, machine)))
     for part in parts:
         if part.name.startswith("parallel") and part.result:
             texts.append(f"{part.name}, {part.result['ranks']} process(es); the planner's error in brackets:")
             texts.append(markdown_table(PARALLEL_HEADER, variant_rows(part.result)))
-    not_run = [part for part in parts if part.outcome.startswith("not run")]
     outcomes = [[part.name, _cell(part.outcome), f"{part.seconds:.0f}"] for part in parts if part not in not_run]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
-    texts.append(f"Not run: {', '.join(part.name for part in not_run) or 'none'}.")
+    texts.append(f"Not run: {', '.join(part.name for part in not_run) or 'none'}. `timm` needs -timm_train PATH.")
     texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")
     replace_text(folder / "figures.md", "\n\n".join(texts) + "\n")
     keys = ("name", "outcome", "seconds", "settings", "result")
@@ -67,26 +68,22 @@ def _machine_text(machine: dict[str, Any]) -> str:
 def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
     """A row for each program, also if it failed or completed no turn."""
     settings, rows = part.settings, []
-    floor = floor_images_per_second(settings["mode"], settings["traffic"], settings["batch_size"], machine)
+    bound = bound_images_per_second(settings["mode"], settings["traffic"], settings["batch_size"], machine)
     for name in settings["programs"]:
         head = [part.name, settings["mode"], str(settings["batch_size"]), _compiled_cell(settings), name]
-        one = _programs(part).get(name)
+        one = part.programs.get(name)
         if one is None or "failed" in one:
             rows.append([*head, _cell(f"failed: {one['failed']}" if one else part.outcome), "", "", "", ""])
             continue
         speed, memory = median(one["images_per_second"]), one["peak_memory_bytes"]
-        floor_cells = [f"{floor:,.0f}", f"{speed / floor:.1%}"] if floor else ["", ""]
+        bound_cells = [f"{bound:,.0f}", f"{speed / bound:.1%}"] if bound else ["", ""]
         wait = "" if name == "bare" else f"{median(one['data_wait_share']):.1%}"
-        rows.append([*head, f"{speed:.1f}", *floor_cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
+        rows.append([*head, f"{speed:.1f}", *bound_cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
     return rows
 
 
 def _cell(reason: str) -> str:
     return reason.replace("|", "\\|")
-
-
-def _programs(part: Part) -> dict[str, Any]:
-    return (part.result or {}).get("programs", {})
 
 
 def _compiled_cell(settings: dict[str, Any]) -> str:
@@ -95,14 +92,18 @@ def _compiled_cell(settings: dict[str, Any]) -> str:
     return "whole model" if settings["kind"] == "whole" else "blocks"
 
 
-def floor_images_per_second(mode: str, traffic: str, batch_size: int, machine: dict[str, Any]) -> float | None:
+def _is_vit_base(machine: dict[str, Any]) -> bool:
+    return abs(machine.get("training_flops_per_image", 0) / _COUNTED_FLOPS - 1) < 0.01
+
+
+def bound_images_per_second(mode: str, traffic: str, batch_size: int, machine: dict[str, Any]) -> float | None:
     """The limit of the machine; None if a ceiling is missing, or the traffic of the model was not counted."""
-    flops, copies = machine.get("training_flops_per_image", 0), machine.get("copy_bytes_per_second")
-    peak = machine.get("peak_flops_per_second", {}).get(mode)
-    if not (traffic and peak and copies and abs(flops / _COUNTED_FLOPS - 1) < 0.01):
+    peak, copies = machine.get("peak_flops_per_second", {}).get(mode), machine.get("copy_bytes_per_second")
+    if not (traffic and peak and copies and _is_vit_base(machine)):
         return None
     bytes_per_image = (TRAFFIC[traffic] - _BYTES_PER_STEP) / _COUNTED_BATCH_SIZE
-    seconds = batch_size * flops / peak + (_BYTES_PER_STEP + batch_size * bytes_per_image) / copies
+    seconds = batch_size * machine["training_flops_per_image"] / peak
+    seconds += (_BYTES_PER_STEP + batch_size * bytes_per_image) / copies
     return batch_size / seconds
 
 
@@ -111,7 +112,7 @@ def target_rows(trained: list[Part], machine: dict[str, Any]) -> list[list[str]]
     speeds = {
         (part.name, name): median(one["images_per_second"])
         for part in trained
-        for name, one in _programs(part).items()
+        for name, one in part.programs.items()
         if "failed" not in one
     }
     ready, jpeg, timm, whole = ("compiled", "ready"), ("jpeg", "jpeg"), ("timm", "timm"), ("timm", "jpeg_whole")
@@ -123,7 +124,7 @@ def target_rows(trained: list[Part], machine: dict[str, Any]) -> list[list[str]]
 
     return [
         ["images/s, compiled", "3,750 (H200), 3,350 (H100)", f"{speeds[ready]:,.0f}" if ready in speeds else ""],
-        ["its share of the floor", "98%, at least 85%", shares[0] if shares else ""],
+        ["its share of the bound", "98%, at least 85%", shares[0] if shares else ""],
         ["O1 in float16 / fp32", "1.903 (published)", ratio(("fp16_small", "ready"), ("fp32_small", "ready"))],
         ["`jpeg / ready`", "0.95 or more", ratio(jpeg, ready)],
         ["`jpeg_whole / timm`, both compiled as a whole", "1.0 or more", ratio(whole, timm)],

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple, Protocol, Self
 
@@ -217,8 +218,8 @@ class Program:
                 return Window(last.steps - first.steps, last_arrived - arrived, first, last)
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
-        """Pauses the child processes, if there are any, until the program has logged nothing for `quiet_seconds`."""
-        children = self._child_processes()
+        """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""
+        children = self._loading_processes()
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -227,12 +228,12 @@ class Program:
                 self._next_reading(quiet_seconds)
         self._signal(signal.SIGCONT)
 
-    def _child_processes(self) -> list[int]:
-        """All other processes of its group."""
+    def _loading_processes(self) -> list[int]:
         found = []
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(ProcessLookupError):
-                if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
+            with suppress(ProcessLookupError, FileNotFoundError):
+                is_child = pid != self._process.pid and os.getpgid(pid) == self._process.pid
+                if is_child and b"_inductor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         return found
 

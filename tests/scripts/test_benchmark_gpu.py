@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import tarfile
 import time
@@ -17,10 +18,10 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from engine.telemetry.flops import training_flops
 from scripts.benchmarks import benchmark_gpu, benchmark_train, device_speed, gpu_archive, gpu_parts, gpu_plan
-from scripts.benchmarks.gpu_archive import pack_cache, unpack_cache, write_archive
+from scripts.benchmarks.gpu_archive import drop_incomplete, pack_cache, unpack_cache, write_archive
 from scripts.benchmarks.gpu_parts import Part, part_environment, run_part
 from scripts.benchmarks.gpu_plan import NAMES, TRAINING, Plan
-from scripts.benchmarks.gpu_report import floor_images_per_second, target_rows, training_rows
+from scripts.benchmarks.gpu_report import bound_images_per_second, target_rows, training_rows, write_figures
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import split_flags
 from utils.errors import UserError
@@ -32,9 +33,14 @@ def parts_of(*argv: str) -> dict[str, Part]:
     return {part.name: part for part in parts}
 
 
+def flags_of(part: Part) -> list[str]:
+    """Those of its script."""
+    return part.command[part.command.index("-u") + 2 :]
+
+
 def config_of(part: Part) -> Config:
     """The configuration that a training part passes on."""
-    _, rest = split_flags(benchmark_train._parser(), part.command[3:])
+    _, rest = split_flags(benchmark_train._parser(), flags_of(part))
     return parse_command_line([*benchmark_train.DEFAULTS, *rest]).config
 
 
@@ -42,8 +48,8 @@ def part(text: str, limit_seconds: float = 60.0, name: str = "one") -> Part:
     return Part(name, [sys.executable, "-c", text], limit_seconds)
 
 
-def run(one: Part, folder: Path, seconds_left: float = 100, after_result: Callable[[], None] = lambda: None) -> None:
-    run_part(one, folder, seconds_left, dict(os.environ), after_result)
+def run(one: Part, folder: Path, after_result: Callable[[], None] = lambda: None) -> None:
+    run_part(one, folder, dict(os.environ), after_result)
 
 
 def trained(name: str, programs: dict) -> Part:
@@ -60,16 +66,16 @@ def figures(speed: float, wait: float = 0.0) -> dict:
 
 
 @pytest.fixture
-def no_time(monkeypatch, tmp_path) -> list[str]:
+def no_time(monkeypatch) -> list[str]:
     """The parts that main runs, by a clock on which each takes its whole limit."""
     ran, clock = [], [0.0]
 
-    def run(part: Part, folder: Path, seconds_left: float, *_) -> None:
-        if part.limit_seconds <= seconds_left:
-            clock[0] += part.limit_seconds
-            part.outcome = "done"
-            ran.append(part.name)
+    def run(part: Part, *_) -> None:
+        clock[0] += part.limit_seconds
+        part.outcome = "done"
+        ran.append(part.name)
 
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(benchmark_gpu.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(benchmark_gpu, "run_part", run)
     monkeypatch.setattr(benchmark_gpu, "make_images", lambda *_, **__: None)
@@ -78,7 +84,7 @@ def no_time(monkeypatch, tmp_path) -> list[str]:
 
 FIRST = [
     *("machine", "profile", "profile_compiled", "compiled", "fp32_small", "fp16_small"),
-    *("O1", "O2", "dropout", "torch_attention", "tests"),
+    *("O1", "O2", "dropout", "flash", "tests"),
 ]
 
 
@@ -96,10 +102,48 @@ def test_the_commands_for_the_parts_that_were_not_run_cover_all_parts(no_time, t
     while command:
         calls += 1
         assert benchmark_gpu.main(command) == 0
-        assert benchmark_gpu.time.monotonic() <= calls * 540
+        assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
         printed = capsys.readouterr().out.strip().splitlines()[-1].split()
-        command = printed[2:] if printed[0] == "python" else []
+        command = printed[2:] if printed[0] == sys.executable else []
     assert set(no_time) == set(NAMES) - {"timm"}
+
+
+def test_the_printed_command_runs_the_parts_that_failed_or_were_stopped_with_the_same_packages(
+    no_time, tmp_path, monkeypatch, capsys
+):
+    def run(part: Part, *_) -> None:
+        part.outcome = {"O1": "failed: why", "jpeg": "stopped after 1 s"}.get(part.name, "done")
+
+    monkeypatch.setattr(benchmark_gpu, "run_part", run)
+    monkeypatch.setenv("PYTHONPATH", "with space:site")
+    assert benchmark_gpu.main([f"-output={tmp_path}"]) == 1
+    words = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    assert words[:3] == ["env", "PYTHONPATH=with space:site", sys.executable]
+    assert "-parts=machine,O1,jpeg" in words
+    assert "Not run: timm. `timm` needs -timm_train PATH." in (tmp_path / "figures.md").read_text()
+
+
+def test_a_part_without_time_keeps_the_result_of_an_earlier_call(no_time, tmp_path):
+    kept = trained("O1", {"ready": figures(100.0)})
+    write_figures(tmp_path, [Part("profile", [], 1.0, outcome="done", result={"former": 1}), kept], "", [])
+    assert benchmark_gpu.main([f"-output={tmp_path}", "-parts=profile,O1", "-minutes=1.1"]) == 0
+    assert no_time == ["profile"]
+    rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())["parts"]}
+    assert rows["profile"]["result"] is None
+    assert (rows["O1"]["outcome"], rows["O1"]["result"]) == ("done", kept.result)
+
+
+def test_options_that_no_part_supports_are_reported_first(no_time, tmp_path):
+    with pytest.raises(UserError, match=r"-opts TRAIN.MODEL_EMA=false$"):
+        benchmark_gpu.main([f"-output={tmp_path}", "-opts", "TRAIN.MODEL_EMA=true"])
+    assert no_time == []
+
+
+def test_a_call_without_a_gpu_says_so(no_time, tmp_path, monkeypatch, capsys):
+    for visible in (0, 1):
+        monkeypatch.setattr(benchmark_gpu, "visible_gpus", lambda visible=visible: visible)
+        benchmark_gpu.main([f"-output={tmp_path}", "-minutes=0.1"])
+        assert ("no GPU is visible" in capsys.readouterr().err) == (visible == 0)
 
 
 def test_named_parts_run_in_the_order_of_the_plan(no_time, tmp_path):
@@ -126,8 +170,14 @@ def test_every_training_part_has_programs_that_can_be_compared(tmp_path):
     (tmp_path / "train.py").touch()
     parts = parts_of(f"-output={tmp_path}", f"-timm_train={tmp_path / 'train.py'}")
     for name, setting in TRAINING.items():
-        flags, _ = split_flags(benchmark_train._parser(), parts[name].command[3:])
+        flags, _ = split_flags(benchmark_train._parser(), flags_of(parts[name]))
         assert tuple(benchmark_train._checked_programs(flags, config_of(parts[name]))) == setting.programs
+
+
+def test_the_flash_kernel_is_measured_without_cudnn(tmp_path):
+    parts = parts_of(f"-output={tmp_path}")
+    assert parts["flash"].command[:2] == ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"]
+    assert flags_of(parts["flash"])[2:] == flags_of(parts["O1"])[2:]
 
 
 def test_the_shipped_recipe_is_measured_with_its_dropout(tmp_path):
@@ -230,11 +280,38 @@ def test_a_part_that_ignores_sigterm_is_killed_with_its_child_processes(tmp_path
     assert_ended(tmp_path / "pid")
 
 
-def test_a_part_without_time_is_not_run(tmp_path):
-    one = part("raise SystemExit('was run')")
-    run(one, tmp_path, seconds_left=59)
-    assert one.outcome == "not run: no time was left"
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("summary", "outcome"),
+    [("90 passed, 9 skipped", "done: 90 passed, 9 skipped"), ("99 skipped", "failed: no test passed: 99 skipped")],
+)
+def test_the_outcome_of_tests_is_their_summary_and_needs_a_test_that_passed(summary, outcome, tmp_path):
+    one = part(f"print('tests/a.py::test_b SKIPPED'); print('==== {summary} in 1.25s ====')")
+    run(one, tmp_path)
+    assert one.outcome == f"{outcome} in 1.25s"
+
+
+def test_a_part_with_a_program_that_failed_has_failed(tmp_path):
+    result = {"programs": {"ready": {"failed": "not done within 50 s"}, "bare": figures(1.0)}}
+    one = part(f"open({str(tmp_path / 'one.json')!r}, 'w').write({json.dumps(result)!r})")
+    run(one, tmp_path)
+    assert one.outcome == "failed: ready: not done within 50 s"
+
+
+@pytest.mark.parametrize(
+    ("programs", "outcome"),
+    [(("ready",), "done: all figures"), (("ready", "bare"), "stopped after 2 s; last line: the last line")],
+)
+def test_a_stopped_part_is_done_if_its_figures_are_complete(programs, outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_parts, "POLL_SECONDS", 0.05)
+    result = {"programs": {"ready": figures(1.0)}}
+    one = part(
+        "import time; print('the last line'); print('| --- |'); print('interrupted by SIGTERM', flush=True)\n"
+        f"open({str(tmp_path / 'one.json')!r}, 'w').write({json.dumps(result)!r}); time.sleep(100)",
+        limit_seconds=2.0,
+    )
+    one.settings = {"programs": programs}
+    run(one, tmp_path)
+    assert one.outcome.startswith(outcome)
 
 
 def test_parts_find_packages_in_a_relative_folder_and_share_a_compile_cache(tmp_path, monkeypatch):
@@ -246,7 +323,7 @@ def test_parts_find_packages_in_a_relative_folder_and_share_a_compile_cache(tmp_
     monkeypatch.setenv("TRITON_CACHE_DIR", "/set/by/torch")
     caches = "os.environ['TORCHINDUCTOR_CACHE_DIR'], os.environ['TRITON_CACHE_DIR']"
     one = part(f"import carried, os; print(carried.NAME, {caches})")
-    run_part(one, tmp_path, 100, part_environment(Path("/cache")), lambda: None)
+    run_part(one, tmp_path, part_environment(Path("/cache")), lambda: None)
     assert "from the folder /cache /cache/triton" in (tmp_path / "one.txt").read_text()
 
 
@@ -299,32 +376,40 @@ def test_a_measurement_that_fails_ends_no_other(tmp_path, monkeypatch):
 CEILINGS = {"peak_flops_per_second": {"O1-bf16": 790e12, "fp32": 60e12}, "copy_bytes_per_second": 4.3e12}
 
 
-def test_the_floor_is_computed_for_the_model_that_was_counted(tmp_path):
+def test_the_bound_is_computed_for_the_model_that_was_counted(tmp_path):
     config = config_of(parts_of(f"-output={tmp_path}")["O1"])
     machine = CEILINGS | {"training_flops_per_image": training_flops(build_plain_model(config), config.data)}
-    floor = floor_images_per_second("O1-bf16", "O1", 256, machine)
-    assert floor == pytest.approx(256 / (256 * 105.15e9 / 790e12 + 106.1e9 / 4.3e12), rel=1e-3)
-    assert floor_images_per_second("O1-bf16", "O1", 64, machine) < floor
-    assert floor_images_per_second("O1-bf16", "dropout", 256, machine) < floor
-    assert floor_images_per_second("O1-bf16", "", 256, machine) is None
-    assert floor_images_per_second("tf32", "fp32", 256, machine) is None
-    assert floor_images_per_second("fp32", "fp32", 256, machine | {"training_flops_per_image": 1e9}) is None
+    bound = bound_images_per_second("O1-bf16", "O1", 256, machine)
+    assert bound == pytest.approx(256 / (256 * 105.15e9 / 790e12 + 106.1e9 / 4.3e12), rel=1e-3)
+    assert bound_images_per_second("O1-bf16", "O1", 64, machine) < bound
+    assert bound_images_per_second("O1-bf16", "dropout", 256, machine) < bound
+    assert bound_images_per_second("O1-bf16", "", 256, machine) is None
+    assert bound_images_per_second("tf32", "fp32", 256, machine) is None
+    assert bound_images_per_second("fp32", "fp32", 256, machine | {"training_flops_per_image": 1e9}) is None
 
 
-def test_rows_have_the_floor_and_the_share_of_it():
+def figures_text(folder: Path, machine: dict) -> str:
+    machine |= {"device": "GPU", "torch": "2", "model": "vit"}
+    write_figures(folder, [Part("machine", [], 1.0, outcome="done", result=machine)], "", [])
+    return (folder / "figures.md").read_text()
+
+
+def test_rows_have_the_bound_and_the_share_of_it(tmp_path):
     machine = CEILINGS | {"training_flops_per_image": 105.15e9}
     one = trained("compiled", {"ready": figures(2000.0, 0.01), "bare": figures(4100.0), "jpeg": {"failed": "why"}})
     one.settings["programs"] += ("timm",)
-    floor = floor_images_per_second("O1-bf16", "O1", 256, machine)
-    cells = [f"{floor:,.0f}", f"{2000 / floor:.1%}"]
+    bound = bound_images_per_second("O1-bf16", "O1", 256, machine)
+    cells = [f"{bound:,.0f}", f"{2000 / bound:.1%}"]
     head = ["compiled", "O1-bf16", "256", "blocks"]
     assert training_rows(one, machine) == [
         [*head, "ready", "2000.0", *cells, "1.0%", "20.00"],
-        [*head, "bare", "4100.0", cells[0], f"{4100 / floor:.1%}", "", "20.00"],
+        [*head, "bare", "4100.0", cells[0], f"{4100 / bound:.1%}", "", "20.00"],
         [*head, "jpeg", "failed: why", "", "", "", ""],
         [*head, "timm", "done", "", "", "", ""],
     ]
     assert training_rows(one, {})[0][5:] == ["2000.0", "", "", "1.0%", "20.00"]
+    assert "target" not in figures_text(tmp_path, machine | {"training_flops_per_image": 1e9})
+    assert "target" in figures_text(tmp_path, machine)
     one.result, one.outcome = None, "failed: a | b"
     assert [row[5] for row in training_rows(one, machine)] == ["failed: a \\| b"] * 4
 
@@ -420,10 +505,21 @@ def test_a_damaged_cache_is_not_used(packed, missing, tmp_path, capsys):
     assert line.startswith(f"-cache {packed}: ")
 
 
-def test_an_interrupted_call_keeps_its_compile_cache(tmp_path, monkeypatch):
+def test_compilers_output_of_a_part_that_is_not_done_is_dropped(tmp_path):
+    for name in ("old.so", "new.main.so", "new.gch", "new.py"):
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "old.so", (1000, 1000))
+    drop_incomplete(tmp_path, 2000.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"old.so", "new.py"}
+
+
+def test_an_interrupted_call_keeps_its_compile_cache_without_incomplete_files(tmp_path, monkeypatch):
     def interrupt(*arguments) -> None:
-        environment = arguments[3]
-        Path(environment["TORCHINDUCTOR_CACHE_DIR"], "kernel").touch()
+        environment = arguments[2]
+        for name in ("kernel", "new.main.so"):
+            file = Path(environment["TORCHINDUCTOR_CACHE_DIR"], name)
+            file.touch()
+            os.utime(file, (time.time() + 10,) * 2)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(benchmark_gpu, "run_part", interrupt)
@@ -454,8 +550,8 @@ def test_every_part_runs_on_a_cpu(group, tmp_path, monkeypatch):
     ])  # fmt: skip
     rows = json.loads((tmp_path / "figures" / "figures.json").read_text())["parts"]
     outcomes = {row["name"]: row["outcome"] for row in rows if row["name"] in names}
-    if "cudnn" in outcomes:
-        assert "MODEL.ATTENTION" in outcomes.pop("cudnn")
+    for name, reason in {"cudnn": "MODEL.ATTENTION", "tests": "skipped", "tests_compile": "skipped"}.items():
+        assert reason in outcomes.pop(name, reason)
     assert outcomes == dict.fromkeys(outcomes, "done")
     results = [row["result"]["programs"] for row in rows if row["name"] in outcomes and row["settings"]]
     assert all(one["images_per_second"][0] > 0 for programs in results for one in programs.values())

@@ -120,6 +120,18 @@ for step in itertools.count(1):
 """
 
 
+def test_compile_workers_are_not_paused_with_the_loading_workers():
+    children = "".join(
+        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)', {name!r}])\n"
+        for name in ("loading", "torch/_inductor/compile_worker/__main__.py")
+    )
+    steps = "for step in range(1, 1000): print(f'step {step}, {step} s, 0 GB', flush=True); time.sleep(0.01)"
+    with Program(prints(then=f"import subprocess\n{children}{steps}"), {}, PlainLog()) as program:
+        program.turn(warmup=5, steps=5, limit_seconds=30)
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in program._loading_processes()]
+    assert [b"loading" in command for command in commands] == [True]
+
+
 @pytest.mark.parametrize("prefetches", [True, False])
 def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
     with Program([sys.executable, "-c", LOADING], {}, PlainLog(), prefetches) as program:
