@@ -138,7 +138,7 @@ def test_o2_is_measured_through_the_entry_script_only():
         (["-timm_train=/no/such/train.py"], "no such file"),
         (["-interval=8", "-warmup=8", "-steps=12"], "-steps 12: must be a multiple of -interval 8"),
         (["-timm_train=x", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
-        (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "mixup"),
+        (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
         (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL O2: bare, timm, timm_explicit support O1 only"),
         (["-programs=jpeg_whole"], "-programs jpeg_whole: compares two ways of compilation; add -compile"),
         (["-worm_up=8"], "unknown flag -worm_up; did you mean -warmup?"),
