@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import is_run_folder, lock_run_folder

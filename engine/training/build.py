@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.command_line import to_yaml
-from configs.compare import non_default_options
+from configs.reading.command_line import to_yaml
+from configs.reading.compare import non_default_options
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader

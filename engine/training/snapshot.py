@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from configs.compare import changed_options
-from configs.yaml_io import format_value
+from configs.reading.compare import changed_options
+from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import read_best
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.parallel.strategy import Strategy
