@@ -126,8 +126,7 @@ def build_train_state(
     class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must
     have the same.
     """
-    train = config.train.model_copy(update={"accum_iter": layout.accum_iter})
-    config, data, device = config.model_copy(update={"train": train}), config.data, context.device
+    train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, notes = build_model(config.model, data, device)

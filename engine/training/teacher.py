@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from configs.reading.family_defaults import apply_family
+from configs.reading.model_family import read_family
 from configs.reading.model_flag import architecture, model_sections
 from configs.reading.option_layers import OptionLayers
+from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision
@@ -146,10 +147,8 @@ def _find_source(options: Distillation) -> _Source:
         num_classes = published.num_classes if weights == TIMM else num_classes
         if not sections["DATA"]:
             sections["DATA"] = _preprocessing_of_timm(published)
-    layers = OptionLayers()
-    layers.values = sections
-    apply_family(layers)
-    sections = layers.values
+    layers = OptionLayers(sections)
+    sections = complete(layers, read_family(layers)).values
     values = sections["DATA"] | (_preprocessing_of(trained_on) if trained_on else {})
     preprocessing = {key: values[key] for key in _PREPROCESSING if key in values}
     try:
