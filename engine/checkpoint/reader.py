@@ -36,6 +36,11 @@ class FoundCheckpoint(NamedTuple):
     state: dict[str, Any]
     notes: list[str]
 
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of the run that wrote it; None if it lies elsewhere."""
+        return self.path.parent if is_run_folder(self.path.parent) else None
+
 
 def find_checkpoint(
     resume: str,

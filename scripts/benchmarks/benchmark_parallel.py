@@ -135,10 +135,10 @@ def measure(config: Config, name: str, warmup: int, steps: int, context: Process
     # The exchange of a group of one process takes the host as long as that of more.
     trigger = SaveTrigger(replace(context, world_size=max(2, context.world_size)), config.timeout_seconds)
     after_step = (lambda progress: trigger.should_save(progress.step)) if name == EXCHANGE else (lambda _: None)
-    loop = training_loop(state, context, cycle(ready_batches(config, context)), new_progress(context), after_step)
+    loop = training_loop(state, cycle(ready_batches(config, context)), new_progress(context), after_step)
     loop(warmup)
     seconds = timed(lambda: loop(steps), context.device) / steps
-    images = config.data.batch_size * state.accum_iter * context.world_size
+    images = config.data.batch_size * state.layout.accum_iter * context.world_size
     return {
         "step_seconds": seconds,
         "images_per_second": images / seconds,
