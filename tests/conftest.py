@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.batches import build_eval_loader, build_train_batches

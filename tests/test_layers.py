@@ -69,7 +69,7 @@ def test_engine_packages_import_only_lower_packages():
 
 def test_configs_do_not_import_torch():
     heavy = {"torch", "torchvision", "timm", "numpy"}
-    for path in (*(ROOT / "configs").glob("*.py"), ROOT / "utils" / "errors.py"):
+    for path in (*(ROOT / "configs").rglob("*.py"), ROOT / "utils" / "errors.py"):
         assert not top_level_modules(path) & heavy, path
 
 

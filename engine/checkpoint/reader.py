@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.yaml_io import format_value, parse_value
+from configs.reading.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.forms import BEST, checkpoints_by_progress, find_form, is_checkpoint, modified_time
 from engine.checkpoint.run_folder import is_run_folder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import check_writable

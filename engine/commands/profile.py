@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from engine.commands.open_run import begin_status, open_new_folder, start_log
 from engine.profiling.profiler import profile_run
 from engine.training.run import build_run

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from importlib import import_module
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.precision.policy import precision_name

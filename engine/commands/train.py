@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder

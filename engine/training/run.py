@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.command_line import to_yaml
-from configs.compare import non_default_options
+from configs.reading.command_line import to_yaml
+from configs.reading.compare import non_default_options
 from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource, build_eval_loader

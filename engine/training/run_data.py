@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from configs.global_batch import accumulation_steps
+from configs.reading.yaml_io import parse_value
+from configs.resolve import accumulation_steps
 from configs.schema import Config
-from configs.yaml_io import parse_value
 from datasets.loading.balanced import describe_balance
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.loading.shard_order import describe_shuffle

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from configs.command_line import to_yaml
-from configs.compare import changed_options
-from configs.yaml_io import format_value
+from configs.reading.command_line import to_yaml
+from configs.reading.compare import changed_options
+from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.checkpoint.trained_on import describe_data

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from configs.family_defaults import apply_family
-from configs.layers import OptionLayers
-from configs.model_flag import architecture, model_sections
+from configs.reading.family_defaults import apply_family
+from configs.reading.model_flag import architecture, model_sections
+from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision

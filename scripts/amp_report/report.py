@@ -26,7 +26,7 @@ if detect_launcher():
 
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Config
 from engine.commands.open_run import find_on_all_ranks
 from engine.precision.non_finite import block_of, first_non_finite

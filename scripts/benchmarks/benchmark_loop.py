@@ -25,7 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform

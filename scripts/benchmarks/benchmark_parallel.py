@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.parallel.build import build_strategy

@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
 from engine.telemetry.reporter import peak_memory_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.global_batch import accumulation_steps
+from configs.resolve import accumulation_steps
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout

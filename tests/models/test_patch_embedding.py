@@ -5,7 +5,7 @@ import torch
 from fake_gpu import CONTEXT, fake_gpu
 from timm.layers import PatchEmbed
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.patch_embedding import PatchLinear, use_linear_patches
 from scripts.benchmarks.training_parts import build_state
 

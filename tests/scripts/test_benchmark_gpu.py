@@ -14,7 +14,7 @@ import torch
 from conftest import TINY_VIT
 from test_benchmark_train import TIMM, parameters
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.telemetry.flops import training_flops
 from scripts.benchmarks import benchmark_gpu, benchmark_train, device_speed, gpu_archive, gpu_parts, gpu_plan

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.yaml_io import parse_value
+from configs.reading.yaml_io import parse_value
 from engine.telemetry.loggers.logger import LoggedRun
 from utils.errors import UserError
 

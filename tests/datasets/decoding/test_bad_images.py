@@ -20,7 +20,7 @@ from conftest import (
 )
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint

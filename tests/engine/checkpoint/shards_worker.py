@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint import shard_writer
 from engine.checkpoint.reader import open_checkpoint
 from engine.checkpoint.shard_writer import ShardWriter

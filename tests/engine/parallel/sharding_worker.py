@@ -30,8 +30,8 @@ from conftest import GREY, TINY_VIT
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from configs.command_line import parse_command_line
-from configs.global_batch import accumulation_steps
+from configs.reading.command_line import parse_command_line
+from configs.resolve import accumulation_steps
 from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout

@@ -9,7 +9,7 @@ import torch
 from conftest import GREY, TINY_VIT, assert_same_state, read_result, run_script, train
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run

@@ -16,7 +16,7 @@ if detect_launcher():
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.loader import Loader
 from engine.commands.run import run
 from tests.conftest import GREY, TINY_VIT

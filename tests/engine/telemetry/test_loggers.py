@@ -23,7 +23,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.telemetry.loggers.background import BackgroundLogger
 from engine.telemetry.loggers.group import LoggerGroup, check_loggers
 from engine.telemetry.loggers.logger import LoggedRun

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import Batch
 from scripts.benchmarks.training_parts import build_state, new_progress, training_loop
 from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves

@@ -19,7 +19,7 @@ from timm.models.pit import PoolingVisionTransformer
 from timm.task import LogitDistillationTask
 from torch import nn
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Data, Train
 from configs.schema import Loss as LossOptions
 from configs.schema.distillation import WEIGHTS_EXTENSIONS

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, assert_same_state, only_run, read_result, rows, run_script, states, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.telemetry.flops import forward_flops, training_flops

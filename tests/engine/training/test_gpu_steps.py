@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Parallel
 from engine.parallel.ddp import DDP
 from models.build import build_model

@@ -8,7 +8,7 @@ from conftest import GREY, TINY_VIT
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Loss
 from datasets.batch import PADDING
 from engine.training.loss import build_loss, read_class_weights

@@ -3,7 +3,7 @@
 import torch
 from conftest import GREY, TINY_VIT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import Best

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform

@@ -3,7 +3,7 @@
 import torch
 from conftest import GREY, TINY_VIT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.ddp import DDP
 from engine.training.build import build_train_state

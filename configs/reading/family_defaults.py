@@ -4,11 +4,11 @@ import copy
 import os
 from typing import Any, NoReturn
 
-from configs.layers import OptionLayers, flatten, merge
+from configs.reading.option_layers import OptionLayers, flatten, merge
+from configs.reading.yaml_io import format_value, shorten
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NEAREST, NOT_IN_TIMM, NOT_VERIFIED
 from configs.schema.families.vit import ViT
-from configs.yaml_io import format_value, shorten
 from utils.errors import UserError, did_you_mean
 
 

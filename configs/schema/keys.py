@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.section import Section
+from configs.schema.section import Section
 
 
 @functools.cache

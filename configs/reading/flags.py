@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from configs.prediction import add_prediction_flags
+from configs.reading.prediction import add_prediction_flags
 from utils.errors import UserError
 
 _EXAMPLES = """examples:

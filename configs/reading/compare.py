@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import to_yaml
-from configs.keys import model_type
-from configs.layers import expand_switches, flatten
+from configs.reading.command_line import to_yaml
+from configs.reading.option_layers import expand_switches, flatten
+from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.yaml_io import format_value, parse_value, read_yaml, shorten
+from configs.schema.keys import model_type
 from utils.columns import wrap_parts
 from utils.errors import UserError
 

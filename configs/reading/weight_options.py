@@ -4,8 +4,8 @@ import json
 import os
 from typing import Any
 
-from configs.layers import OptionLayers
-from configs.model_flag import architecture
+from configs.reading.model_flag import architecture
+from configs.reading.option_layers import OptionLayers
 from utils.safetensors_metadata import read_metadata
 
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.yaml_io import KeyPath, read_yaml, shorten
+from configs.reading.yaml_io import KeyPath, read_yaml, shorten
 from utils.errors import UserError
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options

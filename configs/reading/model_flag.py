@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from configs.layers import OptionLayers
+from configs.reading.option_layers import OptionLayers
 from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.model import Model
 
-_RECIPES = Path(__file__).parent
+_RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME")
 

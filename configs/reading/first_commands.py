@@ -2,8 +2,8 @@
 
 import sys
 
-from configs.command_line import Command
-from configs.flags import entry_parser
+from configs.reading.command_line import Command
+from configs.reading.flags import entry_parser
 
 _TEXT = """
 -cfg, -dataset and -data_path are missing. Three commands to start with:

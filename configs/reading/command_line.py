@@ -6,19 +6,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.family_defaults import apply_family
-from configs.flags import FLAGS, entry_parser
-from configs.keys import known_keys, model_type
-from configs.layers import RUN_OPTIONS, OptionLayers, find_run_options
-from configs.model_flag import set_model
-from configs.prediction import Prediction, Split, read_prediction, read_split
+from configs.reading.family_defaults import apply_family
+from configs.reading.flags import FLAGS, entry_parser
+from configs.reading.model_flag import set_model
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.prediction import Prediction, Split, read_prediction, read_split
+from configs.reading.weight_options import add_weight_options
+from configs.reading.yaml_io import parse_value, shorten, write_yaml
 from configs.schema import Config
 from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
-from configs.section import Section
-from configs.weight_options import add_weight_options
-from configs.yaml_io import parse_value, shorten, write_yaml
+from configs.schema.section import Section
 from utils.errors import UserError, did_you_mean
 
 
