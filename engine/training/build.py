@@ -1,6 +1,6 @@
 """The builder of a run: the only code besides the commands that reads the whole `Config`.
 
-Every part is made once: data, model, precision, optimizer, the wrapped model, telemetry.
+Every part is made once: data, model, precision, optimizer, the wrapped model, reporter.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
-from engine.telemetry.flops import copy_to_meta
-from engine.telemetry.loggers.group import LoggerGroup
-from engine.telemetry.mfu import build_mfu_meter
-from engine.telemetry.reporter import Reporter
-from engine.telemetry.step_timer import StepTimer
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.flops import copy_to_meta
+from engine.run.mfu.meter import build_mfu_meter
+from engine.run.reporter import Reporter
+from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import build_step_loss
 from engine.training.eval_model import (
     apply_op_lists,

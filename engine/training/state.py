@@ -16,8 +16,8 @@ from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.telemetry.reporter import Reporter
-from engine.telemetry.step_timer import StepTimer
+from engine.run.reporter import Reporter
+from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
 from engine.training.step_graph import StepGraph
