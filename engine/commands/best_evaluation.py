@@ -8,7 +8,7 @@ from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.forms import BEST, find_form
 from engine.evaluation.file_names import TEST_EVALUATION
-from engine.telemetry.reporter import validation_line
+from engine.run.reporter import validation_line
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_report import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer

@@ -11,8 +11,8 @@ from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_evaluation import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks, log_options
-from engine.telemetry.flops import forward_flops
-from engine.telemetry.loggers.group import check_loggers
+from engine.run.loggers.group import check_loggers
+from engine.run.mfu.flops import forward_flops
 from engine.training.eval_model import build_eval_model
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data

@@ -12,7 +12,7 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.predictions import CSV_FILE, Predictions
-from engine.telemetry.reporter import validation_line
+from engine.run.reporter import validation_line
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger

@@ -37,7 +37,7 @@ from engine.evaluation.file_names import (
 )
 from engine.evaluation.pictures import remove_other_pictures, write_attention, write_pictures
 from engine.evaluation.results import SampleResults
-from engine.telemetry.plots import new_figure, png_bytes, without_math
+from engine.run.plots import new_figure, png_bytes, without_math
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.packages import is_installed

@@ -13,7 +13,7 @@ from engine.profiling.advice import Op, Profile, has_fast_half_precision
 from engine.profiling.measured_training import MeasuredTraining
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.reporter import peak_memory_bytes
 from engine.training.run import Run
 from utils.device import device_name, synchronize, timed
 from utils.torch_compat import is_compiled

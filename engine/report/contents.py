@@ -25,7 +25,7 @@ from engine.evaluation.file_names import (
 from engine.report.charts import Bin
 from engine.report.formats import to_float
 from engine.report.log_lines import Log, read_log
-from engine.telemetry.run_summary import RunSummary, read_json, read_run
+from engine.run.summary import RunSummary, read_json, read_run
 from utils.errors import UserError
 from utils.tables import read_rows, unescaped_cell
 

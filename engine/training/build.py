@@ -13,8 +13,8 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
-from engine.telemetry.flops import copy_to_meta
-from engine.telemetry.step_timer import StepTimer
+from engine.run.mfu.flops import copy_to_meta
+from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import build_step_loss
 from engine.training.eval_model import (
     apply_op_lists,

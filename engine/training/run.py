@@ -14,9 +14,9 @@ from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.telemetry.loggers.group import LoggerGroup
-from engine.telemetry.mfu import MFUMeter, build_mfu_meter
-from engine.telemetry.reporter import Reporter
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter, build_mfu_meter
+from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
 from engine.training.loss import read_class_weights

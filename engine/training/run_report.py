@@ -12,7 +12,7 @@ from engine.evaluation.file_names import CONFUSION_PICTURE, EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
-from engine.telemetry.time_share import TimeShare
+from engine.run.timing.time_share import TimeShare
 from engine.training.run import Run
 from utils.metrics import Metrics
 

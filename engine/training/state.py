@@ -10,7 +10,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.telemetry.step_timer import StepTimer
+from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import StepLoss
 from engine.training.schedule import Schedule
 from engine.training.step_graph import StepGraph

@@ -16,7 +16,7 @@ from datasets.batch import Batch
 from engine.parallel.compile import run_eagerly
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress
-from engine.telemetry.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
+from engine.run.timing.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
 from engine.training.distillation import class_logits
 from engine.training.optimizer import set_lr
 from engine.training.state import TrainState

@@ -13,8 +13,8 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
-from engine.telemetry.reporter import peak_memory_bytes, validation_line
-from engine.telemetry.slow_ranks import SlowRankReport, SlowRanks
+from engine.run.reporter import peak_memory_bytes, validation_line
+from engine.run.timing.slow_ranks import SlowRankReport, SlowRanks
 from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import Best, RunPosition, take_snapshot

@@ -15,8 +15,8 @@ from torch import nn
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.precision.policy import Precision
-from engine.telemetry.flops import forward_flops
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.mfu.flops import forward_flops
+from engine.run.reporter import peak_memory_bytes
 from engine.training.state import TrainState
 from scripts.benchmarks.device_speed import matmul_flops_per_second
 from scripts.benchmarks.training_parts import (

@@ -34,7 +34,7 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.parallel.build import build_strategy
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Single, Strategy
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.reporter import peak_memory_bytes
 from scripts.benchmarks.common import parse_batch_sizes, print_progress, write_json
 from scripts.benchmarks.parallel_predictions import predictions
 from scripts.benchmarks.parallel_report import HEADER, variant_rows

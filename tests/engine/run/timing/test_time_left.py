@@ -3,8 +3,8 @@
 import pytest
 
 from engine.progress import EpochProgress
-from engine.telemetry import time_left
-from engine.telemetry.time_left import TimeLeft
+from engine.run.timing import time_left
+from engine.run.timing.time_left import TimeLeft
 from utils.metrics import MetricSums
 
 STEPS = 10

@@ -24,9 +24,9 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
 from configs.reading.command_line import parse_command_line
-from engine.telemetry.loggers.background import BackgroundLogger
-from engine.telemetry.loggers.group import LoggerGroup, check_loggers
-from engine.telemetry.loggers.logger import LoggedRun
+from engine.run.loggers.background import BackgroundLogger
+from engine.run.loggers.group import LoggerGroup, check_loggers
+from engine.run.loggers.logger import LoggedRun
 from utils.errors import UserError
 from utils.tables import read_rows
 
@@ -247,7 +247,7 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path, monkeypatc
         f"{prefix} has not taken the last values within 0.01 s; they may be missing there"
     ]
     slow.released.set()
-    monkeypatch.setattr("engine.telemetry.loggers.background._MAX_WAITING_CALLS", 2)
+    monkeypatch.setattr("engine.run.loggers.background._MAX_WAITING_CALLS", 2)
     slow.released.clear()
     (line,) = use(slow, tmp_path, 0.01)
     assert line.startswith(f"{prefix} does not keep up: 2 calls wait")

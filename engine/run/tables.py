@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.telemetry.plots import CurvePlots
-from engine.telemetry.step_report import StepReport
+from engine.run.plots import CurvePlots
+from engine.run.step_report import StepReport
 from utils.metrics import Metrics
 from utils.tables import CsvFile
 

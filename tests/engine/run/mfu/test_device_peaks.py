@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.telemetry.device_peaks import PEAKS, peak_flops_per_second
+from engine.run.mfu.device_peaks import PEAKS, peak_flops_per_second
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.telemetry.mfu import three_digits
+from engine.run.mfu.meter import three_digits
 from utils.columns import format_duration, wrap_parts
 from utils.metrics import Metrics
 

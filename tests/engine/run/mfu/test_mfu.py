@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from configs.schema import Data
-from engine.telemetry.mfu import MFUMeter, build_mfu_meter, format_rates, three_digits
+from engine.run.mfu.meter import MFUMeter, build_mfu_meter, format_rates, three_digits
 from utils.distributed import ProcessContext
 
 DATA = Data(IMAGE_SIZE=8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.telemetry.loggers.logger import LoggedRun, MetricLogger
+from engine.run.loggers.logger import LoggedRun, MetricLogger
 from utils.errors import to_single_line
 
 _MAX_WAITING_CALLS = 10_000

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.telemetry.loggers.logger import LoggedRun
+from engine.run.loggers.logger import LoggedRun
 
 
 class MlflowLogger:

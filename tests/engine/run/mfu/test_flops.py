@@ -6,7 +6,7 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from engine.precision.policy import Precision
-from engine.telemetry.flops import forward_flops, training_flops
+from engine.run.mfu.flops import forward_flops, training_flops
 from models.build import build_model
 
 CPU = torch.device("cpu")

@@ -12,9 +12,11 @@ import torch
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
-from engine.telemetry.loggers.group import LoggerGroup
-from engine.telemetry.mfu import MFUMeter, format_rates
-from engine.telemetry.run_files import (
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter, format_rates
+from engine.run.step_bar import StepBar
+from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.run.tables import (
     RunFiles,
     best_scalars,
     cell,
@@ -23,10 +25,8 @@ from engine.telemetry.run_files import (
     validation_cells,
     validation_scalars,
 )
-from engine.telemetry.step_bar import StepBar
-from engine.telemetry.step_report import StepReport, epoch_line, format_speed, log_lines
-from engine.telemetry.step_timer import StepTimer, TimerTotals
-from engine.telemetry.time_left import TimeLeft
+from engine.run.timing.step_timer import StepTimer, TimerTotals
+from engine.run.timing.time_left import TimeLeft
 from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
-from engine.telemetry.plots import best_epoch, score_column
+from engine.run.plots import best_epoch, score_column
 from utils.errors import UserError
 from utils.status import STATUS
 from utils.tables import read_rows

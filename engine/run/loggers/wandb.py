@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from configs.reading.yaml_io import parse_value
-from engine.telemetry.loggers.logger import LoggedRun
+from engine.run.loggers.logger import LoggedRun
 from utils.errors import UserError
 
 # Unless the user sets them: no capture of the console, no lines of its own, and an end if the network is down.

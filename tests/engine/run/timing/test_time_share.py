@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.telemetry import time_share
-from engine.telemetry.time_share import TimeShare
+from engine.run.timing import time_share
+from engine.run.timing.time_share import TimeShare
 
 
 @pytest.fixture

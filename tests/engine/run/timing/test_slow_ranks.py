@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine.telemetry.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
+from engine.run.timing.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
 from utils.status import RunStatus, read_status
 
 WORKER = Path(__file__).with_name("slow_rank_worker.py")

@@ -5,8 +5,8 @@ import io
 import pytest
 
 from engine.progress import EpochProgress
-from engine.telemetry import step_bar
-from engine.telemetry.step_bar import StepBar
+from engine.run import step_bar
+from engine.run.step_bar import StepBar
 from utils.metrics import MetricSums
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.telemetry.step_report import StepReport, epoch_line, log_lines
+from engine.run.step_report import StepReport, epoch_line, log_lines
 from utils.metrics import Metrics
 
 REPORT = StepReport(

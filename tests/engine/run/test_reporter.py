@@ -9,11 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
-from engine.telemetry.loggers.group import LoggerGroup
-from engine.telemetry.mfu import MFUMeter
-from engine.telemetry.reporter import Reporter
-from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
-from engine.telemetry.step_timer import StepTimer, TimerTotals
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter
+from engine.run.reporter import Reporter
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
+from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.logger import RunLogger
 from utils.metrics import BatchSums, MetricSums
@@ -129,7 +129,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
         now += 1
 
     run.before_report = pass_a_second
-    monkeypatch.setattr("engine.telemetry.reporter.time.perf_counter", lambda: now)
+    monkeypatch.setattr("engine.run.reporter.time.perf_counter", lambda: now)
     monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from engine.telemetry.time_share import TimeShare
+from engine.run.timing.time_share import TimeShare
 from utils.atomic_file import atomic_write
 from utils.packages import is_installed, require
 from utils.tables import read_rows

@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from engine.telemetry.loggers.logger import LoggedRun
+from engine.run.loggers.logger import LoggedRun
 
 
 class TensorBoardLogger:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.telemetry.loggers.background import BackgroundLogger
-from engine.telemetry.loggers.logger import LoggedRun, MetricLogger
-from engine.telemetry.loggers.mlflow import MlflowLogger
-from engine.telemetry.loggers.wandb import WandbLogger
+from engine.run.loggers.background import BackgroundLogger
+from engine.run.loggers.logger import LoggedRun, MetricLogger
+from engine.run.loggers.mlflow import MlflowLogger
+from engine.run.loggers.wandb import WandbLogger
 from utils.errors import UserError
 from utils.packages import is_installed, require
 
@@ -37,7 +37,7 @@ class LoggerGroup:
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
         self._loggers = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
         if is_installed("tensorboard"):
-            from engine.telemetry.loggers.tensorboard import TensorBoardLogger
+            from engine.run.loggers.tensorboard import TensorBoardLogger
 
             self._loggers.insert(0, TensorBoardLogger())
         for logger in self._loggers:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from configs.schema import Data
-from engine.telemetry.device_peaks import peak_flops_per_second
-from engine.telemetry.flops import training_flops
+from engine.run.mfu.device_peaks import peak_flops_per_second
+from engine.run.mfu.flops import training_flops
 from utils.distributed import ProcessContext
 
 

@@ -1,6 +1,6 @@
 """The curves of a run, as they are drawn."""
 
-from engine.telemetry.plots import best_epoch, curve, new_figure, plot_curve, write_png
+from engine.run.plots import best_epoch, curve, new_figure, plot_curve, write_png
 
 
 def test_rows_without_a_value_are_left_out():
