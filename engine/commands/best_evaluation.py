@@ -6,7 +6,7 @@ from typing import Any
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.forms import BEST, find_form
+from engine.checkpoint.paths import BEST, saved_path
 from engine.evaluation.file_names import TEST_EVALUATION
 from engine.run.reporter import validation_line
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
@@ -26,7 +26,7 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
     if is_written and test is None:
         return {}
-    best = broadcast_object(find_form(run.folder / BEST), context)
+    best = broadcast_object(saved_path(run.folder / BEST), context)
     built = build_eval_model(config.with_model(pretrained=str(best)), context)
     if not is_written:
         _evaluate_validation(trainer, built, epoch)
@@ -35,7 +35,7 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
 
 def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None:
     run = trainer.run
-    name = find_form(run.folder / BEST).name
+    name = saved_path(run.folder / BEST).name
     run.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {run.validation.files.folder}")
     metrics, results = built.evaluator.evaluate(built.compute, run.validation.batches)
     if trainer.report:
@@ -54,7 +54,7 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
         run.logger.info(f"----- Warning: test images: {error}")
         return {"error": str(error)}
     seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {find_form(run.folder / BEST).name}, "
+    title = f"Epoch {epoch}, {saved_path(run.folder / BEST).name}, "
     run.logger.info(validation_line(title, metrics, num_classes, len(test), seconds, split="Test"))
     if context.is_main:
         files = build_eval_files(config, test, built.evaluator, run.folder, TEST_EVALUATION)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.forms import BEST, LAST, find_form
+from engine.checkpoint.paths import BEST, LAST, saved_path
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
@@ -183,7 +183,7 @@ class Trainer:
         self._save()
         self.wait_until_saved()
         broadcast_object(None, self.context)  # the first rank that raises ends the others: wait for the file
-        raise NonFiniteGradients(f"{error} The last good weights are in {find_form(self.run.folder / LAST)}") from None
+        raise NonFiniteGradients(f"{error} The last good weights are in {saved_path(self.run.folder / LAST)}") from None
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
@@ -219,7 +219,7 @@ class Trainer:
         result = {
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
-            "checkpoint": str(find_form(self.run.folder / (BEST if best else LAST))),
+            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
