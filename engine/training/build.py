@@ -23,6 +23,8 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
+from engine.run.facts import Devices, Fact, Model, TrainingData
+from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.flops import copy_to_meta
 from engine.run.mfu.meter import build_mfu_meter
@@ -49,7 +51,6 @@ from models.convolutions import prepare_convolutions
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.logger import RunLogger
 from utils.seeding import derive_seed
 
 
@@ -73,11 +74,11 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
     precision = state.precision
     meter = build_mfu_meter(state.meta_model, data, precision.dtype, precision.tf32, context)
     parameters = sum(parameter.numel() for parameter in state.meta_model.parameters())
-    logger.info(f"----- Model: {parameters / 1e6:.3f} M parameters, {meter}")
+    logger.record(Model(parameters, meter.flops_per_image, meter.peak_flops_per_second))
     total_steps = train.num_epochs * layout.steps_per_epoch
     rate_warnings = lr_warning(train, layout.global_batch_size), average_warning(train, total_steps)
     for warning in filter(None, (*samples.warnings, *rate_warnings, cpu_warning(context.device))):
-        logger.info(f"----- Warning: {warning}")
+        logger.warn(f"Warning: {warning}")
     return Run(
         context=context,
         folder=folder,
@@ -102,7 +103,7 @@ def build_run(config: Config, samples: RunData, context: ProcessContext, folder:
             report_freq=config.report_freq,
             images_per_epoch=layout.batches_per_epoch * layout.batch_size,
             max_steps=train.max_steps,
-            loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger.info),
+            loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
         ),
         plan=_build_plan(config),
         timeout_seconds=timeout,
@@ -120,7 +121,7 @@ def build_train_state(
     layout: EpochLayout,
     class_weights: torch.Tensor | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[TrainState, list[str]]:
+) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
     class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must
@@ -228,20 +229,24 @@ def _log_parts(
     context: ProcessContext,
     logger: RunLogger,
     state: TrainState,
-    notes: list[str],
+    notes: list[str | Fact],
     samples: RunData,
     layout: EpochLayout,
 ) -> None:
     for note in notes:
-        logger.info(f"----- {note}")
+        logger.note(note)
     if layout.whole_steps:
         logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
-    logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
-    test = f", {len(samples.test)} for the test at the end" if samples.test else ""
-    logger.info(
-        f"----- Data: {len(samples.train)} training images of {len(samples.train.class_names)} classes, "
-        f"{len(samples.val)} for validation{test}; the model has {num_classes} classes"
+    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.record(
+        TrainingData(
+            training=len(samples.train),
+            validation=len(samples.val),
+            test=len(samples.test) if samples.test else 0,
+            classes=len(samples.train.class_names),
+            model_classes=num_classes,
+        )
     )
     if context.is_main:
         for note in notes_on(samples.train, samples.val, samples.test):
-            logger.info(f"----- Data: {note}")
+            logger.note(f"Data: {note}")

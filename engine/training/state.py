@@ -16,6 +16,7 @@ from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.run.reporter import Reporter
 from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import StepLoss
@@ -23,7 +24,6 @@ from engine.training.schedule import Schedule
 from engine.training.step_graph import StepGraph
 from engine.training.weight_average import WeightAverage
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 from utils.metrics import MetricSums
 
 

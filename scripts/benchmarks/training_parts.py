@@ -14,6 +14,7 @@ from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.training.build import build_run, build_train_state
 from engine.training.run_data import read_run_data
 from engine.training.state import TrainState
@@ -21,7 +22,6 @@ from engine.training.step import train_steps
 from engine.training.trainer import Trainer
 from models.build import build_model
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 from utils.metrics import MetricSums
 from utils.status import RunStatus
 
