@@ -11,13 +11,14 @@ from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, read_trained_on, resolve_path
 from engine.commands.evaluated_model import name_classes, with_model_of
+from engine.run.facts import EvaluationData, Fact
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
 def read_evaluation_data(
     config: Config, context: ProcessContext, split: Split | None = None, prediction: Prediction | None = None
-) -> tuple[Config, Samples, list[str]]:
+) -> tuple[Config, Samples, list[str | Fact]]:
     """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or those of a prediction.
 
     `split` None: the validation split of the data of the training, else all images.
@@ -75,12 +76,11 @@ def _for_prediction(data: Data, trained_on: TrainedOn | None, prediction: Predic
     return data.model_copy(update=changes)
 
 
-def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> str:
+def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> EvaluationData:
     if prediction and prediction.path:
-        return f"Data: {len(samples)} images of {prediction.path}"
-    present = np.count_nonzero(samples.class_counts(num_classes))
-    names = {"val": ": the validation split", "train": ": the training split", "test": ": the test split"}
-    return f"Data: {len(samples)} images of {present} of {num_classes} classes{names.get(split, '')}"
+        return EvaluationData(len(samples), path=str(prediction.path))
+    present = int(np.count_nonzero(samples.class_counts(num_classes)))
+    return EvaluationData(len(samples), present, num_classes, split)
 
 
 def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> Split:

@@ -8,8 +8,12 @@ from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.precision.policy import precision_name
-from engine.run.reporter import peak_memory_bytes
-from utils.device import keep_freed_memory, op_without_deterministic_algorithm, use_deterministic_algorithms
+from utils.device import (
+    keep_freed_memory,
+    op_without_deterministic_algorithm,
+    peak_memory_bytes,
+    use_deterministic_algorithms,
+)
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.memory_shortage import Shortage, find_shortage

@@ -13,6 +13,7 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
+from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
 from engine.run.timing.step_timer import StepTimer
 from engine.training.distillation import build_step_loss
@@ -41,7 +42,7 @@ def build_train_state(
     layout: EpochLayout,
     class_weights: torch.Tensor | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[TrainState, list[str]]:
+) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
     class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must

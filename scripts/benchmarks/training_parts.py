@@ -14,6 +14,7 @@ from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.training.build import build_train_state
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
@@ -22,7 +23,6 @@ from engine.training.step import train_steps
 from engine.training.trainer import Trainer
 from models.build import build_model
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 from utils.metrics import MetricSums
 from utils.status import RunStatus
 

@@ -24,10 +24,10 @@ class BackgroundLogger:
     """
 
     def __init__(
-        self, name: str, logger: MetricLogger, log: Callable[[str], None], finish_seconds: float = 30.0
+        self, name: str, logger: MetricLogger, warn: Callable[[str], None], finish_seconds: float = 30.0
     ) -> None:
         self.name, self.logger, self.finish_seconds = name, logger, finish_seconds
-        self._log = log
+        self._record = warn
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING_CALLS)
         self._has_warned = False
         self._thread: threading.Thread | None = None
@@ -72,7 +72,7 @@ class BackgroundLogger:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._log(f"----- Warning: LOGGERS: {self.name}: {to_single_line(problem)}")
+            self._record(f"Warning: LOGGERS: {self.name}: {to_single_line(problem)}")
 
 
 def _describe(error: BaseException) -> str:

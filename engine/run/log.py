@@ -1,7 +1,8 @@
-"""Console, log files and progress bar of a run."""
+"""Console, log files, facts and progress bar of a run."""
 
 import logging
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from logging.handlers import MemoryHandler
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from engine.run.facts import FACTS, Fact, RunWarning, to_json
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
 from utils.status import RANK_LOG
@@ -42,30 +44,35 @@ class _LogFile(logging.FileHandler):
 
 
 class RunLogger:
-    """`info` logs for the run: main process only, to the console and log.txt. `rank` logs to log_{rank}.txt.
+    """Writes the log and the facts of a run. Lines in log files start with the time.
 
-    Lines in files start with the time. Lines from before the folder is known are kept, and written when it is opened.
+    `info`, `record`, `warn` and `note` log for the run: main process only, to the console and log.txt. `rank` logs to
+    log_{rank}.txt. Lines and facts from before the folder is known are kept, and written when it is opened.
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
         self._run = _new_logger("ampvit.run")
         self._rank = _new_logger(RANK_LOG)
+        self._facts = _new_logger("ampvit.facts")
         if context.is_main:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
-        files = [(self._rank, f"log_{context.rank}.txt")] + [(self._run, "log.txt")] * context.is_main
-        self._buffers = [(logger, name, MemoryHandler(sys.maxsize, sys.maxsize)) for logger, name in files]
-        for logger, _, buffer in self._buffers:
+        timed = _EscapingFormatter("%(asctime)s %(message)s")
+        files = [(self._rank, f"log_{context.rank}.txt", timed)]
+        if context.is_main:
+            files += [(self._run, "log.txt", timed), (self._facts, FACTS, logging.Formatter())]
+        self._buffers = [(*file, MemoryHandler(sys.maxsize, sys.maxsize)) for file in files]
+        for logger, _, _, buffer in self._buffers:
             logger.addHandler(buffer)
         if folder:
             self.open(folder)
 
     def open(self, folder: Path) -> None:
-        """Writes the lines so far, and all later ones, to the log files in `folder`."""
-        for logger, name, buffer in self._buffers:
+        """Writes the lines and facts so far, and all later ones, to the files in `folder`."""
+        for logger, name, formatter, buffer in self._buffers:
             file = _LogFile(folder / name, encoding="utf-8")
-            file.setFormatter(_EscapingFormatter("%(asctime)s %(message)s"))
+            file.setFormatter(formatter)
             buffer.setTarget(file)
             logger.removeHandler(buffer)
             buffer.close()  # writes its lines to the file
@@ -74,6 +81,24 @@ class RunLogger:
 
     def info(self, message: str) -> None:
         self._run.info(message)
+
+    def record(self, fact: Fact) -> None:
+        """Writes a fact, and its line of the log."""
+        self._facts.info(to_json(fact, time=time.strftime("%Y-%m-%d %H:%M:%S%z")))
+        self._run.info(f"----- {fact}")
+
+    def warn(self, text: str) -> None:
+        """Records a problem that does not end the run."""
+        self.record(RunWarning(text))
+
+    def note(self, note: str | Fact) -> None:
+        """Logs a note on the data or the model. Facts, and notes with the mark 'Warning: ', are recorded."""
+        if not isinstance(note, str):
+            self.record(note)
+        elif "Warning: " in note:
+            self.warn(note)
+        else:
+            self.info(f"----- {note}")
 
     def rank(self, message: str) -> None:
         self._rank.info(message)

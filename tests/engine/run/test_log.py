@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.logger import RunLogger
+from engine.run.log import RunLogger
 
 
 @pytest.mark.skipif("not __import__('pathlib').Path('/dev/full').exists()")
