@@ -16,18 +16,18 @@ from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
 from engine.run.timing.step_timer import StepTimer
-from engine.training.distillation import build_step_loss
 from engine.training.eval_model import (
     apply_op_lists,
     attention_notes,
     dummy_images,
 )
-from engine.training.loss import build_loss
-from engine.training.optimizer import build_optimizer, check_sharded_optimizer
-from engine.training.schedule import build_schedule
+from engine.training.losses.distillation import build_step_loss
+from engine.training.losses.loss import build_loss
+from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.optimization.schedule import build_schedule
+from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
 from engine.training.step_graph import StepGraph, build_step_graph
-from engine.training.weight_average import WeightAverage, build_average
 from models.attention import allow_kernels
 from models.build import build_model
 from models.convolutions import prepare_convolutions

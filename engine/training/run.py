@@ -21,12 +21,12 @@ from engine.run.mfu.meter import MFUMeter, build_mfu_meter
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
-from engine.training.loss import read_class_weights
+from engine.training.losses.loss import read_class_weights
+from engine.training.optimization.schedule import lr_warning
+from engine.training.optimization.weight_average import average_warning
 from engine.training.run_data import RunData, build_batches
-from engine.training.schedule import lr_warning
 from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
-from engine.training.weight_average import average_warning
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext
 

@@ -17,8 +17,8 @@ from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger
-from engine.training.optimizer import set_lr
-from engine.training.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
+from engine.training.optimization.optimizer import set_lr
+from engine.training.optimization.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
 from engine.training.state import TrainState
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError

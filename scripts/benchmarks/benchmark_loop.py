@@ -30,7 +30,7 @@ from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform
 from engine.progress import EpochProgress
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from scripts.benchmarks.common import environment, environment_line, interleaved, median_and_range, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, open_trainer, ready_batches, training_loop

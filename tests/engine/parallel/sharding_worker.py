@@ -41,7 +41,7 @@ from engine.precision.non_finite import first_non_finite
 from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-from engine.training.optimizer import SHARDED_OPTIMIZERS
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
 from engine.training.state import TrainState
 from engine.training.step import train_steps
 from utils.distributed import ProcessContext, gather_objects, process_group, set_collective_timeout

@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.schema import Train
 from engine.parallel.strategy import Single
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from utils.errors import UserError
 
 

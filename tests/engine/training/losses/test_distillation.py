@@ -27,9 +27,9 @@ from configs.schema.families.vit import ViT
 from datasets.transforms.device import Normalize
 from engine.commands.run import run
 from engine.precision.policy import Precision
-from engine.training.distillation import build_step_loss, class_logits
-from engine.training.loss import build_loss
-from engine.training.teacher import Teacher, build_teacher
+from engine.training.losses.distillation import build_step_loss, class_logits
+from engine.training.losses.loss import build_loss
+from engine.training.losses.teacher import Teacher, build_teacher
 from models.build import build_model
 from models.weights.find import EXTENSIONS
 from utils.distributed import ProcessContext
@@ -210,7 +210,7 @@ def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypa
     """Swin's normalization is a default of its family, and not in the recipe."""
     (tmp_path / "swin.pdparams").touch()
     keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
-    monkeypatch.setattr("engine.training.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
+    monkeypatch.setattr("engine.training.losses.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
     _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=5), STUDENT, fp32())
     assert "mean [0.485, 0.456, 0.406]" in notes[0]
 

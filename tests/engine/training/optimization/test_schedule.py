@@ -8,7 +8,7 @@ from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Train
-from engine.training.schedule import build_schedule, lr_warning
+from engine.training.optimization.schedule import build_schedule, lr_warning
 from utils.errors import UserError
 
 

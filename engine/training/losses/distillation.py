@@ -15,8 +15,8 @@ from torch import nn
 from configs.schema import Data, Distillation, Model
 from datasets.batch import PADDING
 from engine.precision.policy import Precision
-from engine.training.loss import Loss
-from engine.training.teacher import build_teacher
+from engine.training.losses.loss import Loss
+from engine.training.losses.teacher import build_teacher
 
 # Logits (B, classes); of a model with two heads in training: (class head, distillation head).
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

@@ -9,7 +9,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.schema import Train
-from engine.training.weight_average import average_warning, build_average
+from engine.training.optimization.weight_average import average_warning, build_average
 
 NOT_SKIPPED = torch.tensor(False)
 

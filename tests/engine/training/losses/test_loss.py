@@ -12,7 +12,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Loss
 from datasets.batch import PADDING
 from engine.run.log import RunLogger
-from engine.training.loss import build_loss, read_class_weights
+from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.errors import UserError
