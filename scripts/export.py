@@ -36,12 +36,12 @@ def main(argv: list[str]) -> int:
     source = find_source(path)
     if flags.output:
         check_target(flags.output, flags.format, source)
-    config = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT).config
+    command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
     if flags.format == "onnx":
         require("-format onnx", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
-    return run(source, config, flags.format, flags.output)
+    return run(source, command, flags.format, flags.output)
 
 
 def _parser() -> argparse.ArgumentParser:

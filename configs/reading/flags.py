@@ -37,12 +37,7 @@ FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
-        Flag(
-            "epochs",
-            ("TRAIN.NUM_EPOCHS",),
-            int,
-            "number of epochs; a warm-up of as many or more becomes a tenth",
-        ),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),

@@ -66,10 +66,7 @@ def _build_evaluation(
     config = command.config
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
-    weights = str(found.path if found else config.model.pretrained)
-    config, _, notes = read_evaluation_data(
-        config.with_model(pretrained=weights), context, command.split, command.prediction
-    )
+    config, _, notes = read_evaluation_data(command.with_weights(found.path) if found else command, context)
     for note in notes:
         logger.note(note)
     return config, build_eval_model(config, context).fp32

@@ -40,8 +40,10 @@ def log_options(command: Command, logger: RunLogger) -> None:
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     if command.family_defaults:
-        names = ", ".join(f"{section}.{key}" for section, key in command.family_defaults)
+        names = ", ".join(command.family_defaults)
         logger.info(f"----- Of these, defaults of MODEL.TYPE {command.config.model.type}: {names}")
+    for note in () if command.config.eval.enabled else command.notes:
+        logger.info(f"----- {note}")
     if family := FAMILIES.get(command.config.model.type):
         for correction in family.corrections:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")

@@ -65,8 +65,7 @@ def build_train_state(
     notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
-    accumulated = config.model_copy(update={"train": train.model_copy(update={"accum_iter": layout.accum_iter})})
-    graph, compile_notes = _compile(accumulated, context, strategy, precision, optimizer)
+    graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
     notes += compile_notes
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")

@@ -24,7 +24,7 @@ from engine.training.eval_model import build_eval_files, build_evaluator
 from engine.training.losses.loss import read_class_weights
 from engine.training.optimization.schedule import lr_warning
 from engine.training.optimization.weight_average import average_warning
-from engine.training.run_data import RunData, build_batches
+from engine.training.run_data import DataSplits, build_batches
 from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
 from utils.device import cpu_warning
@@ -63,7 +63,7 @@ class Run:
 
 def build_run(
     config: Config,
-    splits: RunData,
+    splits: DataSplits,
     context: ProcessContext,
     logger: RunLogger,
     open_folder: Callable[[int], Path],
@@ -102,7 +102,7 @@ def build_run(
     return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names), position
 
 
-def _log_parts(state: TrainState, splits: RunData, notes: list[str | Fact], logger: RunLogger) -> None:
+def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], logger: RunLogger) -> None:
     context, layout = state.context, state.layout
     for note in notes:
         logger.note(note)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from configs.reading.family_defaults import apply_family
+from configs.reading.model_family import read_family
 from configs.reading.model_flag import architecture, model_sections
 from configs.reading.option_layers import OptionLayers
+from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision
@@ -151,12 +152,11 @@ def _find_source(options: Distillation) -> _Source:
 
 
 def _with_family_defaults(name: str, model: dict[str, Any], data: dict[str, Any]) -> Config:
-    layers = OptionLayers()
-    layers.values = {"MODEL": model, "DATA": data}
-    apply_family(layers)
-    preprocessing = {key: value for key, value in layers.values["DATA"].items() if key in _PREPROCESSING}
+    layers = OptionLayers({"MODEL": model, "DATA": data})
+    sections = complete(layers, read_family(layers)).values
+    preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
     try:
-        return Config.model_validate({"MODEL": layers.values["MODEL"], "DATA": preprocessing})
+        return Config.model_validate({"MODEL": sections["MODEL"], "DATA": preprocessing})
     except ValidationError as invalid:
         error = invalid.errors()[0]
         problem = " ".join([*map(str, error["loc"]), error["msg"].removeprefix("Value error, ")])
