@@ -11,12 +11,13 @@ from datasets.sources.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, read_trained_on
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
+from engine.run.facts import EvaluationData, Fact
 from engine.training.run_data import data_facts
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, list[str]]:
+def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, list[str | Fact]]:
     """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or the images of a prediction.
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
@@ -70,12 +71,11 @@ def _read(
     return samples
 
 
-def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> str:
+def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> EvaluationData:
     if prediction and prediction.path:
-        return f"Data: {len(samples)} images of {prediction.path}"
-    present = np.count_nonzero(samples.class_counts(num_classes))
-    names = {"val": ": the validation split", "train": ": the training split", "test": ": the test split"}
-    return f"Data: {len(samples)} images of {present} of {num_classes} classes{names.get(split, '')}"
+        return EvaluationData(len(samples), path=str(prediction.path))
+    present = int(np.count_nonzero(samples.class_counts(num_classes)))
+    return EvaluationData(len(samples), present, num_classes, split)
 
 
 def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> Split:

@@ -6,7 +6,6 @@ from typing import Any
 from configs.reading.yaml_io import parse_value
 from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
-from datasets.decoding.bad_images import BadImageList
 from datasets.loading.balanced import describe_balance
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.loading.shard_order import describe_shuffle
@@ -19,8 +18,8 @@ from utils.distributed import ProcessContext
 
 
 @dataclass(frozen=True)
-class RunData:
-    """The samples of the splits, their class names if there are any, and warnings about options that do not fit.
+class DataSplits:
+    """The samples of each split, the class names if there are any, and warnings about options that do not fit.
 
     test: held-out samples, for the end of the run; None if there are none.
     """
@@ -34,7 +33,7 @@ class RunData:
 
 def read_run_data(
     config: Config, context: ProcessContext, checkpoint: dict[str, Any] | None = None
-) -> tuple[Config, RunData]:
+) -> tuple[Config, DataSplits]:
     """Reads the samples; returns them and the options as `resolve` completes them.
 
     A run that resumes from `checkpoint` keeps its class names and its gray range. Every rank must call it.
@@ -61,11 +60,11 @@ def read_run_data(
     elif windows := shard_windows(train, data):
         train.notes.append(describe_shuffle(windows, config.seed))
     class_names = train.class_names if train.has_class_names else known
-    return config, RunData(train, val, class_names, warnings(config, facts), *test)
+    return config, DataSplits(train, val, class_names, warnings(config, facts), *test)
 
 
 def data_facts(data: Data, splits: list[Samples], context: ProcessContext) -> DataFacts:
-    """What `resolve` needs to know of the splits of a data set. Every rank must call it."""
+    """The facts of a data set that `resolve` needs. Every rank must call it."""
     return DataFacts(
         classes=number_of_classes(data.dataset, splits),
         named=splits[0].has_class_names,
@@ -73,23 +72,20 @@ def data_facts(data: Data, splits: list[Samples], context: ProcessContext) -> Da
     )
 
 
-def build_batches(
-    config: Config, samples: RunData, context: ProcessContext, bad_images: BadImageList
-) -> tuple[BatchSource, EpochLayout]:
+def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
     """The training batches of this rank, and how they are divided into steps."""
     data, accum_iter, whole_steps = config.data, config.train.accum_iter, config.data.global_batch_size is not None
     batches = build_train_batches(
         data,
         config.train,
-        samples.train,
+        splits.train,
         config.seed,
         context,
         config.timeout_seconds,
-        bad_images,
         batches_per_step=accum_iter if whole_steps else 1,
     )
-    samples.train.notes.append(batches.workers_note)
-    windows = shard_windows(samples.train, data)
+    splits.train.notes.append(batches.workers_note)
+    windows = shard_windows(splits.train, data)
     layout = EpochLayout(
         batches.num_samples,
         data.batch_size * context.world_size,

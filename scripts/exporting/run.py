@@ -32,7 +32,7 @@ def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):
-        _print(note)
+        _print(str(note))
     reference = make_reference(built.fp32, trained.samples, trained.config.data)
     difference = export(built.fp32, trained, reference, kind, target)
     sizes = ", ".join(map(str, reference.batch_sizes()))

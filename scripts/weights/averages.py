@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
-from engine.checkpoint.forms import checkpoints_by_progress, periodic
+from engine.checkpoint.paths import checkpoints_by_progress, periodic
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from engine.training.eval_model import EvalModel, build_eval_model

@@ -43,7 +43,7 @@ def recorded_pass(*options: str) -> tuple[torch.Tensor, OpRecorder]:
         state = build_state(config, CONTEXT)
         images = torch.zeros(4, 3, config.data.image_size, config.data.image_size, device=GPU)
         with OpRecorder() as recorder, state.precision.autocast():
-            logits = state.model.train()(images)
+            logits = state.wrapped.train()(images)
     return logits, recorder
 
 

@@ -68,7 +68,7 @@ def traffic_of_step(*options: str) -> TrafficCounter:
         data = config.data
         images = torch.zeros(data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=GPU)
         batch = Batch(images, torch.zeros(data.batch_size, dtype=torch.int64, device=GPU), data.batch_size)
-        train = training_loop(build_state(config, CONTEXT), CONTEXT, repeat(batch), new_progress(CONTEXT))
+        train = training_loop(build_state(config, CONTEXT), repeat(batch), new_progress(CONTEXT))
         train(1)  # creates the state of the optimizer
         with TrafficCounter() as counter:
             train(1)
