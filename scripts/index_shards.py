@@ -26,7 +26,8 @@ from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import cache_folder
 from datasets.shards.storage.store import ShardStore
 from scripts.flags import add_flag, new_file, split_flags
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 
 def main(argv: list[str]) -> int:

@@ -29,15 +29,16 @@ from configs.reading.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, index_checksums
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, index_checksums
 from datasets.sources.samples import EncodedImages
-from datasets.sources.strings import StringPacker, to_arrays
+from datasets.sources.arrays.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from utils.atomic_file import fsync_path, temporary_path
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 
 class Packable(NamedTuple):

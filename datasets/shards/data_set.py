@@ -16,7 +16,7 @@ from datasets.shards.storage.store import ShardStore
 from datasets.sources.class_names import map_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import split_indices
-from datasets.sources.strings import strings_in, to_arrays
+from datasets.sources.arrays.strings import strings_in, to_arrays
 from utils.errors import UserError
 
 

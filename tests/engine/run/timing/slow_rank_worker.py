@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 from utils.launch import exit_with_launcher, launch_processes
 from utils.launcher import detect_launcher
 
