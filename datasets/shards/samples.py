@@ -19,8 +19,8 @@ from datasets.shards.storage.read_ahead import ReadAhead
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported
 from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.arrays.strings import strings_in
+from datasets.sources.samples import EncodedImages, read_error
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.threads import DaemonPool

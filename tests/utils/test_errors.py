@@ -10,10 +10,7 @@ import torch
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 from utils.entry import run_and_report_errors
-from utils.errors import Findings
-from utils.errors import UserError
-from utils.errors import combine_findings
-from utils.errors import escape_control_characters
+from utils.errors import Findings, UserError, combine_findings, escape_control_characters
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 
