@@ -9,7 +9,6 @@ for shards that have not changed; others are read again. An interrupted indexing
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.flags import Parser
-from datasets.shards.find import find_shards
+from datasets.shards.find import FoundShards, find_shards
 from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
 from datasets.shards.location import parse_location
-from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import cache_folder
 from datasets.shards.storage.store import ShardStore
 from scripts.flags import add_flag, new_file, split_flags
@@ -38,14 +36,13 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{location.root}: is not a folder of this host; give a file with -output, and copy it there")
     store = ShardStore(location.root, config.timeout_seconds)
     found = find_shards(location, store)
-    splits = found.splits or {"all": found.unsplit}
-    shards = [shard for split in splits.values() for shard in split]
-    index, notes = open_index(store, shards, cache_folder(config.data.cache_dir), found.label_key)
+    folder = cache_folder(config.data.cache_dir)
+    index, notes = open_index(store, store.head(found.names), folder, found.label_key)
     try:
         write_index(output, index)
     except OSError as error:
         raise UserError(f"{output}: cannot be written ({error.strerror}); give another file with -output") from error
-    _report(output, index, splits, notes)
+    _report(output, index, found, notes)
     return 0
 
 
@@ -60,17 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(output: Path, index: Index, splits: dict[str, Sequence[Shard]], notes: list[str]) -> None:
+def _report(output: Path, index: Index, found: FoundShards, notes: list[str]) -> None:
     for note in notes:
         print(note)
     ends = np.append(0, index.arrays["ends"])
     first = 0
-    for split, shards in splits.items():
-        last = first + len(shards)
+    for split, names in (found.splits or {"all": found.unsplit}).items():
+        last = first + len(names)
         targets = index.arrays["targets"][ends[first] : ends[last]]
         labelled = targets[targets >= 0]
         print(
-            f"{split}: {len(shards):,} shards, {sum(shard.num_bytes for shard in shards) / 1e9:.3f} GB, "
+            f"{split}: {len(names):,} shards, "
+            f"{sum(shard.num_bytes for shard in index.shards[first:last]) / 1e9:.3f} GB, "
             f"{len(targets):,} images, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
         )
         first = last

@@ -17,7 +17,7 @@ def check_test_split(data: Data) -> None:
     if data.dataset not in WITH_TEST:
         raise UserError(f"DATA.DATASET {data.dataset} has no test split ({', '.join(WITH_TEST)} have one)")
     if data.dataset == "tar":
-        return  # `TarShards` knows
+        return  # `TarShards` checks it
     root, name = Path(data.data_path), _NAMES[data.dataset]
     if root.exists() and not (root / name).exists():
         kind = "folder" if data.dataset == "folder" else "file"

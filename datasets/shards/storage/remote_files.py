@@ -50,23 +50,22 @@ class RemoteFiles:
             self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
         self.can_list = scheme in ("s3", "gs")
 
-    def list_folder(self, folder: str) -> tuple[list[Shard], list[str]]:
-        """All objects in a folder below the root ('': the root itself), and the names of the folders there."""
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """Lists the objects and the folders in a folder below the root ('': the root itself)."""
         found = self.store.list_with_delimiter(folder or None)
-        return [_shard(entry["path"], entry) for entry in found["objects"]], list(found["common_prefixes"])
+        return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
     def head(self, name: str) -> Shard:
         return _shard(name, self.store.head(name))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (start, length), read at the same time; fewer where the object or the answer ends."""
+        """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
         starts, lengths = zip(*ranges, strict=True)
-        return [bytes(part) for part in self.store.get_ranges(
-            name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES
-        )]  # fmt: skip
+        parts = self.store.get_ranges(name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES)
+        return list(map(bytes, parts))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        """The whole object as it is now, and its bytes from `start` on."""
+        """Returns the whole object as it is now, and its bytes from `start` on."""
         result = self.store.get(name, options={"range": {"offset": start}} if start else None)
         return _shard(name, result.meta), map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
 

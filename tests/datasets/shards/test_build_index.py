@@ -38,7 +38,8 @@ class FakeStore:
     def read_small(self, name: str, max_bytes: int) -> bytes | None:
         return self.files.get(name)
 
-    def stream(self, name: str, version: str | None, num_bytes: int):
+    def stream(self, shard: Shard):
+        name = shard.name
         self.streamed.append(name)
         data = self.files[name]
         yield data[:1000]
@@ -228,11 +229,11 @@ def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
     killed, go_on = threading.Event(), threading.Event()
     stream = store.stream
 
-    def stopping(name, *more):
-        if name == "train-3.tar" and not go_on.is_set():
+    def stopping(shard):
+        if shard.name == "train-3.tar" and not go_on.is_set():
             killed.set()
             assert go_on.wait(60)
-        return stream(name, *more)
+        return stream(shard)
 
     store.stream = stopping
     thread = threading.Thread(target=opened, args=(store, cache))

@@ -18,8 +18,10 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.registry import has_splits, has_test_split, read_samples
-from datasets.shards import samples as samples_module
-from datasets.shards.data_set import tar
+from datasets.decoding.decode import decode_image
+from datasets.shards import reader as reader_module
+from datasets.shards.data_set import TarShards
+from datasets.shards.samples import TarSamples
 from utils.errors import UserError
 
 
@@ -43,15 +45,23 @@ def on(server, **values) -> Data:
     return options(values.pop("data_path", f"{server.url}/{{train-{{0000..0003}},val-0000}}.tar"), **values)
 
 
+def tar(data: Data, split: str) -> TarSamples:
+    return TarShards(data).samples(split)
+
+
 def contents(samples) -> list[bytes]:
-    samples.prefetch(range(len(samples)))
-    return [samples.read_bytes(index) for index in range(len(samples))]
+    """The pixels of all samples, opened as one batch."""
+    return [image.pixels.numpy().tobytes() for image in samples.open_all(range(len(samples)), 3)]
+
+
+def pixels(*numbers: int) -> list[bytes]:
+    return [decode_image(jpeg(number), 3, "").numpy().tobytes() for number in numbers]
 
 
 def test_splits_labels_names_and_images(root, cpu):
     train, val = tar(options(root), "train"), tar(options(root), "val")
-    assert contents(train) == [jpeg(number) for number in range(40)]
-    assert contents(val) == [jpeg(number) for number in range(1000, 1012)]
+    assert contents(train) == pixels(*range(40))
+    assert contents(val) == pixels(*range(1000, 1012))
     assert train.targets.tolist() == [number % 2 for number in range(40)]
     assert train.name(13) == f"{root}/train-0001.tar/000013.jpg"
     assert train.shard_ends.tolist() == [10, 20, 30, 40] and val.shard_ends.tolist() == [12]
@@ -60,7 +70,7 @@ def test_splits_labels_names_and_images(root, cpu):
     assert has_splits(options(root)) and has_test_split(options(root), cpu) == (False, None)
     write_shard(root / "test-0000.tar", range(2000, 2003))
     assert has_test_split(options(root), cpu) == (True, None)
-    assert contents(tar(options(root), "test")) == [jpeg(number) for number in range(2000, 2003)]
+    assert contents(tar(options(root), "test")) == pixels(*range(2000, 2003))
 
 
 def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):
@@ -97,7 +107,7 @@ def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):
         assert sorted(path for method, path, _ in server.requests if method == "HEAD") == [
             f"/{path.name}" for path in sorted(root.glob("*.tar"))
         ]
-    assert [contents(samples) for samples in splits[2:]] == [[jpeg(number) for number in range(2000, 2003)]]
+    assert [contents(samples) for samples in splits[2:]] == [pixels(*range(2000, 2003))]
 
 
 def test_a_split_without_images_is_refused(tmp_path):
@@ -111,7 +121,7 @@ def test_a_split_without_images_is_refused(tmp_path):
 
 
 def test_a_process_opens_few_files_whatever_the_size_of_a_window(root, monkeypatch):
-    monkeypatch.setattr(samples_module, "_MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(reader_module, "_MAX_OPEN_FILES", 2)
     samples = tar(options(root, shuffle_shards=10**6), "train")
     assert [samples.read_bytes(index) for index in range(40)] == [jpeg(number) for number in range(40)]
     links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
@@ -142,8 +152,9 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
     with fault_server(root) as server:
         samples = tar(on(server, cache_gb=cache_gb), "train")
         server.requests.clear()
-        samples.timeout_seconds = 7
-        assert samples.cache is None or samples.cache.store.timeout_seconds == 7
+        samples = samples.with_timeout(7)
+        reader = samples.reader
+        assert {part.timeout_seconds for part in (reader.store, *([reader.cache.store] if cache_gb else []))} == {7}
         assert contents(samples) == expected
         assert len(server.requests) == 4  # one per shard, whose images are close together
         received = pickle.loads(pickle.dumps(samples))

@@ -35,7 +35,7 @@ def test_pickled_samples_are_small(tmp_path, dataset):
     names = [f"{number % 10}/{number}.jpg" for number in range(100_000)]
     (tmp_path / "train_list.txt").write_text("".join(f"{name} {name[0]}\n" for name in names))
     (tmp_path / "train.csv").write_text("image_path,target\n" + "".join(f"{name},{name[0]}\n" for name in names))
-    samples = DATASETS[dataset](options(tmp_path), "train")  # the table is split
+    samples = DATASETS[dataset](options(tmp_path))("train")  # the table is split
     pickled = pickle.dumps(samples)
     assert len(pickled) < 2_000
     received = pickle.loads(pickled)

@@ -8,7 +8,7 @@ from datasets.registry import DATASETS
 
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))
 def test_a_missing_folder_is_named(tmp_path, name):
-    assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"), "train"), f"{tmp_path}/gone", "; ")
+    assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"))("train"), f"{tmp_path}/gone", "; ")
 
 
 def test_a_missing_list_is_named(tmp_path):

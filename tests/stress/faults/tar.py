@@ -12,7 +12,7 @@ from tar_files import tar_of, with_header
 from tar_shards import jpeg, write_shard, write_shards
 
 from configs.schema import Data
-from datasets.shards.data_set import tar
+from datasets.shards.data_set import TarShards
 from datasets.shards.indexing.index import INDEX_NAME
 
 _EXTRA = "train-0006.tar"  # beside those of `data_of`
@@ -28,7 +28,7 @@ def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] 
 def data_of(scene: Scene) -> Path:
     """Six shards of ten training images, and one of 12 validation images, with an index."""
     root = write_shards(scene.folder / "shards", train=6)
-    tar(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}), "train")
+    TarShards(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}))
     return root
 
 
