@@ -6,9 +6,8 @@ context of a run of one process, which does not use torch.distributed.
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +25,7 @@ from utils.launch import exit_with_launcher
 from utils.launcher import torchrun_variables
 from utils.memory_shortage import find_shortage
 from utils.signals import raise_on_signals
+from utils.threads import DaemonPool
 from utils.torch_compat import set_process_group_timeout
 
 T = TypeVar("T")
@@ -150,15 +150,8 @@ def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
     """
     if context.world_size == 1:
         return work()
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    thread = DaemonPool(1)
+    result = thread.submit(work)
     num_done = 0
     while num_done < context.world_size:
         wait([result], timeout=_SIGN_OF_LIFE_SECONDS)

@@ -37,7 +37,7 @@ from utils.peers import (
 )
 from utils.signals import TERMINATION_SIGNALS, exit_now
 from utils.status import RANK_LOG, record_failure_at_once, record_run_end
-from utils.watchdog import Watchdog, run_briefly
+from utils.threads import Watchdog, run_briefly
 
 POLL_SECONDS = 0.5
 RESPONSE_SECONDS = 2.0  # a live process responds within this time
@@ -88,7 +88,7 @@ class Companions:
             ended = self.ended_siblings()  # before the counter is read: a process increments it before it ends
             try:
                 failed = store.check([_FAILURES])
-                self.watchdog.answered()
+                self.watchdog.reset()
                 if failed:
                     self._respond(store)
                 elif ended:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from utils.status import current_folder
+from utils.threads import Watchdog
 from utils.torch_compat import collective_numbers, flight_recorder_dumps
-from utils.watchdog import Watchdog
 
 FOLDER = "flight-recorder"
 _BUFFER_SIZE = 2000  # collectives
@@ -41,22 +41,22 @@ def started_collectives() -> Counts:
 
 
 class CollectiveWatchdog(Watchdog):
-    """Its silence is the longest time for which the same collective of the GPU has been the next one to end.
+    """Counts the longest time for which the same collective of the GPU has been the next one to end.
 
     NCCL's operations end in order. gloo's do not, and they report their timeout themselves.
     """
 
     backend = "nccl"
 
-    def __init__(self, limit_seconds: float, on_silence: Callable[[], None]) -> None:
-        super().__init__(limit_seconds, on_silence)
-        self._seconds: dict[tuple[str, int], float] = {}  # by process group and last operation that has ended
+    def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
+        super().__init__(limit_seconds, on_timeout)
+        self._waiting: dict[tuple[str, int], float] = {}  # by process group and last operation that has ended
 
     def tick(self, seconds: float) -> None:
         groups = collective_numbers(self.backend).items()
         waiting = [(group, ended) for group, (started, ended) in groups if ended < started]
-        self._seconds = {one: self._seconds[one] + seconds if one in self._seconds else 0.0 for one in waiting}
-        self.silent_seconds = max(self._seconds.values(), default=0.0)
+        self._waiting = {one: self._waiting[one] + seconds if one in self._waiting else 0.0 for one in waiting}
+        self.seconds = max(self._waiting.values(), default=0.0)
 
 
 def ranks_behind(counts: Mapping[int, Counts]) -> list[int]:

@@ -13,9 +13,9 @@ from datasets.shards.storage.cache import ShardCache
 from datasets.shards.storage.read_ahead import ReadAhead
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported
-from utils.daemon_pool import DaemonPool
 from utils.errors import UserError
 from utils.files import open_regular_file
+from utils.threads import DaemonPool
 
 FIX = "restore the shard"
 _REQUESTS = 16  # of a worker at a time

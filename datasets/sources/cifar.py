@@ -9,7 +9,7 @@ from datasets.sources.class_folders import find_folder
 from datasets.sources.in_memory import ImageArray
 from utils.errors import UserError
 from utils.files import open_regular_file
-from utils.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
+from utils.plain_pickle import ForbiddenName, read_plain_pickle
 
 _IMAGE_SHAPE = (3, 32, 32)
 _FIX = "extract the archive again"
@@ -48,18 +48,12 @@ def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray
     content = _read(file)
     try:
         labels = np.array(content[label_key], dtype=np.int64)
-        images = _pixels(content["data"]).reshape(len(labels), *_IMAGE_SHAPE)
+        images = content["data"].array().view(np.uint8).reshape(len(labels), *_IMAGE_SHAPE)
     except Exception as error:  # a pickle may contain any types
         raise UserError(f"{file}: does not contain the data and {label_key} of CIFAR; {_FIX}") from error
     if labels.min() < 0 or labels.max() >= num_classes:
         raise UserError(f"{file}: a label is not in 0..{num_classes - 1}; {_FIX}")
     return images, labels
-
-
-def _pixels(array: ArrayRecord) -> np.ndarray:
-    """uint8 (N, 3072)"""
-    order = "F" if array.column_major else "C"
-    return np.frombuffer(array.data(), dtype=np.uint8).reshape(array.shape, order=order)
 
 
 def _read(file: Path) -> dict:

@@ -18,9 +18,9 @@ from datasets.shards.indexing.records import Remarks, ShardRecords, read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from utils.cpu_cores import usable_cores
-from utils.daemon_pool import DaemonPool
 from utils.errors import UserError, combine_findings
 from utils.files import open_regular_file
+from utils.threads import DaemonPool
 
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
 _SAVE_SECONDS = 60.0

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache
-from utils.daemon_pool import DaemonPool
 from utils.errors import UserError
+from utils.threads import DaemonPool
 
 _THREADS = 4
 _RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room

@@ -23,7 +23,7 @@ from datasets.shards.storage.store_errors import (
     describe,
     is_beyond_end,
 )
-from utils.daemon_pool import DaemonPool
+from utils.threads import DaemonPool
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32

@@ -121,7 +121,10 @@ def with_names(*names):
         (with_names("a\n.tar"), "a\\n.tar"),
         (with_names("a.zip"), "a.zip"),
         (with_names("a.tar", "a.tar"), "a shard or a class twice"),
-        (INFO | {"splits": {name: {"filenames": [f"{name}.tar"], "alt_label": name} for name in ("val", "test")}}, "alt_l"),
+        (
+            INFO | {"splits": {name: {"filenames": [f"{name}.tar"], "alt_label": name} for name in ("val", "test")}},
+            "alt_l",
+        ),
         (INFO | {"class_names": []}, "class_names"),
         (INFO | {"class_names": ["a", "a"]}, "a class twice"),
         (INFO | {"class_names": ["a", ""]}, "class_names.1"),

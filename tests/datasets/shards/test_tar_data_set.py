@@ -17,8 +17,8 @@ from tar_shards import jpeg, write_shard, write_shards
 from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
-from datasets.registry import has_splits, has_test_split, read_samples
 from datasets.decoding.decode import decode_image
+from datasets.registry import has_splits, has_test_split, read_samples
 from datasets.shards import reader as reader_module
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
