@@ -17,19 +17,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.flags import Parser
-from datasets.shards.find import FoundShards, find_shards
-from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
-from datasets.shards.location import parse_location
-from datasets.shards.storage.cache import cache_folder
-from datasets.shards.storage.store import ShardStore
 from scripts.flags import add_flag, new_file, split_flags
 from utils.errors import UserError, run_and_report_errors
+from utils.packages import require
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     config = parse_command_line(rest).config
+    require("scripts/index_shards.py", "obstore", "braceexpand")
+    from datasets.shards.find import find_shards
+    from datasets.shards.indexing.build import open_index
+    from datasets.shards.location import parse_location
+    from datasets.shards.storage.cache import cache_folder
+    from datasets.shards.storage.store import ShardStore
+
     location = parse_location(config.data.data_path)
     output = flags.output or (Path(location.root, INDEX_NAME) if location.is_local else None)
     if output is None:
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
         write_index(output, index)
     except OSError as error:
         raise UserError(f"{output}: cannot be written ({error.strerror}); give another file with -output") from error
-    _report(output, index, found, notes)
+    _report(output, index, found.splits or {"all": found.unsplit}, notes)
     return 0
 
 
@@ -57,12 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(output: Path, index: Index, found: FoundShards, notes: list[str]) -> None:
+def _report(output: Path, index: Index, splits: dict[str, list[str]], notes: list[str]) -> None:
     for note in notes:
         print(note)
     ends = np.append(0, index.arrays["ends"])
     first = 0
-    for split, names in (found.splits or {"all": found.unsplit}).items():
+    for split, names in splits.items():
         last = first + len(names)
         targets = index.arrays["targets"][ends[first] : ends[last]]
         labelled = targets[targets >= 0]

@@ -30,8 +30,7 @@ from configs.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, write_index
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
 from scripts.flags import add_flag, split_flags
 from scripts.packing.keys import unique_keys

@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from configs.yaml_io import shorten
+from datasets.shards.indexing.index import INFO_FILE
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, Location, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore
 from utils.errors import UserError
 
-INFO_FILE = "_info.json"  # timm's and ours
 _SPLIT_TOKENS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
 _SPLIT_OF_TOKEN = {token: split for split, tokens in _SPLIT_TOKENS.items() for token in tokens}
 _MAX_INFO_BYTES = 64 << 20

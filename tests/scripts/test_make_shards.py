@@ -18,8 +18,7 @@ from webdataset.tariterators import base_plus_ext
 
 from datasets.decoding.bad_images import BadImage
 from datasets.registry import read_samples
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, read_index
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards, pack_dataset
 from scripts.packing.keys import key_of, unique_keys
 from scripts.packing.progress import PROGRESS, open_progress
@@ -86,12 +85,6 @@ def test_webdataset_reads_all_samples(folders, cpu, split):
     assert decoded[0].mode == "RGB" and decoded[1] == expected[keys[0]][1]
 
 
-def test_each_shard_of_a_training_split_has_several_classes(folders):
-    for path in shards_of(write(folders), "train"):
-        labels = {int(sample["cls"]) for sample in webdataset.WebDataset(str(path), shardshuffle=False)}
-        assert len(labels) > 1
-
-
 def test_timm_reads_both_splits(folders, cpu):
     output = write(folders)
     for split in ("train", "val"):
@@ -120,11 +113,6 @@ def test_tar_lists_plain_members(folders):
 
 
 # Shards
-
-
-def test_the_same_data_give_the_same_bytes(folders):
-    one, other = write(folders), write(folders, "other", "DATA.NUM_WORKERS=1")
-    assert content_of(one) == content_of(other)
 
 
 def test_a_packed_data_set_gives_the_same_shards(folders):
@@ -170,14 +158,6 @@ def test_the_real_format_gives_the_extension(folders):
     with tarfile.open(shard) as archive:
         names = [name for name in archive.getnames() if "/z" in name and not name.endswith(".cls")]
     assert [name.rpartition(".")[2] for name in names] == ["png", "webp", "bmp", "gif", "tif", "ppm"]
-
-
-def test_a_test_split_is_written(folders):
-    shutil.copytree(folders / "val", folders / "test")
-    output = write(folders)
-    with tarfile.open(output / "test-000000.tar") as archive:
-        assert len(archive.getnames()) == 12
-    assert list(json.loads((output / "_info.json").read_text())["splits"]) == ["train", "val", "test"]
 
 
 def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
@@ -236,8 +216,7 @@ def test_equal_keys_are_numbered():
 
 KILLED_AT_IMAGE = """
 import itertools, os, signal, sys
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, read_index
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards
 count, extension = itertools.count(), make_shards.image_extension
 def kill(data):
@@ -262,16 +241,6 @@ def test_a_killed_writing_goes_on_to_the_same_bytes(folders):
     write(folders)
     assert content_of(output) == content_of(whole)  # without the temporary files of the killed process
     assert times == {name: (output / name).stat().st_mtime_ns for name in recorded}
-
-
-def test_a_second_start_writes_only_missing_shards(folders):
-    output = write(folders)
-    before, missing = content_of(output), shards_of(output, "train")[1]
-    missing.unlink()
-    times = {path.name: path.stat().st_mtime_ns for path in shards_of(output)}
-    write(folders)
-    assert content_of(output) == before
-    assert times.items() <= {path.name: path.stat().st_mtime_ns for path in shards_of(output)}.items()
 
 
 def test_an_incomplete_line_of_the_record_is_dropped(folders):

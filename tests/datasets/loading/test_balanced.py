@@ -60,23 +60,6 @@ def sampler(batch_size, rank=0, world_size=1, first_batch=0, repeats=1):
     return TrainSampler(500, batch_size, 3, 7, rank, world_size, first_batch, repeats, balanced_targets=TARGETS)
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_batches_do_not_depend_on_the_number_of_ranks_and_keep_their_number(world_size, repeats):
-    one = sampler(24, repeats=repeats)
-    assert len(one) == len(TrainSampler(500, 24, 3, 7)) == 60
-    ranks = [sampler(24 // world_size, rank, world_size, repeats=repeats) for rank in range(world_size)]
-    for whole, *parts in zip(one, *ranks, strict=True):
-        assert sorted(whole) == sorted(key for part in parts for key in part)
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-@pytest.mark.parametrize("first_batch", [0, 7, 20, 33])
-def test_a_resumed_run_continues_with_the_next_batch(first_batch, repeats):
-    whole = list(sampler(24, repeats=repeats))
-    assert list(sampler(24, first_batch=first_batch, repeats=repeats)) == whole[first_batch:]
-
-
 def test_repeated_augmentation_shows_each_drawn_image_three_times_in_a_row():
     keys = [key for batch in sampler(24, repeats=3) for key in batch]
     expected = [balanced_order(TARGETS, 167, 7, epoch) for epoch in range(3)]

@@ -25,14 +25,6 @@ def test_each_epoch_has_its_own_permutation():
     assert not torch.equal(order, epoch_order(100, seed=1, epoch=0))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_batches_do_not_depend_on_the_number_of_ranks(world_size):
-    one = TrainSampler(100, 12, num_epochs=3, seed=7)
-    ranks = [TrainSampler(100, 12 // world_size, 3, 7, rank, world_size) for rank in range(world_size)]
-    for whole, *parts in zip(one, *ranks, strict=True):
-        assert sorted(whole) == sorted(key for part in parts for key in part)
-
-
 KINDS = {
     "plain": {},
     "repeated": {"repeats": 3},
@@ -68,14 +60,6 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
     keys = [key for step in expected for key in step]
     if "balanced_targets" not in KINDS[kind]:
         assert len(set(keys)) == len(keys)
-
-
-@pytest.mark.parametrize("samples", [24, 25, 47, 48, 1004])
-@pytest.mark.parametrize("window", [1, 2, 3])
-def test_the_default_layout_keeps_the_short_last_step(samples, window):
-    layout = EpochLayout(samples, 8, window, 0)
-    assert layout.batches_per_epoch == samples // 8 == len(TrainSampler(samples, 8, 1, 0))
-    assert layout.steps_per_epoch == -(-(samples // 8) // window)
 
 
 @pytest.mark.parametrize("first_batch", [0, 1, 7, 8, 9, 23, 24])

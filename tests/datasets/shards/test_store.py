@@ -4,7 +4,6 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import quote
 
 import pytest
 
@@ -185,16 +184,6 @@ def test_lasting_faults_end_with_one_line(server, problem):
     assert SECRET not in str(error.value) and "\n" not in str(error.value)
 
 
-def test_unreachable_servers(server):
-    for root, problem in (
-        ("http://127.0.0.1:9/d", "connection is refused"),
-        (server.url.replace("http", "https"), "does not speak TLS"),
-    ):
-        with pytest.raises(StoreError, match=problem) as error:
-            ShardStore(root, timeout_seconds=0.5).head(["a.tar"])
-        assert str(error.value).startswith(f"{root}/a.tar: ")
-
-
 def test_server_that_comes_back(folder):
     with FaultServer(folder) as stopped:
         port = stopped.server_address[1]
@@ -207,11 +196,6 @@ def test_server_that_comes_back(folder):
     with fault_server(folder, port):
         reader.join(20)
     assert result == [DATA[1:5]]
-
-
-def test_redirect_to_a_signed_url(server, store):
-    server.fail(status(302, Location=f"/{quote(NAME)}?{SECRET}"))
-    assert store.read(NAME, 5, 3) == DATA[5:8]
 
 
 def test_server_without_ranges(server, store):

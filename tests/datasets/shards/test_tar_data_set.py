@@ -128,15 +128,6 @@ def test_a_process_opens_few_files_whatever_the_size_of_a_window(root, monkeypat
     assert sum(link.startswith(str(root)) for link in links) == 2
 
 
-def test_a_shard_that_is_gone_ends_the_run(root):
-    """It is not a bad image, which ON_BAD_IMAGE may skip."""
-    samples = tar(options(root), "train")
-    (root / "train-0001.tar").unlink()
-    with pytest.raises(UserError, match=r"train-0001.tar: cannot be read \(No such file") as error:
-        samples.read_bytes(10)
-    assert not isinstance(error.value, BadImage)
-
-
 def test_images_without_a_label_are_one_finding(tmp_path, cpu):
     for split in ("train", "val"):
         (tmp_path / f"{split}-0.tar").write_bytes(tar_of([(f"{n}.jpg", jpeg(n)) for n in range(4)]))
@@ -186,16 +177,6 @@ def test_the_index_of_a_server_is_read_once(root, cache, is_beside):
         samples = tar(on(server), "train")
         assert {method for method, *_ in server.requests} == {"HEAD"}
         assert contents(samples) == expected
-
-
-def test_a_run_waits_once_for_a_server_that_refuses(root, cpu):
-    with fault_server(root) as server:
-        server.fail_always(status(403))
-        data = on(server, batch_size=2)
-        assert not has_test_split(data, cpu)[0]
-        with pytest.raises(UserError, match=r"^http\S*/train-000\d\.tar: access is refused.*$"):
-            read_samples(data, 2, cpu, "train", "val", "test")
-        assert len(server.requests) <= 5  # at most one per shard
 
 
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):

@@ -7,7 +7,6 @@ import struct
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from source_helpers import assert_refused, options
 
 from datasets.sources import cifar
@@ -77,12 +76,6 @@ def test_cifar_pickled_anew_by_python_3(cifar10, protocol):
     (cifar10 / "test_batch").write_bytes(pickle.dumps({"labels": [1, 2, 3, 4], "data": pixels}, protocol=protocol))
     val = cifar.cifar10(options(cifar10), "val")
     assert np.array_equal(val.images.reshape(4, -1), pixels)
-
-
-def test_rgb_to_grey_is_pillows(cifar10):
-    val = cifar.cifar10(options(cifar10), "val")
-    photo = Image.fromarray(val.images[1].transpose(1, 2, 0))
-    assert np.array_equal(val.open(1, 1).pixels[0].numpy(), np.array(photo.convert("L")))
 
 
 class Malicious:

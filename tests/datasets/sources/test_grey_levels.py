@@ -17,7 +17,6 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from scripts import pack_dataset
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
 
@@ -103,10 +102,3 @@ def test_packed_images_are_mapped_too(twelve_bits, tmp_path, cpu):
     config = config_for(tmp_path / "packed", "DATA.GREY_RANGE=[0, 4095]", "DATA.DATASET=packed")
     (samples,) = samples_for(config, cpu, "train")
     assert pickle.loads(pickle.dumps(samples)).open(3, 1).pixels.max() == 255
-
-
-@pytest.mark.parametrize("grey_range", [[4095, 0], [0, 0], [-1, 5], [0, 70000], "automatic", [1]])
-def test_a_wrong_range_is_refused(grey_range, tmp_path):
-    with pytest.raises(UserError, match=r"GREY_RANGE"):
-        config_for(tmp_path, f"DATA.GREY_RANGE={grey_range}")
-    assert Data(GREY_RANGE=None).grey_range is None

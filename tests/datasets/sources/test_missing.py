@@ -12,5 +12,5 @@ def test_a_missing_folder_is_named(tmp_path, name):
 
 
 def test_a_missing_list_is_named(tmp_path):
-    source = DATASETS["imagenet2012"]
-    assert_refused(lambda: source(options(tmp_path), "val"), f"{tmp_path}/val_list.txt: ", "DATA_PATH")
+    read = DATASETS["imagenet2012"](options(tmp_path))
+    assert_refused(lambda: read("val"), f"{tmp_path}/val_list.txt: ", "DATA_PATH")
