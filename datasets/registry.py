@@ -1,4 +1,4 @@
-"""The table DATA.DATASET -> data source, and reading a data set with all checks."""
+"""The table DATA.DATASET -> data source; reads a data set with all checks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.schema import Data
+from datasets.sources.arrays.cifar import cifar10, cifar100
+from datasets.sources.arrays.in_memory import digits, fake
+from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.cifar import cifar10, cifar100
-from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
 from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.files.class_folders import caltech101, caltech256, folder, has_class_folders
+from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
+from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.held_out import check_test_split, find_test_split
-from datasets.sources.in_memory import digits, fake
-from datasets.sources.lists import csv_tables, has_lists, imagenet2012
-from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.tar import tar_shards
-from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
@@ -59,10 +59,10 @@ def read_samples(
     class_names: Sequence[str] | None = None,
     predicts: bool = False,
 ) -> list[Samples]:
-    """The samples of each split, with every check that does not open an image.
+    """Reads the samples of each split, with every check that does not open an image.
 
     A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
-    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if
+    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
     and no label, and 'train' may be of any size and lack classes.
 
@@ -88,7 +88,7 @@ def read_samples(
 
 
 def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
-    """The images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
+    """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
 
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/index_shards.py",
         usage="%(prog)s -data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]",
         description="Indexes a data set of tar shards.",
-        epilog="-data_path and -opts, for DATA.CACHE_DIR and TIMEOUT_SECONDS, are those of main_single_gpu.py.",
+        epilog="-data_path and -opts, for DATA.CACHE_DIR and TIMEOUT_SECONDS, are flags of main_single_gpu.py.",
     )
     add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
     return parser

@@ -95,7 +95,7 @@ class PlannedSplit:
     """The samples of a split in the order in which they are written.
 
     order: sample indices, int64 (N,).
-    keys: those of the samples, by index.
+    keys: the key of each sample, by index.
     """
 
     def __init__(self, name: str, samples: EncodedImages, data: Data) -> None:
@@ -106,7 +106,7 @@ class PlannedSplit:
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
 
     def plan(self) -> dict[str, Any]:
-        """What the shards follow from, apart from the images: a checksum of class names, keys and labels."""
+        """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
         sha256 = hashlib.sha256(json.dumps(self.samples.class_names).encode())
         for index in self.order.tolist():
             row = f"{self.keys[index]}\0{self.samples.targets[index]}\n"

@@ -29,10 +29,10 @@ from configs.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, index_checksums
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, index_checksums
+from datasets.sources.arrays.strings import StringPacker, to_arrays
 from datasets.sources.samples import EncodedImages
-from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
@@ -138,7 +138,7 @@ def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def write_packed(folder: Path, split: str, class_names: list[str], images: Iterable[Packable]) -> int:
-    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/packed.py`.
+    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/arrays/packed.py`.
 
     All images are encoded, or all are pixels. Raises OSError if the files cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Reading batches, with or without worker processes, and copying them to the device."""
+"""Reads batches, with or without worker processes, and copies them to the device."""
 
 from collections.abc import Iterator
 from typing import Any

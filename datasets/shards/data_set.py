@@ -14,9 +14,9 @@ from datasets.shards.samples import TarSamples
 from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.arrays.strings import strings_in, to_arrays
 from datasets.sources.class_names import map_labels
 from datasets.sources.split import split_indices
-from datasets.sources.strings import strings_in, to_arrays
 from utils.errors import UserError
 
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says

@@ -12,9 +12,9 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
 from datasets.shards.reader import FIX, Read, ShardReader
 from datasets.shards.shard import Shard
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
+from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.strings import strings_in
 
 
 class TarSamples(EncodedImages):

@@ -4,8 +4,8 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.grey_levels import notes_on_grey_levels
-from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
 
 _ADJECTIVES = {"train": "training", "test": "test"}
@@ -40,7 +40,7 @@ def _highest_labels(targets: np.ndarray) -> np.ndarray:
 
 
 def find_single_class(samples: Samples) -> list[str]:
-    """A finding if there is only one class folder: it may be the folder that contains those of the classes."""
+    """A finding if there is only one class folder: it may be the folder that contains all class folders."""
     if len(samples.class_names) > 1 or not isinstance(samples, ImageFiles) or samples.listing.file:
         return []
     root, name = samples.listing.root, samples.class_names[0]

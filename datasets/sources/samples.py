@@ -92,20 +92,20 @@ class Samples:
         return f"image {index}"
 
     def location(self, index: int) -> str:
-        """Where a user finds the sample: a line of a list or a file."""
+        """Names the line of a list or the file in which a user finds the sample."""
         return self.name(index)
 
     def check_files(self) -> list[str]:
-        """Findings about missing and unreadable files, without reading any; adds a note if not all are checked."""
+        """Finds missing and unreadable files, without reading any; adds a note if not all are checked."""
         return []
 
     def check_some_files(self) -> list[str]:
-        """Findings of a few calls that show whether this host has the files at all."""
+        """Finds missing files with a few calls, which show whether this host has the files at all."""
         return []
 
 
 class EncodedImages(Samples):
-    """Images that are stored encoded, such as JPEG files. `grey_range` is that of `open_image`."""
+    """Images that are stored encoded, such as JPEG files. `grey_range`: see `open_image`."""
 
     grey_range: GreyRange | None = None
 
@@ -114,7 +114,7 @@ class EncodedImages(Samples):
         raise NotImplementedError
 
     def relative_name(self, index: int, folder: str) -> str:
-        """The image's path relative to `folder`, that of the data set, if the image is in it."""
+        """Returns the image's path, relative to `folder` if the image is in this folder of the data set."""
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:

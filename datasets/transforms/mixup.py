@@ -18,7 +18,7 @@ _NUMPY_SEEDS = 2**63 - 1
 
 
 class MixDraws(NamedTuple):
-    """What D mixes do, on the host.
+    """The parameters of D mixes, on the host.
 
     weight: float64 (D,), the share of the image itself in the new target, and with mixup in each pixel.
     box: int64 (D, 4) of CutMix: top, bottom, left, right; empty for mixup.

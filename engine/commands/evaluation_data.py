@@ -7,7 +7,7 @@ from configs.prediction import Prediction, Split
 from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
-from datasets.sources.image_checks import check_images
+from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, read_trained_on, resolve_path
 from engine.commands.evaluated_model import name_classes, with_model_of

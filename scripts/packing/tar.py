@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard. `end` is the position behind its last sample, `sha256` that of `hash_rows`."""
+    """A finished shard. `end` is the position behind its last sample, `sha256` the result of `hash_rows`."""
 
     name: str
     num_bytes: int

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.yaml_io import shorten
-from datasets.sources.rows import LABEL_DIGITS
+from datasets.sources.files.rows import LABEL_DIGITS
 
 Label = int | str | None
 

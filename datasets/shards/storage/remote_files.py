@@ -15,7 +15,7 @@ from datasets.shards.shard import Shard
 
 _CONNECT_SECONDS, _READ_SECONDS, _RETRY_SECONDS = 10.0, 30.0, 5.0  # at most
 _MAX_RETRIES = 4
-_COALESCE_BYTES = 1 << 17  # between two ranges that are read at once: what a connection reads in about one latency
+_COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _CHUNK_BYTES = 1 << 18
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 

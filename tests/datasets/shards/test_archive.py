@@ -150,7 +150,7 @@ def test_data_after_the_end_is_not_lost_silently():
         ("a", {"type": b"3"}, "is a device"),
         ("a", {"type": b"6"}, "is a device or a pipe"),
         ("a", {"type": b"S"}, "is a sparse file"),
-        ("a", {"type": b"V"}, "not that of a file"),
+        ("a", {"type": b"V"}, "which is no file"),
         ("a", {"name": b"/etc/a\0"}, "not a path inside"),
         ("a", {"name": b"b/../a\0"}, "not a path inside"),
         ("a", {"name": b"\0"}, "not a path inside"),

@@ -10,9 +10,9 @@ from conftest import samples_for
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from datasets.sources import file_checks
 from datasets.sources.checks import notes_on
-from datasets.sources.class_folders import read_class_folders
+from datasets.sources.files import file_checks
+from datasets.sources.files.class_folders import read_class_folders
 from utils.errors import Findings, UserError
 
 

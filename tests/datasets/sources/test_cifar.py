@@ -9,7 +9,7 @@ import pytest
 import torch
 from source_helpers import assert_refused, options
 
-from datasets.sources import cifar
+from datasets.sources.arrays import cifar
 
 
 def python2_pickle(content) -> bytes:

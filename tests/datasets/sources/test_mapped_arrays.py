@@ -13,9 +13,9 @@ from conftest import ROOT
 from source_helpers import options
 
 from datasets.registry import DATASETS
-from datasets.sources import mapped_arrays
-from datasets.sources.mapped_arrays import MappedArrays, share_arrays
-from datasets.sources.strings import StringPacker, strings_in, to_arrays
+from datasets.sources.arrays import mapped_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import StringPacker, strings_in, to_arrays
 from utils.errors import UserError
 
 
@@ -64,7 +64,7 @@ def test_the_temporary_folder_is_removed_when_the_process_exits(temporary):
 import sys, tempfile
 tempfile.tempdir = {str(temporary)!r}
 import numpy as np
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
 kept = share_arrays({{"a": np.arange(5)}})
 sys.exit(3)
 """

@@ -11,8 +11,8 @@ from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.class_names import number_by
-from datasets.sources.lists import csv_tables
-from datasets.sources.multi_label import split_labels
+from datasets.sources.files.lists import csv_tables
+from datasets.sources.files.multi_label import split_labels
 from utils.errors import UserError
 
 

@@ -16,8 +16,8 @@ from configs.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, COLUMNS, index_checksums, packed
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, COLUMNS, index_checksums, packed
 from scripts.pack_dataset import Packable, main, write_packed
 from utils.errors import UserError
 

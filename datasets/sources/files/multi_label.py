@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.yaml_io import shorten
-from datasets.sources.listing import Listing
-from datasets.sources.rows import Rows, is_class_number, is_number, make_listing, table_rows
+from datasets.sources.files.listing import Listing
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, table_rows
 
 _SEPARATORS = "|;,"
 _MAX_TARGET_BYTES = 10**10
@@ -25,7 +25,7 @@ def read_multi_label_table(file: Path, train_file: Path) -> Listing:
     are ignored, as in "[0, 3]" and "['cat']". Names are sorted, and their positions are the labels; those in
     `train_file` count for both files. `targets` of the listing are multi-hot, int8 (N, C).
 
-    Findings: those of `read_table`.
+    Findings: see `read_table`.
 
     Raises:
         UserError: a file cannot be read or lacks a column.

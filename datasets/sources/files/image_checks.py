@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
-from datasets.sources.image_files import ImageFiles
+from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings
@@ -111,7 +111,7 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
 
 
 def _evenly_spread_chunks(count: int) -> Iterator[np.ndarray]:
-    """The numbers from 0 to count - 1, each once; those of the first n chunks are spread evenly, for any n."""
+    """Yields the numbers from 0 to count - 1, each once; any first n chunks are spread evenly."""
     stride = round(count * _GOLDEN_RATIO)
     while np.gcd(stride, count) > 1:
         stride += 1

@@ -12,10 +12,10 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.image_files import ImageFiles
-from datasets.sources.listing import Listing
-from datasets.sources.multi_label import read_multi_label_table
-from datasets.sources.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
+from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.files.listing import Listing
+from datasets.sources.files.multi_label import read_multi_label_table
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
 from datasets.sources.split import split_listing
 
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
@@ -80,8 +80,8 @@ def read_table(file: Path, train_file: Path) -> Listing:
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
 
-    Findings: those of `read_list`, and a name that `train_file` does not contain; of targets with several labels, only
-    the first, in place of those on all other targets.
+    Findings: see `read_list`; also a name that `train_file` does not contain. If a target has several labels, this is
+    the only finding about targets.
 
     Raises:
         UserError: a file cannot be read or lacks a column.
