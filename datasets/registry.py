@@ -148,7 +148,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 
 def has_splits(data: Data) -> bool:
-    """Whether the data set comes in splits, so that the split 'all' is only a part of it."""
+    """Tells whether the data set comes in splits, so that the split 'all' is only a part of it."""
     if data.dataset not in UNSPLIT:
         return True
     if data.dataset == "tar":

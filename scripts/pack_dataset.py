@@ -115,7 +115,7 @@ def pack(
 
 
 def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[Packable | BadImage]:
-    """In order, read and decoded by threads."""
+    """Yields the images of a split in order; threads read and decode them."""
 
     def packable(index: int) -> Packable:
         name, target = samples.relative_name(index, data.data_path), int(samples.targets[index])

@@ -1,4 +1,4 @@
-"""Where the shards of a data set are: a folder, or the URL of one, with an optional pattern of names in braces."""
+"""Parses the location of shards: a folder or its URL, with an optional pattern of names in braces."""
 
 import re
 from dataclasses import dataclass

@@ -83,7 +83,7 @@ class ShardReader:
         file = self._open(shard)
         if file is None:
             try:
-                return self.store.read(shard.name, *part)
+                return self.store.read_many(shard.name, [part])[0]
             except RangesNotSupported:
                 if not (self.cache and self.cache.download(shard, wait=True) and (file := self._open(shard))):
                     raise

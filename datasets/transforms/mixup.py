@@ -50,7 +50,7 @@ class Mixup(nn.Module):
         self.cutmix_share = train.mixup_switch_prob if self.mixup_alpha and self.cutmix_alpha else self.cutmix_alpha > 0
 
     def forward(self, images: torch.Tensor, targets: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """May overwrite `images`. `epoch` counts from 0."""
+        """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
         if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
             return images, targets
         seed = int(torch.randint(_NUMPY_SEEDS, ()))
@@ -131,6 +131,6 @@ def _boxes(rng: np.random.Generator, weight: np.ndarray, size: int) -> np.ndarra
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """From pinned memory: a copy from pageable memory may wait for the GPU."""
+    """Copies from pinned memory: a copy from pageable memory may wait for the GPU."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

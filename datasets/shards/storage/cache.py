@@ -126,18 +126,16 @@ class ShardCache:
         with self._locked():
             if self._path(shard).exists():
                 raise _CompleteError
-            part = _lock(path, os.O_CREAT)
+            part, has_room = _lock(path, os.O_CREAT), False
             try:
                 os.ftruncate(part.fileno(), 0)  # a killed downloader has left it
-                has_room = self._make_room(shard.num_bytes, {self._path(other) for other in keep})
-                if has_room:
+                if self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
                     os.ftruncate(part.fileno(), shard.num_bytes)
-                    return part
-            except OSError:
-                _remove(part, path)
-                raise
-            _remove(part, path)
-            return None
+                    has_room = True
+            finally:
+                if not has_room:
+                    _remove(part, path)
+            return part if has_room else None
 
     def _fill(self, part: BinaryIO, shard: Shard, is_cancelled: Callable[[], bool]) -> bool:
         """Downloads into a file that `_reserve` has made, and renames it; returns False if it is cancelled."""

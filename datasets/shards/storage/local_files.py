@@ -1,7 +1,7 @@
 """The shards in a local folder."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISREG
 
@@ -32,11 +32,6 @@ class LocalFiles:
             raise OSError(None, "not a file")
         return _shard(name, state)
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads the bytes of each (start, length); fewer where the file ends."""
-        with open_regular_file(self.root / name) as file:
-            return [_read(file, start, length) for start, length in ranges]
-
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
         """Returns the whole file as it is now, and its bytes from `start` on."""
         file = open_regular_file(self.root / name)
@@ -46,11 +41,6 @@ class LocalFiles:
 
 def _shard(name: str, state: os.stat_result) -> Shard:
     return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
-
-
-def _read(file, start: int, length: int) -> bytes:
-    file.seek(start)
-    return file.read(length)
 
 
 def _chunks(file) -> Iterator[bytes]:

@@ -75,5 +75,5 @@ def _shard(name: str, meta: Any) -> Shard:
 
 
 def _has_plain_endpoint() -> bool:
-    """Whether the user has chosen an endpoint without encryption, such as a server in the same rack."""
+    """Tells whether the user has chosen an endpoint without encryption, such as a server in the same rack."""
     return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)

@@ -36,7 +36,7 @@ _INDEX_AGAIN = "has changed since it was indexed; start the run again, which ind
 
 
 class _ShortAnswer(Exception):
-    """An answer with fewer bytes than were asked for."""
+    """An answer with fewer bytes than requested."""
 
 
 class ShardStore:
@@ -58,7 +58,7 @@ class ShardStore:
 
     @property
     def can_list(self) -> bool:
-        """Whether the names of files can be listed: not on a web server."""
+        """Tells whether the names of files can be listed: not on a web server."""
         return self._files.can_list
 
     @cached_property
@@ -82,12 +82,8 @@ class ShardStore:
         with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
             return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
 
-    def read(self, name: str, start: int, length: int) -> bytes:
-        """Reads `length` bytes of a file; raises as `read_many`."""
-        return self.read_many(name, [(start, length)])[0]
-
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads the bytes of each range (start, length) at the same time.
+        """Reads the bytes of each range (start, length) of a remote file at the same time.
 
         Raises:
             ShardChanged: the file is shorter.
@@ -180,7 +176,7 @@ class _Attempts:
         self.restart()
 
     def restart(self) -> None:
-        """After progress: the time limit begins again."""
+        """Begins the time limit again, after progress."""
         self.started, self.pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
 
     def pause(self, error: Exception) -> None:

@@ -72,7 +72,7 @@ _UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
 
 
 def is_beyond_end(error: Exception) -> bool:
-    """Whether the file ends before the range that was asked for."""
+    """Tells whether the file ends before the requested range."""
     return isinstance(error, GenericError) and bool(_BEYOND_END.search(str(error)))
 
 

@@ -81,7 +81,7 @@ def held_out_classes(root: Path) -> set[str]:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Whether `root`, its folder train or its folder val contains two folders with images directly in them."""
+    """Tells whether `root`, its folder train or its folder val contains two folders with images directly in them."""
     for parent in (root / "train", root / "val", root):
         try:
             if sum(any(map(_is_image, _entries(parent / name))) for name in class_names_in(parent)[:_MAX_TRIED]) > 1:

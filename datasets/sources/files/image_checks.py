@@ -1,4 +1,4 @@
-"""Unusable images of a run, found before its first step: the first and last bytes of each file are read.
+"""Finds the unusable images of a run before its first step: reads the first and last bytes of each file.
 
 A file whose bytes are not as expected is decoded, so that the check refuses only images that the run would refuse.
 """
@@ -130,7 +130,7 @@ def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | 
 
 
 def _looks_intact(path: str) -> bool:
-    """Whether the file begins and ends as an image of a known format; False if it cannot be opened."""
+    """Tells whether the file begins and ends as an image of a known format; False if it cannot be opened."""
     try:
         with open_regular_file(path) as file:
             descriptor = file.fileno()

@@ -134,7 +134,7 @@ def _to_listing(rows: Rows, label_of: dict[str, int], class_names: list[str], no
 
 
 def _has_several_labels(target: str, targets: Collection[str]) -> bool:
-    """True for numbers, as in '0 3' and '[0, 3]', and for names of which each is itself a target, as in 'cat|dog'."""
+    """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all targets themselves, as in 'cat|dog'."""
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         return True

@@ -50,7 +50,7 @@ def read_multi_label_table(file: Path, train_file: Path) -> Listing:
 
 
 def _find_separator(targets: Collection[str]) -> str | None:
-    """None: white space."""
+    """Returns the separator of labels; None is white space."""
     return next((mark for mark in _SEPARATORS if any(mark in target for target in targets)), None)
 
 

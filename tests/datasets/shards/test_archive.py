@@ -84,27 +84,6 @@ def test_archives_of_gnu_tar(tmp_path, options):
     assert [member.name for member in members_of(joined)][len(files) :] == ["b/2.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--format=gnu", "-S"], "'in/sparse' is a sparse file; write"),
-        (["--format=posix", "-S"], "has a sparse file at byte"),
-        (["--format=posix", "-S", "--sparse-version=0.0"], "has a sparse file at byte"),
-        (["-V", "label"], "member 'label' has the type b'V'"),
-    ],
-)
-def test_special_members_of_gnu_tar_are_refused(tmp_path, options, problem):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "plain").write_bytes(b"1")
-    with open(tmp_path / "in" / "sparse", "wb") as file:
-        file.truncate(1 << 20)
-        file.seek(500_000)
-        file.write(b"x")
-    path = tmp_path / "a.tar"
-    subprocess.run(["tar", "-C", tmp_path, *options, "-cf", path, "in"], check=True)
-    assert problem in error_of(path.read_bytes())
-
-
 def test_a_size_in_a_pax_header_holds():
     content = b"x" * 700
     data = tar_of({LONG: content})  # a pax header, its content, the header of the file

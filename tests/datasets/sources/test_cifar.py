@@ -70,14 +70,6 @@ def test_cifar100(tmp_path):
     assert len(train.class_names) == 100
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_cifar_pickled_anew_by_python_3(cifar10, protocol):
-    pixels = np.asfortranarray(cifar_pixels(4, 9))
-    (cifar10 / "test_batch").write_bytes(pickle.dumps({"labels": [1, 2, 3, 4], "data": pixels}, protocol=protocol))
-    val = cifar.cifar10(options(cifar10), "val")
-    assert np.array_equal(val.images.reshape(4, -1), pixels)
-
-
 class Malicious:
     def __init__(self, path):
         self.path = path

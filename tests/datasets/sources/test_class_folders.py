@@ -39,18 +39,6 @@ def test_folder_without_val_is_split(tmp_path, below):
     assert np.bincount(folder(options(tmp_path, val_fraction=0.5), "val").targets).tolist() == [10, 5, 1]
 
 
-def test_files_that_are_no_images_and_hidden_folders_are_counted_in_one_line(tmp_path):
-    write_classes(tmp_path, a=2, b=1)
-    assert read_class_folders(tmp_path).notes == []
-    write_image(tmp_path / ".hidden" / "x.jpg")
-    for name in ("a/labels.json", "a/.cache", "b/notes.txt", "readme.md"):
-        (tmp_path / name).touch()
-    (note,) = read_class_folders(tmp_path).notes
-    assert note == (
-        f"{tmp_path}: 3 file(s) that are no images and 2 hidden file(s) or folder(s) are ignored, such as 'a/.cache'"
-    )
-
-
 def test_links_are_followed_but_never_up(tmp_path):
     root = tmp_path / "data"
     write_classes(root, a=2, b=1)
@@ -65,14 +53,6 @@ def test_links_are_followed_but_never_up(tmp_path):
         *("a/000.jpg", "a/001.jpg", "a/across/000.jpg", "a/more/y.jpg"),
         *("b/000.jpg", "b/across/000.jpg", "b/across/001.jpg", "b/across/more/y.jpg"),
     ]
-
-
-@pytest.mark.parametrize("ending", ["jpg", "JPEG", "png", "webp", "bmp", "Gif", "tif", "tiff", "ppm", "PGM"])
-def test_accepted_endings(tmp_path, ending):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"x.{ending}").touch()
-    assert list(read_class_folders(tmp_path).paths) == [f"a/x.{ending}", f"b/x.{ending}"]
 
 
 def test_bad_folders_are_refused(tmp_path, monkeypatch):

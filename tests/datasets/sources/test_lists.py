@@ -172,10 +172,3 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
 def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
     given = tables(train=text)
     assert_refused(lambda: csv_tables(given, "train"), f"{tmp_path}/train.csv{line}: ", reason)
-
-
-def test_a_class_unknown_to_the_training_csv_is_refused(tables, tmp_path):
-    given = tables(train=f"image_path,target\n{FIRST},dog\n", val=f"image_path,target\n{FIRST},3\n")
-    assert_refused(lambda: csv_tables(given, "val"), f"{tmp_path}/val.csv:2: target '3' is not in", "train.csv")
-    given = tables(train=f"image_path,target\n{FIRST},0\n", val=f"image_path,target\n{FIRST},dog\n")
-    assert_refused(lambda: csv_tables(given, "val"), f"{tmp_path}/val.csv:2: label 'dog' is not a class number")

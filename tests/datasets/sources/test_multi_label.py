@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import eval_loader_for, samples_for, train_batches_for
-from source_helpers import assert_refused, names_of, options, write_image
+from source_helpers import assert_refused, options, write_image
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
@@ -75,13 +75,6 @@ def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(t
         samples_for(config.with_model(num_classes=4), cpu, "train", "val")
 
 
-def test_a_single_table_is_split_at_random(tables):
-    given = tables([("cat|dog", "dog", "")[number % 3] for number in range(40)])
-    train, val = csv_tables(given, "train"), csv_tables(given, "val")
-    assert (len(train), len(val)) == (36, 4)
-    assert not set(names_of(train)) & set(names_of(val))
-
-
 @pytest.mark.parametrize(
     ("train", "val", "parts"),
     [
@@ -98,13 +91,6 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
         (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
     given = options(tmp_path, dataset="csv", multi_label=True)
     assert_refused(lambda: csv_tables(given, "train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts)
-
-
-def test_one_line_per_label_is_refused(tables, tmp_path):
-    given = tables(["cat"])
-    (tmp_path / "train.csv").write_text("image_path,target\ntrain0.png,cat\ntrain0.png,dog\ntrain0.png,cat\n")
-    findings = csv_tables(given, "train").findings
-    assert len(findings) == 1 and ":3: 'train0.png' has other labels in line 2; write all labels" in findings[0]
 
 
 def test_several_labels_without_the_option_are_one_finding(tables, tmp_path, cpu):

@@ -176,16 +176,6 @@ def test_damage_to_an_index_is_found(small, kind, file):
         read_val(small / kind)
 
 
-def test_a_missing_blob_is_named(small):
-    samples = read_val(small / "encoded")
-    assert samples.open(1, 3).pixels.flatten().tolist() == [255, 0, 0]
-    blob = small / "encoded" / "val.blob"
-    blob.unlink()
-    with pytest.raises(UserError, match=rf"^{blob}: cannot be read \(No such file.*\); .*scripts/pack_dataset.py$"):
-        read_val(small / "encoded")
-    assert samples.open(0, 3).pixels.flatten().tolist() == [255, 0, 0]  # the file is still open
-
-
 def rewrite(index: Path, changed: dict[str, np.ndarray]) -> None:
     """With correct checksums."""
     for name in changed:

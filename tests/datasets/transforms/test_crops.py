@@ -63,11 +63,6 @@ def test_center_crop_is_torchvisions(width, height, size, crop_pct):
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
 
 
-def test_center_crop_of_its_own_size_touches_no_pixel():
-    image = as_tensor(PHOTO.resize((256, 256)))
-    assert torch.equal(center_crop(image, 224, 0.875), image[:, 16:240, 16:240])
-
-
 @pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 100)])
 @pytest.mark.parametrize(("size", "crop_pct"), [(224, 1.15), (223, 1.15), (96, 1.3)])
 def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
