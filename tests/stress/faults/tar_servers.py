@@ -11,7 +11,7 @@ from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
 from tar_shards import write_shard
 
-from datasets.sources.samples import Samples
+from datasets.shards.data_set import START_TIMEOUT_SECONDS
 
 _AWAY_SECONDS = 20.0
 
@@ -75,7 +75,7 @@ def _refusing_servers() -> list[Fault]:
                 f"tar server: {name}",
                 provoke,
                 line,
-                wait_seconds=Samples.timeout_seconds if line.endswith(network) else 0.0,
+                wait_seconds=START_TIMEOUT_SECONDS if line.endswith(network) else 0.0,
                 check=secret_is_kept,
             )
             for name, (provoke, line) in table.items()

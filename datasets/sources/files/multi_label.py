@@ -11,7 +11,11 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.files.listing import Listing
-from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, table_rows
+from datasets.sources.files.rows import Rows
+from datasets.sources.files.rows import is_class_number
+from datasets.sources.files.rows import is_number
+from datasets.sources.files.rows import make_listing
+from datasets.sources.files.rows import table_rows
 
 _SEPARATORS = "|;,"
 _MAX_TARGET_BYTES = 10**10
@@ -25,7 +29,7 @@ def read_multi_label_table(file: Path, train_file: Path) -> Listing:
     are ignored, as in "[0, 3]" and "['cat']". Names are sorted, and their positions are the labels; those in
     `train_file` count for both files. `targets` of the listing are multi-hot, int8 (N, C).
 
-    Findings: those of `read_table`.
+    Findings: see `read_table`.
 
     Raises:
         UserError: a file cannot be read or lacks a column.
@@ -50,7 +54,7 @@ def read_multi_label_table(file: Path, train_file: Path) -> Listing:
 
 
 def _find_separator(targets: Collection[str]) -> str | None:
-    """None: white space."""
+    """Returns the separator of labels; None is white space."""
     return next((mark for mark in _SEPARATORS if any(mark in target for target in targets)), None)
 
 

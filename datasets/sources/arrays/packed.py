@@ -112,7 +112,7 @@ class _Packed(Samples):
     """Images in a blob. Pickled, it is the paths of the blob, the index and the labels."""
 
     def __init__(self, path: Path, arrays: MappedArrays, labels: MappedArrays | None = None) -> None:
-        """`labels`: other `targets` than those of the index."""
+        """`labels`: `targets` that replace the labels of the index."""
         super().__init__(list(strings_in(arrays, "classes")))
         self.has_class_names = self.class_names != [str(label) for label in range(len(self.class_names))]
         self.path = path
@@ -164,7 +164,7 @@ class PackedImages(_Packed, EncodedImages):
         return *super().__reduce__(), {"grey_range": self.grey_range}
 
     def relative_name(self, index: int, folder: str) -> str:
-        """As it was when the image was packed."""
+        """Returns the path that the image had when it was packed."""
         return strings_in(self._arrays, "names")[index]
 
 

@@ -1,4 +1,4 @@
-"""Unusable images of a run, found before its first step: the first and last bytes of each file are read.
+"""Finds the unusable images of a run before its first step: reads the first and last bytes of each file.
 
 A file whose bytes are not as expected is decoded, so that the check refuses only images that the run would refuse.
 """
@@ -111,7 +111,7 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
 
 
 def _evenly_spread_chunks(count: int) -> Iterator[np.ndarray]:
-    """The numbers from 0 to count - 1, each once; those of the first n chunks are spread evenly, for any n."""
+    """Yields the numbers from 0 to count - 1, each once; any first n chunks are spread evenly."""
     stride = round(count * _GOLDEN_RATIO)
     while np.gcd(stride, count) > 1:
         stride += 1
@@ -130,7 +130,7 @@ def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | 
 
 
 def _looks_intact(path: str) -> bool:
-    """Whether the file begins and ends as an image of a known format; False if it cannot be opened."""
+    """Tells whether the file begins and ends as an image of a known format; False if it cannot be opened."""
     try:
         with open_regular_file(path) as file:
             descriptor = file.fileno()

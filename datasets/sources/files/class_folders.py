@@ -13,7 +13,9 @@ from configs.reading.yaml_io import format_value
 from configs.schema import Data
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.files.listing import Listing, listing_arrays, unlabelled_arrays
+from datasets.sources.files.listing import Listing
+from datasets.sources.files.listing import listing_arrays
+from datasets.sources.files.listing import unlabelled_arrays
 from datasets.sources.split import split_listing
 from utils.errors import UserError, combine_findings
 
@@ -81,7 +83,7 @@ def held_out_classes(root: Path) -> set[str]:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Whether `root`, its folder train or its folder val contains two folders with images directly in them."""
+    """Tells whether `root`, its folder train or its folder val contains two folders with images directly in them."""
     for parent in (root / "train", root / "val", root):
         try:
             if sum(any(map(_is_image, _entries(parent / name))) for name in class_names_in(parent)[:_MAX_TRIED]) > 1:

@@ -15,7 +15,12 @@ from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.files.listing import Listing
 from datasets.sources.files.multi_label import read_multi_label_table
-from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
+from datasets.sources.files.rows import Rows
+from datasets.sources.files.rows import is_class_number
+from datasets.sources.files.rows import is_number
+from datasets.sources.files.rows import make_listing
+from datasets.sources.files.rows import read_lines
+from datasets.sources.files.rows import table_rows
 from datasets.sources.split import split_listing
 
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
@@ -80,8 +85,8 @@ def read_table(file: Path, train_file: Path) -> Listing:
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
 
-    Findings: those of `read_list`, and a name that `train_file` does not contain; of targets with several labels, only
-    the first, in place of those on all other targets.
+    Findings: see `read_list`; also a name that `train_file` does not contain. If a target has several labels, this is
+    the only finding about targets.
 
     Raises:
         UserError: a file cannot be read or lacks a column.
@@ -134,7 +139,7 @@ def _to_listing(rows: Rows, label_of: dict[str, int], class_names: list[str], no
 
 
 def _has_several_labels(target: str, targets: Collection[str]) -> bool:
-    """True for numbers, as in '0 3' and '[0, 3]', and for names of which each is itself a target, as in 'cat|dog'."""
+    """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all targets themselves, as in 'cat|dog'."""
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         return True

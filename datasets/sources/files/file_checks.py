@@ -1,4 +1,4 @@
-"""Which files of a listing are missing or unreadable, with a bounded number of file system calls.
+"""Finds missing and unreadable files of a listing, with a bounded number of file system calls.
 
 On a network file system a call can take a millisecond. About 50,000 calls are made at most: `_MAX_FOLDERS` folders are
 listed, `_MAX_FILES` files that a folder's list does not confirm (links, for example) are checked one by one, and
@@ -41,7 +41,7 @@ def check_files(listing: Listing) -> FileProblems:
 
 
 def check_some_files(listing: Listing) -> list[int]:
-    """The indices of missing files, of at most 20 that are checked."""
+    """Checks at most 20 files; returns the indices of the missing ones."""
     candidates = _at_intervals(range(len(listing.paths)), _FEW_FILES)
     return [index for index in candidates if not os.path.isfile(_path(listing, index))]
 
