@@ -6,10 +6,7 @@ from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
-from datasets.registry import UNSPLIT
-from datasets.registry import has_splits
-from datasets.registry import read_samples
-from datasets.registry import read_unlabelled
+from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, read_trained_on

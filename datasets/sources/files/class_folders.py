@@ -13,9 +13,7 @@ from configs.reading.yaml_io import format_value
 from configs.schema import Data
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.files.listing import Listing
-from datasets.sources.files.listing import listing_arrays
-from datasets.sources.files.listing import unlabelled_arrays
+from datasets.sources.files.listing import Listing, listing_arrays, unlabelled_arrays
 from datasets.sources.split import split_listing
 from utils.errors import UserError, combine_findings
 

@@ -15,12 +15,7 @@ from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.files.listing import Listing
 from datasets.sources.files.multi_label import read_multi_label_table
-from datasets.sources.files.rows import Rows
-from datasets.sources.files.rows import is_class_number
-from datasets.sources.files.rows import is_number
-from datasets.sources.files.rows import make_listing
-from datasets.sources.files.rows import read_lines
-from datasets.sources.files.rows import table_rows
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
 from datasets.sources.split import split_listing
 
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"

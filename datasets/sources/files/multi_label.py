@@ -11,11 +11,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.files.listing import Listing
-from datasets.sources.files.rows import Rows
-from datasets.sources.files.rows import is_class_number
-from datasets.sources.files.rows import is_number
-from datasets.sources.files.rows import make_listing
-from datasets.sources.files.rows import table_rows
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, table_rows
 
 _SEPARATORS = "|;,"
 _MAX_TARGET_BYTES = 10**10

@@ -14,8 +14,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker
-from datasets.sources.files.listing import Listing
-from datasets.sources.files.listing import listing_arrays
+from datasets.sources.files.listing import Listing, listing_arrays
 from utils.errors import UserError
 from utils.files import open_regular_file
 

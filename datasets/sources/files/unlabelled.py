@@ -10,8 +10,7 @@ from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.files.listing import Listing
-from datasets.sources.files.listing import unlabelled_arrays
+from datasets.sources.files.listing import Listing, unlabelled_arrays
 from datasets.sources.files.rows import read_lines
 from utils.errors import UserError
 

@@ -6,7 +6,6 @@ import pytest
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
-from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.arrays.packed import packed
 from datasets.sources.class_names import map_labels, number_of_classes
 from scripts.pack_dataset import Packable, write_packed

@@ -12,14 +12,10 @@ import pytest
 from conftest import ROOT
 from source_helpers import options
 
-
 from datasets.registry import DATASETS
 from datasets.sources.arrays import mapped_arrays
-from datasets.sources.arrays.mapped_arrays import MappedArrays
-from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.arrays.strings import StringPacker
-from datasets.sources.arrays.strings import strings_in
-from datasets.sources.arrays.strings import to_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import StringPacker, strings_in, to_arrays
 from utils.errors import UserError
 
 
