@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 import torch
-from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_ranks, run_script, train
+from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_script, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
@@ -133,19 +133,19 @@ SGD = (
 
 
 @pytest.fixture(scope="module")
-def two_ranks(imagenet):
+def two_ranks(imagenet, ranks):
     """Runs of two ranks, in folders of `imagenet`: `two` with SGD; `resnet`, and its evaluation."""
     recipe = imagenet / "resnet.yaml"
     recipe.write_text(
         "MODEL: {TYPE: timm, NAME: test_resnet, NUM_CLASSES: 10}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0}"
     )
     resnet = flags(imagenet, imagenet / "resnet", f"-cfg={recipe}", "-image_size=32", "-batch_size=4")
-    run_ranks(2, flags(imagenet, imagenet / "two", "-batch_size=4", *SGD), resnet, [*resnet, "-eval", "-resume=auto"])
+    ranks(2).run(flags(imagenet, imagenet / "two", "-batch_size=4", *SGD), resnet, [*resnet, "-eval", "-resume=auto"])
     return imagenet
 
 
 @pytest.fixture(scope="module")
-def three_ranks(imagenet, trained):
+def three_ranks(imagenet, trained, ranks):
     """Runs of three ranks, in folders of `imagenet`: `whole`, `parts` (resumed), and an evaluation `many`.
 
     With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several.
@@ -153,8 +153,7 @@ def three_ranks(imagenet, trained):
     size = ("-batch_size=4", "-opts", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
     whole, parts = (flags(imagenet, imagenet / name) for name in ("whole", "parts"))
     resumed = [*parts, "-resume=auto", *size]
-    run_ranks(
-        3,
+    ranks(3).run(
         [*whole, *size],
         [*parts, *size, "TRAIN.MAX_STEPS=3"],
         resumed,

@@ -4,11 +4,13 @@ import csv
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY_VIT, only_run, read_result, run_ranks
+from conftest import ROOT, TINY_VIT, only_run, read_result
 from PIL import Image
+from rank_pool import RankPool
 
 from configs.schema import Data
 from datasets.registry import DATASETS, has_splits
@@ -38,19 +40,14 @@ def command(jpegs, output, *flags):
     return ["-dataset=imagenet2012", *sizes, *flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=3", "TRAIN.NUM_EPOCHS=1"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_commands_need_the_required_packages_only(ranks, jpegs, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
     """Worker processes and other ranks inherit the hidden packages."""
     hidden = hide_packages(monkeypatch)
     assert hidden >= {"obstore", "braceexpand", "scikit-learn", "scipy", "tensorboard", "matplotlib", "pytest"}
-    run_ranks(
-        ranks,
-        command(jpegs, tmp_path),
-        command(jpegs, tmp_path, "-eval", "-resume=auto"),
-        command(jpegs, tmp_path, "-predict", "-resume=auto"),
-        command(jpegs, tmp_path, "-profile"),
-        command(jpegs, tmp_path, "-dry_run"),
-    )
+    commands = [[], ["-eval", "-resume=auto"], ["-predict", "-resume=auto"], ["-profile"], ["-dry_run"]]
+    with closing(RankPool(2)) as pool:
+        pool.run(*(command(jpegs, tmp_path, *flags) for flags in commands))
     folder = only_run(tmp_path)
     log = (folder / "log.txt").read_text()
     assert log.count("Not installed:") == 1 and log.count("pip install tensorboard matplotlib") == 1
