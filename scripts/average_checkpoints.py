@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
-from configs.flags import Parser
+from configs.reading.command_line import parse_command_line
+from configs.reading.flags import Parser
 from scripts.flags import positive, split_flags, split_source
 from scripts.weights.source import find_source
 from utils.errors import UserError, run_and_report_errors

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
-from configs.flags import Parser
+from configs.reading.command_line import parse_command_line
+from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import split_flags, split_source
 from scripts.weights.source import find_source

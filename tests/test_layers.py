@@ -23,7 +23,7 @@ ENGINE_LAYERS = [
     {"training"},
     {"report"},
     {"evaluation"},
-    {"telemetry"},
+    {"run"},
     {"checkpoint", "precision", "parallel", "progress"},
 ]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
@@ -69,7 +69,7 @@ def test_engine_packages_import_only_lower_packages():
 
 def test_configs_do_not_import_torch():
     heavy = {"torch", "torchvision", "timm", "numpy"}
-    for path in (*(ROOT / "configs").glob("*.py"), ROOT / "utils" / "errors.py"):
+    for path in (*(ROOT / "configs").rglob("*.py"), ROOT / "utils" / "errors.py"):
         assert not top_level_modules(path) & heavy, path
 
 
@@ -93,7 +93,7 @@ def test_private_names_of_torch_are_in_one_file():
 
 
 # The only modules that import an optional package when they are imported: `utils.packages.require` comes before them.
-NEED_OPTIONAL_PACKAGES = ("datasets.shards.", "engine.telemetry.loggers.tensorboard")
+NEED_OPTIONAL_PACKAGES = ("datasets.shards.", "engine.run.loggers.tensorboard")
 BENCHMARKS = {f"scripts.benchmarks.benchmark_{name}" for name in ("gpu", "train", "parallel", "input")}
 
 

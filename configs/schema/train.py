@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from configs.schema.augmentation import Augmentation
 from configs.schema.distillation import Distillation
 from configs.schema.lr_scheduler import LRScheduler
-from configs.section import Pair, Probability, Section
+from configs.schema.section import Pair, Probability, Section
 
 
 class Optimizer(Section):

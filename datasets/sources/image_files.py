@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.file_checks import check_files, check_some_files
 from datasets.sources.listing import Listing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.sources.listing import Listing, listing_arrays
 from datasets.sources.strings import StringPacker
 from utils.errors import UserError

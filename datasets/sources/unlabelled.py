@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.sources.class_folders import read_images
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.listing import Listing, unlabelled_arrays

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.yaml_io import format_value, parse_value
+from configs.reading.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.forms import BEST, checkpoints_by_progress, find_form, is_checkpoint, modified_time
 from engine.checkpoint.run_folder import is_run_folder
@@ -35,6 +35,11 @@ class FoundCheckpoint(NamedTuple):
     path: Path
     state: dict[str, Any]
     notes: list[str]
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of the run that wrote it; None if it lies elsewhere."""
+        return self.path.parent if is_run_folder(self.path.parent) else None
 
 
 def find_checkpoint(

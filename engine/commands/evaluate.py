@@ -3,13 +3,13 @@
 import time
 from dataclasses import replace
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.report.page import write_report
-from engine.telemetry.reporter import peak_memory_bytes, validation_line, write_result
+from engine.run.reporter import peak_memory_bytes, validation_line, write_result
 from engine.training.eval_model import build_eval_files
 from utils.distributed import ProcessContext
 

@@ -3,7 +3,7 @@
 import numpy as np
 from pydantic import ValidationError
 
-from configs.prediction import Prediction, Split
+from configs.reading.prediction import Prediction, Split
 from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled, resolve_grey_range
 from datasets.sources.class_names import number_of_classes

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.commands.evaluation_data import read_evaluation_data

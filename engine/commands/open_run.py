@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command, parse_command_line, to_yaml
-from configs.compare import experiment_mismatch, non_default_lines
-from configs.layers import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.reading.command_line import Command, parse_command_line, to_yaml
+from configs.reading.compare import experiment_mismatch, non_default_lines
+from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable
@@ -12,7 +12,7 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.predictions import CSV_FILE, Predictions
-from engine.telemetry.reporter import validation_line
+from engine.run.reporter import validation_line
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import RunLogger

@@ -4,11 +4,11 @@ import os
 from dataclasses import replace
 from importlib import import_module
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.precision.policy import precision_name
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.reporter import peak_memory_bytes
 from utils.device import keep_freed_memory, op_without_deterministic_algorithm, use_deterministic_algorithms
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.compare import with_defaults
-from configs.layers import RECIPE_OPTIONS
-from configs.yaml_io import read_yaml
+from configs.reading.compare import with_defaults
+from configs.reading.option_layers import RECIPE_OPTIONS
+from configs.reading.yaml_io import read_yaml
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
@@ -25,7 +25,7 @@ from engine.evaluation.file_names import (
 from engine.report.charts import Bin
 from engine.report.formats import to_float
 from engine.report.log_lines import Log, read_log
-from engine.telemetry.run_summary import RunSummary, read_json, read_run
+from engine.run.summary import RunSummary, read_json, read_run
 from utils.errors import UserError
 from utils.tables import read_rows, unescaped_cell
 

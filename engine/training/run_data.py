@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from configs.global_batch import accumulation_steps
+from configs.reading.yaml_io import parse_value
+from configs.resolve import accumulation_steps
 from configs.schema import Config
-from configs.yaml_io import parse_value
-from datasets.decoding.bad_images import BadImageList
 from datasets.loading.balanced import describe_balance
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.loading.shard_order import describe_shuffle
@@ -66,9 +65,7 @@ def read_run_data(
     return config, RunData(train, val, class_names, warnings, accum_iter, *test)
 
 
-def build_batches(
-    config: Config, samples: RunData, context: ProcessContext, bad_images: BadImageList
-) -> tuple[BatchSource, EpochLayout]:
+def build_batches(config: Config, samples: RunData, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
     """The training batches of this rank, and how they are divided into steps."""
     data, accum_iter, whole_steps = config.data, samples.accum_iter, config.data.global_batch_size is not None
     batches = build_train_batches(
@@ -78,7 +75,6 @@ def build_batches(
         config.seed,
         context,
         config.timeout_seconds,
-        bad_images,
         batches_per_step=accum_iter if whole_steps else 1,
     )
     samples.train.notes.append(batches.workers_note)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from configs.family_defaults import apply_family
-from configs.layers import OptionLayers
-from configs.model_flag import architecture, model_sections
+from configs.reading.family_defaults import apply_family
+from configs.reading.model_flag import architecture, model_sections
+from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision
@@ -47,7 +47,7 @@ class Teacher:
         return logits.float()
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (B, C, S, S) with the student's normalization -> those that the teacher receives, float32."""
+        """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
         if self._rescale:
             factor, offset = self._rescale
             images = torch.addcmul(offset, images, factor)
@@ -72,8 +72,7 @@ class _Source:
 
     name: str
     weights: str
-    model: Model
-    data: Data
+    config: Config
     num_classes: int | None
     class_names: Sequence[str] | None
 
@@ -87,30 +86,27 @@ def build_teacher(
 ) -> tuple[Teacher, list[str]]:
     """The teacher of a student with the options `student` and `data`, and log lines about it.
 
-    Its image size, mean and std are those of its checkpoint, if this program wrote it, of its recipe, or of timm. Its
-    head must have the student's number of classes. `class_names`: those of the run's data, None if they have none.
+    Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
 
     Raises:
         UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
             model does not accept, or weights that do not fit.
     """
     source = _find_source(options)
+    own = source.config.data
     _check_outputs(source, student, class_names)
     changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": source.weights}
     try:
-        model, notes = build_model(
-            source.model.model_copy(update=changes), source.data, precision.device, needs_head=True
-        )
+        config = source.config.with_model(**changes)
+        model, notes = build_model(config.model, own, precision.device, needs_head=True)
     except UserError as error:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {_for_a_teacher(error)}") from error
-    channels = source.data.image_channels
-    if channels != data.image_channels:
+    if own.image_channels != data.image_channels:
         raise UserError(
-            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {channels} channels, and DATA.IMAGE_CHANNELS is "
-            f"{data.image_channels}; choose another teacher"
+            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {own.image_channels} channels, and "
+            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
         )
     weights, *others = notes or [f"weights: {TIMM}"]
-    own = source.data
     about = (
         f"{source.name}, {weights}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
         f"{list(own.imagenet_std)}, {student.num_logits} classes"
@@ -124,6 +120,10 @@ def _for_a_teacher(error: UserError) -> str:
 
 
 def _find_source(options: Distillation) -> _Source:
+    """Finds the model: TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension.
+
+    The preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
+    """
     weights = options.teacher_file
     if weights is None:
         raise UserError(
@@ -131,35 +131,36 @@ def _find_source(options: Distillation) -> _Source:
             f"-teacher_model_path=FILE, or set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
         )
     try:
-        trained_on = None if weights == TIMM else read_trained_on(weights)
+        checkpoint = None if weights == TIMM else read_trained_on(weights)
     except UserError as error:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS: {error}") from error
-    if trained_on and not options.named_teacher:
-        sections = {"MODEL": architecture(trained_on.model), "DATA": trained_on.data}
-        name = str(trained_on.model.get("NAME"))
+    if checkpoint and not options.named_teacher:
+        name, model, data = str(checkpoint.model.get("NAME")), architecture(checkpoint.model), {}
     else:
         name = options.named_teacher or options.implied_teacher
-        sections = model_sections(name)
-    num_classes = trained_on.num_classes if trained_on else None
-    published = _timm_config(name, sections["MODEL"], weights)
-    if published:
-        num_classes = published.num_classes if weights == TIMM else num_classes
-        if not sections["DATA"]:
-            sections["DATA"] = _preprocessing_of_timm(published)
+        model, data = model_sections(name).values()
+    published = _timm_config(name, model, weights)
+    if checkpoint:
+        data = _preprocessing_of(checkpoint)
+    elif published and not data:
+        data = _preprocessing_of_timm(published)
+    config = _with_family_defaults(name, model, data)
+    if checkpoint:
+        return _Source(name, weights, config, checkpoint.num_classes, checkpoint.class_names)
+    return _Source(name, weights, config, published.num_classes if weights == TIMM else None, None)
+
+
+def _with_family_defaults(name: str, model: dict[str, Any], data: dict[str, Any]) -> Config:
     layers = OptionLayers()
-    layers.values = sections
+    layers.values = {"MODEL": model, "DATA": data}
     apply_family(layers)
-    sections = layers.values
-    values = sections["DATA"] | (_preprocessing_of(trained_on) if trained_on else {})
-    preprocessing = {key: values[key] for key in _PREPROCESSING if key in values}
+    preprocessing = {key: value for key, value in layers.values["DATA"].items() if key in _PREPROCESSING}
     try:
-        config = Config.model_validate({"MODEL": sections["MODEL"], "DATA": preprocessing})
+        return Config.model_validate({"MODEL": layers.values["MODEL"], "DATA": preprocessing})
     except ValidationError as invalid:
         error = invalid.errors()[0]
         problem = " ".join([*map(str, error["loc"]), error["msg"].removeprefix("Value error, ")])
         raise UserError(f"TRAIN.TEACHER_MODEL {name}: {problem}; choose another teacher") from None
-    names = trained_on.class_names if trained_on else None
-    return _Source(name, weights, config.model, config.data, num_classes, names)
 
 
 def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
@@ -187,9 +188,9 @@ def _preprocessing_of_timm(published: Any) -> dict[str, Any]:
     return dict(zip(_PREPROCESSING, values, strict=True))
 
 
-def _preprocessing_of(trained_on: TrainedOn) -> dict[str, Any]:
-    recorded = {option.upper(): value for option, value in trained_on.preprocessing_options().items()}
-    return trained_on.data | recorded
+def _preprocessing_of(checkpoint: TrainedOn) -> dict[str, Any]:
+    recorded = {option.upper(): value for option, value in checkpoint.preprocessing_options().items()}
+    return checkpoint.data | recorded
 
 
 def _check_outputs(source: _Source, student: Model, class_names: Sequence[str] | None) -> None:
@@ -203,6 +204,6 @@ def _check_outputs(source: _Source, student: Model, class_names: Sequence[str] |
     for number, (theirs, ours) in enumerate(pairs):
         if theirs != ours:
             raise UserError(
-                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, that of the data {ours[:80]}; "
+                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, of the data {ours[:80]}; "
                 "give a teacher that was trained on the same classes"
             )

@@ -35,10 +35,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.reporter import peak_memory_bytes
 from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import to_yaml
+from configs.reading.command_line import to_yaml
+from configs.reading.weight_options import options_to_export
+from configs.reading.yaml_io import parse_value
 from configs.schema import Config
-from configs.weight_options import options_to_export
-from configs.yaml_io import parse_value
 from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint

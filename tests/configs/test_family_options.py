@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema.families.registry import MODEL_SECTIONS, NEAREST, NOT_IN_TIMM
 from utils.errors import UserError
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.command_line import parse_command_line, to_yaml
-from configs.global_batch import accumulation_steps
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.resolve import accumulation_steps
 from utils.errors import UserError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from utils.errors import UserError
 
 # PaddleViT's image_classification/MAE/configs/vit_base_patch16_224_finetune.yaml has this section.

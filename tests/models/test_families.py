@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.build import build_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"

@@ -15,7 +15,7 @@ from scipy import stats
 from timm.data import create_dataset
 from timm.scheduler import create_scheduler_v2
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.sources.in_memory import digits
 from engine.training.schedule import build_schedule
 from scripts.benchmarks import parity

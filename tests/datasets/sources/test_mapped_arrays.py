@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT, eval_loader_for, samples_for
 from source_helpers import options, write_image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.registry import DATASETS
 from datasets.sources import mapped_arrays
 from datasets.sources.mapped_arrays import MappedArrays, share_arrays

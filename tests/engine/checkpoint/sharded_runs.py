@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import open_checkpoint
 from engine.checkpoint.shard_writer import ShardWriter
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state

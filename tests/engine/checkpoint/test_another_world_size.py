@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, step_rows, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.sampler import epoch_order
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint

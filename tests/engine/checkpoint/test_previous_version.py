@@ -3,7 +3,7 @@
 import torch
 from conftest import assert_same_state, rows, states, train
 
-from configs.yaml_io import parse_value, read_yaml, write_yaml
+from configs.reading.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from utils.atomic_file import atomic_save
 

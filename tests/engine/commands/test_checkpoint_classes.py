@@ -10,8 +10,8 @@ import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
-from configs.yaml_io import read_yaml
+from configs.reading.command_line import parse_command_line
+from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
 from engine.commands.evaluation_data import _with_values_of, read_evaluation_data

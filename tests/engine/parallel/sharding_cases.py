@@ -14,8 +14,8 @@ from conftest import GREY, TINY_VIT
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from configs.command_line import parse_command_line
-from configs.global_batch import accumulation_steps
+from configs.reading.command_line import parse_command_line
+from configs.resolve import accumulation_steps
 from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -64,7 +64,7 @@ def train(state: TrainState, context: ProcessContext, steps: int = 5, data: Any 
         return norms[-1]
 
     state.precision.step = recorded
-    train_steps(state, data or batches(context), progress, steps, context, lambda progress: None)
+    train_steps(state, data or batches(context), progress, steps, lambda progress: None)
     state.precision.step = step
     return [norm.item() for norm in norms]
 
@@ -77,7 +77,7 @@ def whole(value: Any) -> Any:
 
 def weights(state: TrainState) -> dict[str, torch.Tensor]:
     """Whole weights of the model and of its average."""
-    found = dict(whole(state.strategy.model_state(state.precision.weights.stored)))
+    found = dict(whole(state.strategy.model_state(state.precision.weights.saved)))
     if state.average:
         average = whole(state.strategy.model_state(state.average.module))
         found |= {f"average.{name}": value for name, value in average.items()}
@@ -219,7 +219,7 @@ def resumed(context: ProcessContext) -> Any:
         state, data = build([*options, *strategy], context), batches(context)
         train(state, context, 3, data)
         taken = [
-            state.strategy.model_state(state.precision.weights.stored),
+            state.strategy.model_state(state.precision.weights.saved),
             state.strategy.model_state(state.average.module),
             state.strategy.optimizer_state(state.optimizer),
         ]
@@ -231,7 +231,7 @@ def resumed(context: ProcessContext) -> Any:
     for source, target in (("shards", "fsdp"), ("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp")):
         state, data = build(["SEED=7", *options, *names[target]], context), batches(context)
         model, average, optimizer = saved[source]
-        state.strategy.load_model_state(state.precision.weights.stored, model)
+        state.strategy.load_model_state(state.precision.weights.saved, model)
         state.strategy.load_model_state(state.average.module, average)
         state.strategy.load_optimizer_state(state.optimizer, copy.deepcopy(optimizer))
         for _ in range(3):

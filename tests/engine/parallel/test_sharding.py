@@ -10,7 +10,7 @@ import torch
 from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.parallel.build import build_strategy
 from engine.parallel.strategy import Sharding
 from engine.precision.non_finite import first_non_finite

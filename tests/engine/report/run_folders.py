@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from configs.command_line import parse_command_line, to_yaml
-from engine.telemetry.run_files import EPOCH_COLUMNS, STEP_COLUMNS
+from configs.reading.command_line import parse_command_line, to_yaml
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 
 LOG = """\
 2026-01-02 03:04:05,678 ----- Options that differ from the defaults (all: config.yaml):

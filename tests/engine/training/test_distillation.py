@@ -19,7 +19,7 @@ from timm.models.pit import PoolingVisionTransformer
 from timm.task import LogitDistillationTask
 from torch import nn
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Data, Train
 from configs.schema import Loss as LossOptions
 from configs.schema.distillation import WEIGHTS_EXTENSIONS
@@ -29,7 +29,7 @@ from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.distillation import build_step_loss, class_logits
 from engine.training.loss import build_loss
-from engine.training.teacher import Teacher, _find_source, build_teacher
+from engine.training.teacher import Teacher, build_teacher
 from models.build import build_model
 from models.weights.find import EXTENSIONS
 from utils.distributed import ProcessContext
@@ -206,11 +206,13 @@ def test_preprocessing_of_a_recipe_and_of_timm(tmp_path, cpu):
         assert re.search(expected, notes[0]), notes
 
 
-def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path):
-    """The recipe does not write Swin's normalization, which is that of its family and not of ViT."""
+def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypatch):
+    """Swin's normalization is a default of its family, and not in the recipe."""
     (tmp_path / "swin.pdparams").touch()
     keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
-    assert _find_source(options_of("hard", **keys)).data.imagenet_mean == (0.485, 0.456, 0.406)
+    monkeypatch.setattr("engine.training.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
+    _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=5), STUDENT, fp32())
+    assert "mean [0.485, 0.456, 0.406]" in notes[0]
 
 
 def test_the_extensions_are_those_that_can_be_read():
@@ -436,7 +438,7 @@ def test_a_teacher_of_other_class_names(tiny_teacher):
     torch.save(state | {"class_names": list("abcde"), "preprocessing": preprocessing}, named)
     options = options_of("soft", TEACHER_WEIGHTS=str(named))
     build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcde"))
-    with pytest.raises(UserError, match=r"class 3 of the teacher is d, that of the data x; give a teacher"):
+    with pytest.raises(UserError, match=r"class 3 of the teacher is d, of the data x; give a teacher"):
         build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
 
 

@@ -8,11 +8,11 @@ from conftest import GREY, TINY_VIT
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Loss
 from datasets.batch import PADDING
-from engine.training.build import build_run
 from engine.training.loss import build_loss, read_class_weights
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.errors import UserError
 from utils.logger import RunLogger
@@ -139,10 +139,10 @@ def test_a_list_of_weights_has_a_value_per_class():
         read_class_weights(given, np.arange(10), 10, CPU)
 
 
-def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(cpu, capsys):
+def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(tmp_path, cpu, capsys):
     argv = ["-dataset=digits", "-opts", *TINY_VIT, *GREY, "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1"]
     config, data = read_run_data(parse_command_line(argv).config, cpu)
-    run = build_run(config, data, cpu, None, RunLogger(None, cpu))
+    run, _ = build_run(config, data, cpu, RunLogger(None, cpu), lambda _: tmp_path)
     assert "----- Loss: class weights from 0.9" in capsys.readouterr().out
     logits, labels = torch.randn(8, 10), torch.arange(8)
     weight = torch.tensor(len(data.train) / (10 * np.bincount(data.train.targets)), dtype=torch.float32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Train
 from engine.training.schedule import build_schedule, lr_warning
 from utils.errors import UserError

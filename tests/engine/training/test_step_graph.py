@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Parallel
 from datasets.transforms.device import TrainTransform
 from engine.parallel.ddp import DDP
