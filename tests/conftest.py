@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -136,8 +137,7 @@ def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -
     return build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
 
-@pytest.fixture
-def digits_argv(tmp_path) -> list[str]:
+def digits_flags(output: Path) -> list[str]:
     """Flags of a run on the digits data set; it takes one to two seconds.
 
     Without scikit-learn, the images are noise, so that GPU tests need the required packages only.
@@ -146,7 +146,30 @@ def digits_argv(tmp_path) -> list[str]:
     name = "digits"
     if not is_installed("sklearn"):
         name, options = "fake", [*options, "MODEL.NUM_CLASSES=1000"]
-    return [f"-dataset={name}", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
+    return [f"-dataset={name}", "-batch_size=64", f"-output={output}", "-opts", *options]
+
+
+@pytest.fixture
+def digits_argv(tmp_path) -> list[str]:
+    return digits_flags(tmp_path / "out")
+
+
+@pytest.fixture(scope="session")
+def trained_digits(tmp_path_factory) -> Callable[..., Path]:
+    """The folder of the run of `digits_flags` with more options; trained once per session. For reading only."""
+    context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options], context))
+
+
+@pytest.fixture
+def digits_run(tmp_path, trained_digits) -> Callable[..., Path]:
+    """A copy of the folder of `trained_digits`, in the output folder of `digits_argv`."""
+
+    def copy(*options: str) -> Path:
+        source = trained_digits(*options)
+        return shutil.copytree(source, tmp_path / "out" / source.name)
+
+    return copy
 
 
 def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus: str = "") -> str:
