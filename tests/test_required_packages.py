@@ -61,6 +61,7 @@ def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
     assert (only_run(tmp_path, "profile") / "profile.md").exists()
 
 
+@pytest.mark.slow
 def test_the_gpu_tests_are_collected_without_optional_packages(monkeypatch):
     """Modules that import an optional package are skipped; none of them has a test that needs a GPU."""
     every = collected_gpu_tests()
@@ -112,8 +113,7 @@ def test_features_that_are_left_out_are_named_for_the_commands_that_have_them(mo
     require("this test", "torch", "json")
 
 
-@pytest.mark.parametrize("flag", ["-h", "-batchsize=3"])
-@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+@pytest.mark.parametrize(("script", "flag"), [("main_single_gpu.py", "-h"), ("main_multi_gpu.py", "-batchsize=3")])
 def test_help_and_wrong_flags_need_no_torch(script, flag, monkeypatch):
     monkeypatch.setenv("HIDDEN_PACKAGES", "torch numpy")
     monkeypatch.setenv("HIDDEN_MODULES", "torch numpy")
