@@ -24,7 +24,6 @@ from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-
 from engine.training.state import TrainState
 from engine.training.step import train_steps
 from utils.distributed import ProcessContext

@@ -15,10 +15,8 @@ from engine.parallel.build import build_strategy
 from engine.parallel.strategy import Sharding
 from engine.precision.non_finite import first_non_finite
 from engine.precision.norms import keeps_fp32_weights
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
-from engine.training.optimization.optimizer import check_sharded_optimizer
-from utils.distributed import ProcessContext
-from utils.distributed import set_collective_timeout
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, check_sharded_optimizer
+from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.torch_compat import process_group_timeout
 
