@@ -1,32 +1,33 @@
-"""Faults of sharded runs, whose checkpoints are folders: kills, full disks, damaged shards."""
+"""Faults of sharded runs, whose checkpoints are folders of parts: kills, full disks, damaged parts."""
 
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults.runner import MULTI, SINGLE, Fault, Provoke, Running
-from faults.runs import evaluating, training, two_ranks
+from faults.processes import MULTI, SINGLE, Running
+from faults.runner import Fault, Provoke
+from faults.runs import SHORT_TIMEOUT, evaluating, training, two_ranks
 from faults.scene import Scene, flipped, truncated
 from shard_files import to_shards
 
 FSDP = "PARALLEL.STRATEGY=fsdp"
 LONGER = "TRAIN.NUM_EPOCHS=3"
-SHARD = "shard-00002-model-00001-of-00001.safetensors"
+PART = "shard-00002-model-00001-of-00001.safetensors"
 
 
-def shard_faults() -> list[Fault]:
-    two = _sharded(training)
+def sharded_faults() -> list[Fault]:
+    two, stopped = _sharded(training), two_ranks(training, FSDP, SHORT_TIMEOUT)
     full = r"(last\.shards: cannot be saved: No space left|No space left)"
     mount = 'unshare -rm sh -c \'mount -t tmpfs -o size=256k tmpfs output && exec "$@"\' sh "$@"'
     ended = (1, 137)
     return [
-        Fault("shards: rank 0 killed", two, r"rank 0", ended, MULTI, _signal_to(signal.SIGKILL, 0), "failed"),
-        Fault("shards: rank 1 killed", two, r"rank 1", ended, MULTI, _signal_to(signal.SIGKILL, 1), "failed"),
-        Fault("shards: rank 1 stopped", two, r"rank 1", ended, MULTI, _signal_to(signal.SIGSTOP, 1), "failed"),
-        Fault("shards: SIGTERM", two, None, (143,), MULTI, _signal_to(signal.SIGTERM), "interrupted"),
+        Fault("sharded run: rank 0 killed", two, r"rank 0", ended, MULTI, _signal_to(signal.SIGKILL, 0), "failed"),
+        Fault("sharded run: rank 1 killed", two, r"rank 1", ended, MULTI, _signal_to(signal.SIGKILL, 1), "failed"),
+        Fault("sharded run: rank 1 stopped", stopped, r"rank 1", ended, MULTI, _signal_to(signal.SIGSTOP, 1), "failed"),
+        Fault("sharded run: SIGTERM", two, None, (143,), MULTI, _signal_to(signal.SIGTERM), "interrupted"),
         Fault(
-            "shards: SIGTERM in evaluation",
+            "sharded run: SIGTERM in evaluation",
             _sharded(evaluating),
             None,
             (143,),
@@ -34,10 +35,10 @@ def shard_faults() -> list[Fault]:
             _signal_to(signal.SIGTERM, after="Epoch[001"),
             "interrupted",
         ),
-        Fault("shards: a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=mount),
+        Fault("sharded run: a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=mount),
         Fault(
-            "shards: a shard with a bit flipped, the folder is resumed",
-            _in_folder(lambda folder: flipped(folder / SHARD)),
+            "sharded run: a part with a bit flipped, the folder is resumed",
+            _in_folder(lambda folder: flipped(folder / PART)),
             None,
             (0,),
             MULTI,
@@ -45,8 +46,8 @@ def shard_faults() -> list[Fault]:
             prints=r"Resume: skipped: .*is damaged",
         ),
         Fault(
-            "shards: a missing shard, one process resumes",
-            _in_folder(lambda folder: (folder / SHARD).unlink(), ranks=1),
+            "sharded run: a missing part, one process resumes",
+            _in_folder(lambda folder: (folder / PART).unlink(), ranks=1),
             None,
             (0,),
             SINGLE,
@@ -54,7 +55,7 @@ def shard_faults() -> list[Fault]:
             prints=r"Resume: skipped: .*is missing",
         ),
         Fault(
-            "shards: a manifest that is cut short, -resume=auto",
+            "sharded run: a manifest that is cut short, -resume=auto",
             _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto"),
             None,
             (0,),
@@ -62,12 +63,18 @@ def shard_faults() -> list[Fault]:
             state="finished",
         ),
         Fault(
-            "shards: named, no manifest", _named(lambda folder: (folder / "manifest.json").unlink()), r"has no manif"
+            "sharded run: named, no manifest",
+            _named(lambda folder: (folder / "manifest.json").unlink()),
+            r"has no manif",
         ),
         Fault(
-            "shards: named, a file too many", _named(lambda folder: (folder / "x").touch()), r"'x' is not part of it"
+            "sharded run: named, a file too many",
+            _named(lambda folder: (folder / "x").touch()),
+            r"'x' is not part of it",
         ),
-        Fault("shards: named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"),
+        Fault(
+            "sharded run: named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"
+        ),
     ]
 
 
@@ -89,7 +96,7 @@ def _signal_to(number: int, *ranks: int, after: str = "Epoch[002") -> Callable[[
 
 
 def sharded_copy(scene: Scene) -> Path:
-    """A copy of the finished run whose last two checkpoints are folders of two shards."""
+    """A copy of the finished run whose last two checkpoints are folders of two parts."""
     folder = scene.run_copy()
     for name in ("last.pth", "previous.pth"):
         to_shards(folder / name)

@@ -1,7 +1,4 @@
-"""scripts/slurm/train.sbatch under Slurm's real daemons: time limit, save, requeue, resume. About 5 minutes.
-
-python -m pytest -q tests/stress/clusters/trial_slurm.py
-"""
+"""scripts/slurm/train.sbatch under Slurm's real daemons: time limit, save, requeue, resume. About 5 minutes."""
 
 import re
 import subprocess
@@ -9,19 +6,29 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-import slurm_rig
-from cluster_runs import ROOT, assert_same_weights, flags, only_log, train_unbroken, wait_for_log
+from clusters import slurm_rig
+from clusters.cluster_runs import (
+    LIMIT_SECONDS,
+    ROOT,
+    assert_same_weights,
+    flags,
+    new_folder,
+    only_log,
+    train_unbroken,
+    wait_for_log,
+)
+from results import Result, measure
 
-LIMIT_SECONDS = 900
 SHORT, LONG = 10, 100  # epochs; about 1 s each on two idle cores
-pytestmark = pytest.mark.skipif(slurm_rig.missing_program() is not None, reason=str(slurm_rig.missing_program()))
+missing_program = slurm_rig.missing_program
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with slurm_rig.slurm(tmp_path_factory.mktemp("slurm")) as variables:
-        yield variables
+def run(root: Path) -> list[Result]:
+    with slurm_rig.slurm(new_folder(root, "daemons")) as variables:
+        return [
+            measure(name, trial, variables, new_folder(root, str(number)))
+            for number, (name, trial) in enumerate(_TRIALS.items())
+        ]
 
 
 def edited(folder: Path, arguments: list[str]) -> str:
@@ -56,39 +63,46 @@ def wait_for_end(slurm: dict[str, str], number: str) -> dict[str, str]:
         time.sleep(1)
 
 
-def test_time_limits_then_finished_with_the_weights_of_an_unbroken_run(slurm, tmp_path):
+def _time_limits(slurm: dict[str, str], folder: Path) -> None:
     """Slurm counts time limits in minutes, and sends the signal up to a minute early: after 30 to 90 s."""
-    output = tmp_path / "out"
-    number = submit(slurm, tmp_path, flags(output, LONG), "--time=2", "--signal=USR1@30")
+    output = folder / "out"
+    number = submit(slurm, folder, flags(output, LONG), "--time=2", "--signal=USR1@30")
     ended = wait_for_end(slurm, number)
-    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (tmp_path / "job.log").read_text()
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (folder / "job.log").read_text()
     assert "Interrupted by SIGUSR1; saved" in only_log(output)
     print(f"requeued {ended['Restarts']} times")
-    train_unbroken(flags(tmp_path / "unbroken", LONG))
-    assert_same_weights(output, tmp_path / "unbroken")
+    train_unbroken(flags(folder / "unbroken", LONG))
+    assert_same_weights(output, folder / "unbroken")
 
 
-def test_sigusr2_of_submitit_is_requeued_too(slurm, tmp_path):
-    output = tmp_path / "out"
-    number = submit(slurm, tmp_path, flags(output, SHORT), "--time=10")
-    wait_for_log(output, "Epoch[004", LIMIT_SECONDS)
+def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
+    output = folder / "out"
+    number = submit(slurm, folder, flags(output, SHORT), "--time=10")
+    wait_for_log(output, "Epoch[004")
     subprocess.run(["scancel", "--signal=USR2", number], env=slurm, check=True)
     ended = wait_for_end(slurm, number)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (tmp_path / "job.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (folder / "job.log").read_text()
     assert "Interrupted by SIGUSR2; saved" in only_log(output)
-    train_unbroken(flags(tmp_path / "unbroken", SHORT))
-    assert_same_weights(output, tmp_path / "unbroken")
+    train_unbroken(flags(folder / "unbroken", SHORT))
+    assert_same_weights(output, folder / "unbroken")
 
 
-def test_cancelled_and_failed_jobs_are_not_requeued(slurm, tmp_path):
-    output = tmp_path / "out"
-    (tmp_path / "failing").mkdir()
-    failing = submit(slurm, tmp_path / "failing", [*flags(output, 2), "DATA.DATA_PATH=/nowhere", "DATA.DATASET=folder"])
-    number = submit(slurm, tmp_path, flags(output, 1000), "--time=10")
-    wait_for_log(output, "Epoch[002", LIMIT_SECONDS)
+def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
+    output = folder / "out"
+    (folder / "failing").mkdir()
+    failing = submit(slurm, folder / "failing", [*flags(output, 2), "DATA.DATA_PATH=/nowhere", "DATA.DATASET=folder"])
+    number = submit(slurm, folder, flags(output, 1000), "--time=10")
+    wait_for_log(output, "Epoch[002")
     subprocess.run(["scancel", number], env=slurm, check=True)
     ended = wait_for_end(slurm, number)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
     ended = wait_for_end(slurm, failing)
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
-    assert (tmp_path / "failing/job.log").read_text().count("error: /nowhere") == 1
+    assert (folder / "failing/job.log").read_text().count("error: /nowhere") == 1
+
+
+_TRIALS = {
+    "slurm: time limits, and the weights of an unbroken run": _time_limits,
+    "slurm: SIGUSR2 of submitit is requeued": _sigusr2_of_submitit,
+    "slurm: cancelled and failed jobs are not requeued": _cancelled_and_failed,
+}
