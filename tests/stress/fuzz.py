@@ -25,14 +25,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fuzz_cases import KINDS
-from fuzz_cases import make_case
-from results import Result
-from results import check_names
-from results import measure
-from results import parser
-from results import report
-from results import show_progress
+from fuzz_cases import KINDS, make_case
+from results import Result, check_names, measure, parser, report, show_progress
+
 from utils.entry import run_and_report_errors
 from utils.errors import UserError
 

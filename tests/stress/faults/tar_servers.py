@@ -12,7 +12,6 @@ from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
 from tar_shards import write_shard
 
-from datasets.shards.data_set import START_TIMEOUT_SECONDS
 _AWAY_SECONDS = 20.0
 
 
