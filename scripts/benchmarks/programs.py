@@ -6,24 +6,22 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from typing import IO, NamedTuple, Protocol, Self
+from typing import IO, NamedTuple, Protocol
 
+from scripts.benchmarks.common import error_line
 from utils.errors import UserError
 
 
 class Reading(NamedTuple):
     """Totals since the start of training, from a log line. A program that does not log a value leaves it at 0.
 
-    seconds: training time by the program's own clock, of which `waiting_seconds` were spent waiting for data: by the
-    device in our log, by the host in timm's.
+    waiting_seconds: time spent waiting for data: by the device in our log, by the host in timm's.
     """
 
     steps: int
-    seconds: float
     waiting_seconds: float = 0.0
     memory_bytes: float = 0.0
 
@@ -41,7 +39,7 @@ class OurLog:
 
     def __init__(self, images_per_step: int) -> None:
         self.images_per_step = images_per_step
-        self.last = Reading(0, 0.0)
+        self.last = Reading(0)
 
     def read(self, line: str) -> Reading | None:
         found = self.LINE.search(line)
@@ -49,80 +47,58 @@ class OurLog:
             return None
         epoch, step, steps_per_epoch = map(int, found.groups()[:3])
         rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
-        done_steps = (epoch - 1) * steps_per_epoch + step + 1
-        seconds = (done_steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
-        self.last = Reading(
-            done_steps,
-            self.last.seconds + seconds,
-            self.last.waiting_seconds + seconds * wait_percent / 100,
-            gigabytes * 1e9,
-        )
+        steps = (epoch - 1) * steps_per_epoch + step + 1
+        seconds = (steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
+        self.last = Reading(steps, self.last.waiting_seconds + seconds * wait_percent / 100, gigabytes * 1e9)
         return self.last
 
 
 class TimmLog:
-    """The log of timm's train.py in its first epoch. The values in parentheses are averages since the epoch began."""
+    """The log of timm's train.py in its first epoch. The value in parentheses is an average since the epoch began."""
 
-    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .*\([\d.]+s, +([\d.]+)/s\).* Data: [\d.]+ \(([\d.]+)\)")
-
-    def __init__(self, images_per_step: int) -> None:
-        self.images_per_step = images_per_step
+    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .* Data: [\d.]+ \(([\d.]+)\)")
 
     def read(self, line: str) -> Reading | None:
         match = self.LINE.search(line)
-        if not match:
-            return None
-        steps, rate, waiting = int(match[1]) + 1, float(match[2]), float(match[3])
-        return Reading(steps, steps * self.images_per_step / rate, steps * waiting)
+        return Reading(int(match[1]) + 1, (int(match[1]) + 1) * float(match[2])) if match else None
 
 
 class PlainLog:
-    """The log of a script that prints its totals: `step 8, 4.125 s, 0.731 GB`."""
+    """The log of a script that prints its totals: `step 8, 0.731 GB`."""
 
-    LINE = re.compile(r"^step (\d+), ([\d.]+) s, ([\d.]+) GB$")
+    LINE = re.compile(r"^step (\d+), ([\d.]+) GB$")
 
     @staticmethod
-    def line(steps: int, seconds: float, memory_bytes: int) -> str:
-        return f"step {steps}, {seconds:.4f} s, {memory_bytes / 1e9:.3f} GB"
+    def line(steps: int, memory_bytes: float = 0.0) -> str:
+        return f"step {steps}, {memory_bytes / 1e9:.3f} GB"
 
     def read(self, line: str) -> Reading | None:
         match = self.LINE.match(line)
-        return Reading(int(match[1]), float(match[2]), 0.0, float(match[3]) * 1e9) if match else None
+        return Reading(int(match[1]), 0.0, float(match[2]) * 1e9) if match else None
 
 
 class Window(NamedTuple):
     """The timed steps of a turn: `seconds` by our clock, between the arrivals of two log lines."""
 
-    steps: int
     seconds: float
     first: Reading
     last: Reading
 
     @property
-    def own_seconds(self) -> float:
-        """The same steps by the program's own clock."""
-        return self.last.seconds - self.first.seconds
+    def steps(self) -> int:
+        return self.last.steps - self.first.steps
 
     @property
     def wait_share(self) -> float:
-        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.own_seconds
+        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.seconds
 
 
 class ProgramError(UserError):
     """A program ended, or was killed, before its turn was complete."""
 
 
-def error_line(lines: Sequence[str]) -> str:
-    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
-    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
-    return "".join((ours or others or lines)[-1:]).strip()
-
-
 class Program:
     """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
-
-    A context manager: on exit it ends the program.
 
     prefetches: its child processes load batches, more of them than the program has used.
     """
@@ -132,12 +108,6 @@ class Program:
         self.lines: list[str] = []
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
         self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def end(self) -> None:
         """Kills all processes of the program. Until then a paused program keeps its memory, also that of a GPU."""
@@ -206,7 +176,7 @@ class Program:
 
     def _time_steps(self, warmup: int, steps: int) -> Window:
         before = arrived = time.perf_counter()
-        first = Reading(0, 0.0)
+        first = Reading(0)
         while first.steps < warmup:
             before, (arrived, first) = arrived, self._next_reading()
         if self.prefetches:
@@ -215,7 +185,7 @@ class Program:
         while True:
             last_arrived, last = self._next_reading()
             if last.steps >= first.steps + steps:
-                return Window(last.steps - first.steps, last_arrived - arrived, first, last)
+                return Window(last_arrived - arrived, first, last)
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""

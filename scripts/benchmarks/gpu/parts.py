@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.benchmarks.common import last_error
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POLL_SECONDS = 0.5  # between two looks at the result of a running part
 TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 NOT_RUN = "not run"  # an outcome, or its beginning

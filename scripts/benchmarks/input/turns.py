@@ -2,36 +2,29 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import torch
 
 from scripts.benchmarks.common import interleaved, print_progress
-from scripts.benchmarks.input_contenders import Contender
+from scripts.benchmarks.input.contenders import Contender
 from utils.device import timed
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure(
     contenders: dict[str, Contender], rounds: int, seconds: float, device: torch.device, prefetched: int
 ) -> dict[str, dict[str, Any]]:
-    """For each contender: seconds until its (last) first batch, and images/s of each turn.
+    """For each contender: seconds until its (last) first batch, images/s of each turn, and the ratios of these speeds.
 
-    After a turn the script waits until the workers have prefetched `prefetched` batches and are idle. The turn of a
-    contender that is restarted begins after its first batch.
+    One compute thread is used, because the workers occupy the cores. After a turn the script waits until the workers
+    have prefetched `prefetched` batches and are idle. The turn of a contender that is restarted begins after its first
+    batch.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = {name: {"images_per_second": [], "against": one.against} for name, one in contenders.items()}
     streams = {}
-    results = {name: _empty_result(contender) for name, contender in contenders.items()}
     for name, contender in contenders.items():
         if not contender.is_restarted:
             streams[name] = _started(contender, results[name])
@@ -47,16 +40,8 @@ def measure(
             _wait_for_prefetching(streams[name], prefetched, seconds)
         results[name]["images_per_second"].append(speed)
         print_progress(f"{name}: {speed:.0f} images/s")
+    torch.set_num_threads(threads)
     return with_ratios(results)
-
-
-def _empty_result(contender: Contender) -> dict[str, Any]:
-    return {
-        "first_batch_seconds": 0.0,
-        "images_per_second": [],
-        "ends_as": contender.ends_as,
-        "against": contender.against,
-    }
 
 
 def _started(contender: Contender, result: dict[str, Any]) -> Iterator[int]:
@@ -69,7 +54,7 @@ def _started(contender: Contender, result: dict[str, Any]) -> Iterator[int]:
 
 
 def with_ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Adds the ratio of our speed to the contender's speed in each round."""
+    """Adds for each round the speed of `against` / the contender's speed."""
     for one in results.values():
         pairs = zip(results[one["against"]]["images_per_second"], one["images_per_second"], strict=True)
         one["ratios"] = [ours / its for ours, its in pairs]
@@ -91,8 +76,6 @@ def measure_turn(stream: Iterator[int], seconds: float, device: torch.device) ->
 
 
 def _wait_for_prefetching(stream: Iterator[int], prefetched: int, max_seconds: float) -> None:
-    if not prefetched:
-        return
     started = time.perf_counter()
-    next(stream)  # its time is that of reading a batch or less
+    next(stream)  # takes as long as reading a batch, or less
     time.sleep(min(max_seconds, 0.2 + prefetched * (time.perf_counter() - started)))
