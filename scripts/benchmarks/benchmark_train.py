@@ -13,12 +13,10 @@ train.py has no dropout by default. The programs:
 - `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
-Each program starts once, in its own processes. The programs take turns; the order is reversed in every second round.
-While one program runs, the others are paused by SIGSTOP, so that changes of the machine's speed affect all equally.
-The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. Then the loading workers
-are paused until the program has used up the batches that they prefetched. The next `-steps` steps are timed by the
-clock of this script, between the arrivals of two log lines. A ratio is the median of the ratios within the rounds. A
-program ends after its last turn. `-json` is rewritten after every turn.
+The programs take turns; the order is reversed in every second round. A turn starts a program in its own processes and
+ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used up the
+batches that they prefetched. The next `-steps` steps are timed by the clock of this script, between the arrivals of two
+log lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
 """
 
 import argparse
@@ -47,7 +45,7 @@ from scripts.benchmarks.common import (
     write_json,
 )
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window
+from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window, run_turn
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -146,9 +144,8 @@ def check_supported(train: Train) -> None:
 
 
 def max_steps(flags: argparse.Namespace, data: Data) -> int:
-    """Upper bound of the steps of a program in all its turns. An epoch is at least as long."""
-    prefetched = (PREFETCH_FACTOR + 1) * data.num_workers
-    return flags.warmup + flags.rounds * (flags.steps + prefetched + 3 * flags.interval)
+    """Upper bound of the steps of a program in a turn. An epoch is at least as long."""
+    return flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * data.num_workers + 3 * flags.interval
 
 
 # Programs
@@ -156,7 +153,7 @@ def max_steps(flags: argparse.Namespace, data: Data) -> int:
 
 def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
     if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog())
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog)
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
         command = [
@@ -164,7 +161,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
             str(flags.timm_train),
             *timm_flags(config, folder / "data", folder / "timm", flags.interval),
         ]
-        return Program(command, explicit, TimmLog(), config.data.num_workers > 0)
+        return Program(command, explicit, TimmLog, config.data.num_workers > 0)
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "jpeg_whole":
@@ -172,7 +169,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
     if name == "ready":
         options += READY_OPTIONS
     prefetches = config.data.num_workers > 0 and not (name == "ready" and not visible_gpus())
-    return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size), prefetches)
+    return Program([*command, "-opts", *options], {}, lambda: OurLog(config.data.batch_size), prefetches)
 
 
 def data_flags(name: str, folder: Path) -> list[str]:
@@ -197,30 +194,21 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
 
 
 def measure(
-    programs: dict[str, Program],
-    config: Config,
-    flags: argparse.Namespace,
-    after_turn: Callable[[Results], None] = lambda _: None,
+    programs: dict[str, Program], config: Config, flags: argparse.Namespace, after_turn: Callable[[Results], None]
 ) -> Results:
-    """A program that failed gets no more turns. A program ends after its last turn, and its GPU memory is free then."""
+    """A program that failed gets no more turns."""
     results: Results = {name: [] for name in programs}
-    try:
-        for number, name in interleaved(list(programs), flags.rounds):
-            if isinstance(results[name], ProgramError):
-                continue
-            try:
-                window = programs[name].turn(flags.warmup, flags.steps, flags.limit)
-                results[name].append(window)
-                outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
-            except ProgramError as error:
-                results[name], outcome = error, f"failed: {error}"
-            if number + 1 == flags.rounds or isinstance(results[name], ProgramError):
-                programs[name].end()
-            print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
-            after_turn(results)
-    finally:
-        for program in programs.values():
-            program.end()
+    for number, name in interleaved(list(programs), flags.rounds):
+        if isinstance(results[name], ProgramError):
+            continue
+        try:
+            window = run_turn(programs[name], flags.warmup, flags.steps, flags.limit)
+            results[name].append(window)
+            outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
+        except ProgramError as error:
+            results[name], outcome = error, f"failed: {error}"
+        print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
+        after_turn(results)
     return results
 
 

@@ -1,4 +1,4 @@
-"""Training programs in processes of their own: starts, pauses and ends them, and reads their speed from their logs."""
+"""Training programs in processes of their own: starts and ends them, and reads their speed from their logs."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -97,69 +98,84 @@ class ProgramError(UserError):
     """A program ended, or was killed, before its turn was complete."""
 
 
-class Program:
-    """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
+class Program(NamedTuple):
+    """A program to measure.
 
+    environment: variables in addition to those of this process.
+    make_log: returns a reader of its output.
     prefetches: its child processes load batches, more of them than the program has used.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Log, prefetches: bool = False) -> None:
-        self.command, self.environment, self.log, self.prefetches = command, environment, log, prefetches
-        self.lines: list[str] = []
+    command: list[str]
+    environment: dict[str, str]
+    make_log: Callable[[], Log]
+    prefetches: bool = False
+
+
+def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float) -> Window:
+    """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
+
+    A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
+
+    Raises:
+        ProgramError: the program ended, or took longer than `limit_seconds`.
+    """
+    started, run = time.perf_counter(), _Run(program)
+    timer = threading.Timer(limit_seconds, run.signal, (signal.SIGKILL,))
+    timer.start()
+    try:
+        return run.time_steps(warmup, steps, program.prefetches)
+    except EOFError:
+        reason = error_line(run.lines) or "no output"
+    finally:
+        timer.cancel()
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+    if time.perf_counter() - started >= limit_seconds:
+        reason = f"not done within {limit_seconds:g} s; last line: {''.join(run.lines[-1:])}"
+    raise ProgramError(reason)
+
+
+class _Run:
+    """The processes of a program that is running, and its output."""
+
+    def __init__(self, program: Program) -> None:
+        self.log, self.lines = program.make_log(), []
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
-        self._process: subprocess.Popen[str] | None = None
-
-    def end(self) -> None:
-        """Kills all processes of the program. Until then a paused program keeps its memory, also that of a GPU."""
-        if self._process:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
-        """Starts or continues the program. Times `steps` steps after its first line with `warmup` or more steps.
-
-        A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
-
-        Raises:
-            ProgramError: the program ended, or took longer than `limit_seconds` and was killed.
-        """
-        started = time.perf_counter()
-        timer = threading.Timer(limit_seconds, self._signal, (signal.SIGKILL,))
-        timer.start()
-        try:
-            if self._process:
-                self._signal(signal.SIGCONT)
-            else:
-                self._process = self._start()
-            return self._time_steps(warmup, steps)
-        except EOFError:
-            reason = error_line(self.lines) or "no output"
-        finally:
-            timer.cancel()
-            self._signal(signal.SIGSTOP)
-        if time.perf_counter() - started >= limit_seconds:
-            reason = f"not done within {limit_seconds:g} s; last line: {''.join(self.lines[-1:])}"
-        raise ProgramError(reason)
-
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.command,
-            env=os.environ | self.environment,
+        self.process = subprocess.Popen(
+            program.command,
+            env=os.environ | program.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             process_group=0,
         )
-        threading.Thread(target=self._receive, args=(process.stdout,), daemon=True).start()
-        return process
+        threading.Thread(target=self._receive, args=(self.process.stdout,), daemon=True).start()
 
     def _receive(self, output: IO[str]) -> None:
         with output:
             for line in output:
                 self._arrivals.put((time.perf_counter(), line.rstrip("\n")))
         self._arrivals.put(None)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def time_steps(self, warmup: int, steps: int, prefetches: bool) -> Window:
+        before = arrived = time.perf_counter()
+        first = Reading(0)
+        while first.steps < warmup:
+            before, (arrived, first) = arrived, self._next_reading()
+        if prefetches:
+            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
+            arrived, first = self._next_reading()
+        while True:
+            last_arrived, last = self._next_reading()
+            if last.steps >= first.steps + steps:
+                return Window(last_arrived - arrived, first, last)
 
     def _next_reading(self, timeout_seconds: float | None = None) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
@@ -174,19 +190,6 @@ class Program:
                 return arrival[0], reading
         raise EOFError
 
-    def _time_steps(self, warmup: int, steps: int) -> Window:
-        before = arrived = time.perf_counter()
-        first = Reading(0)
-        while first.steps < warmup:
-            before, (arrived, first) = arrived, self._next_reading()
-        if self.prefetches:
-            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
-            arrived, first = self._next_reading()
-        while True:
-            last_arrived, last = self._next_reading()
-            if last.steps >= first.steps + steps:
-                return Window(last_arrived - arrived, first, last)
-
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""
         children = self._loading_processes()
@@ -196,18 +199,13 @@ class Program:
         with suppress(Empty):
             while children:
                 self._next_reading(quiet_seconds)
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def _loading_processes(self) -> list[int]:
         found = []
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             with suppress(ProcessLookupError, FileNotFoundError):
-                is_child = pid != self._process.pid and os.getpgid(pid) == self._process.pid
+                is_child = pid != self.process.pid and os.getpgid(pid) == self.process.pid
                 if is_child and b"_inductor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         return found
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
