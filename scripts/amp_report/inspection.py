@@ -139,16 +139,11 @@ class _ModuleTracker:
         return "" if number is None else self._modules[bisect_right(self._numbers, number) - 1]
 
 
-@dataclass(frozen=True)
-class Underflow:
-    """The share of a block's non-zero parameter gradients that fp16 rounds to 0."""
+def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, tuple[float, float]]:
+    """The shares of a block's non-zero parameter gradients that fp16 rounds to 0, without and with the loss scale.
 
-    unscaled: float
-    scaled: float
-
-
-def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, Underflow]:
-    """By block, from the fp32 gradients of a pass; `scaled` is with the loss scale. Omits blocks without gradients."""
+    By block, from the fp32 gradients of a pass. Omits blocks without gradients.
+    """
     counts: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -156,7 +151,7 @@ def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, Underfl
             lost = [((size > 0) & (size * scale <= FP16_MIN_SUBNORMAL / 2)).sum() for scale in (1, loss_scale)]
             counts[block_of(name)] = counts.get(block_of(name), 0) + torch.stack([(size > 0).sum(), *lost])
     totals = {block: count.tolist() for block, count in counts.items()}
-    return {block: Underflow(lost / total, scaled / total) for block, (total, lost, scaled) in totals.items() if total}
+    return {block: (lost / total, scaled / total) for block, (total, lost, scaled) in totals.items() if total}
 
 
 def activation_peaks(peaks: dict[str, Peak]) -> dict[str, Peak]:

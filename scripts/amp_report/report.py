@@ -159,33 +159,27 @@ def _by_pattern(paths: list[str]) -> dict[str, set[int]]:
 def block_table(recorder: OpRecorder, model: nn.Module, scale: float) -> list[dict[str, Any]]:
     """A row for each block, in the order of the model."""
     peaks, underflow = activation_peaks(recorder.peaks), gradient_underflow(model, scale)
-    blocks = dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path)
-    return [
-        {
-            "block": block,
-            "largest_activation": peaks[block].value if block in peaks else None,
-            "largest_at": f"{peaks[block].op} of {peaks[block].module}" if block in peaks else None,
-            "underflow_unscaled": underflow[block].unscaled if block in underflow else None,
-            "underflow_scaled": underflow[block].scaled if block in underflow else None,
-        }
-        for block in blocks
-        if block in peaks or block in underflow
-    ]
+    rows = []
+    for block in dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path):
+        peak, (unscaled, scaled) = peaks.get(block), underflow.get(block, (None, None))
+        if peak or block in underflow:
+            largest = (peak.value, f"{peak.op} of {peak.module}") if peak else (None, "")
+            keys = ("block", "largest_activation", "largest_at", "underflow_unscaled", "underflow_scaled")
+            rows.append(dict(zip(keys, (block, *largest, unscaled, scaled), strict=True)))
+    return rows
 
 
 def texts(report: dict[str, Any]) -> list[str]:
     """The report in Markdown."""
-    ops = [
-        [row["op"], row["listed_as"], row["type"], str(row["forward"]), str(row["backward"]), row["where"]]
-        for row in report["ops"]
-    ]
+    keys = ("op", "listed_as", "type", "forward", "backward", "where")
+    ops = [[str(row[key]) for key in keys] for row in report["ops"]]
     scale = f"with loss scale {report['loss_scale']:g}"
     blocks = [
         [
             row["block"],
             _number(row["largest_activation"], "{:.4g}"),
             _number(row["largest_activation"], "{:.2%}", 1 / FP16_MAX),
-            row["largest_at"] or "",
+            row["largest_at"],
             _number(row["underflow_unscaled"], "{:.2%}"),
             _number(row["underflow_scaled"], "{:.2%}"),
         ]

@@ -27,13 +27,12 @@ from scripts.benchmarks.amp.tables import Answers, baseline_of, failure, mode_fi
 from scripts.benchmarks.common import (
     MODES,
     environment,
-    environment_line,
     interleaved,
     last_error,
     mode_config,
     parse_names,
     print_progress,
-    write_json,
+    print_result,
 )
 from scripts.benchmarks.seeds import seed_figures, seed_table, seed_verdicts
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -67,9 +66,7 @@ def main(argv: list[str]) -> int:
         answers = measure(modes, argv, flags.repeats)
         figures = mode_figures(answers, flags.iterations, configs[0].data.batch_size)
         result, printed = {"iterations": flags.iterations, "modes": figures}, texts(figures)
-    measured_on = environment(SCRIPT, argv, configs[0])
-    print(environment_line(measured_on), *printed, sep="\n\n")
-    write_json(flags.json, {"environment": measured_on} | result)
+    print_result(environment(SCRIPT, argv, configs[0]), printed, flags.json, result)
     return 0
 
 

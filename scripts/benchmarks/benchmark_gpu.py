@@ -10,9 +10,9 @@ names; gpu/plan.py has a line for each.
 
 A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. At its
 end the script prints the command for the parts that are not done. Calls with the same output folder add to its tables.
-`figures.md` and `figures.json` are rewritten after every turn of a program, and `figures.tar.gz`, an archive of the
-whole folder, after every part. All parts share one compile cache. `-cache FOLDER` reads it from `cache.tar.gz.000` and
-the next files of this folder, and writes it there at the end. No file has more than 16 MiB.
+`figures.md`, `figures.json` and `figures.tar.gz`, an archive of the whole folder, are rewritten after every part. All
+parts share one compile cache. `-cache FOLDER` reads it from `cache.tar.gz.000` and the next files of this folder, and
+writes it there at the end. No file has more than 16 MiB.
 
 All other flags are those of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
 """
@@ -119,7 +119,7 @@ def run(part: Part, folder: Path, cache: Path, write: Callable[[], None]) -> Non
     if part.images and not part.images.exists():
         make_images(part.images, IMAGENET, JPEGS)
     try:
-        run_part(part, folder, part_environment(cache), write)
+        run_part(part, folder, part_environment(cache))
     finally:
         if not part.is_done:
             drop_incomplete(cache, since=time.time() - part.seconds)

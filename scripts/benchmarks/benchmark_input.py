@@ -1,15 +1,15 @@
-"""Compares the speed of reading images with torchvision's references and timm's `create_loader`.
+"""Compares the speed of reading images with timm's `create_loader`.
 
     python scripts/benchmarks/benchmark_input.py -json input.json
     python scripts/benchmarks/benchmark_input.py -sources
 
 The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) and of 2000x1500 (about 1 MB, as from cameras), or
 takes the JPEGs of `-data FOLDER`. All loaders read the same files with `-num_workers` worker processes, apply the same
-transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device. The
-workers have started before a turn is timed, and the batches that they have prefetched are discarded.
+transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device.
 
-The loaders take turns of a few seconds; the order is reversed in every second round. A ratio is the median of the
-ratios within the rounds. `-sources` compares the sources of our loader instead: see `input/sources.py`.
+The loaders take turns; the order is reversed in every second round. A turn starts a loader, discards the batches that
+its workers prefetch, times a few seconds, and ends the loader. A ratio is the median of the ratios within the rounds.
+`-sources` compares the sources of our loader instead: see `input/sources.py`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.transforms.host import build_host_transform
-from scripts.benchmarks.common import environment, environment_line, median_and_range, print_progress, write_json
+from scripts.benchmarks.common import environment, median_and_range, print_progress, print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images, mean_kilobytes
 from scripts.benchmarks.input.contenders import loader_contenders, with_data
 from scripts.benchmarks.input.turns import measure
@@ -52,13 +52,12 @@ def main(argv: list[str]) -> int:
         measured = _measure_sources if flags.sources else _measure_loaders
         result, text = measured(flags, config, Path(folder))
     measured_on = environment(SCRIPT, argv, config) | {"model": f"{config.data.num_workers} workers"}
-    print(environment_line(measured_on), text, sep="\n\n")
-    write_json(flags.json, {"environment": measured_on} | result)
+    print_result(measured_on, [text], flags.json, result)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Compares the speed of our loader with torchvision's and timm's.")
+    parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     sources_help = "compare a folder, packed images and tar shards (local, over HTTP, WebDataset) instead of loaders"
     add_flag(parser, "sources", action="store_true", help=sources_help)

@@ -37,11 +37,11 @@ from engine.telemetry.reporter import peak_memory_bytes
 from scripts.benchmarks.common import (
     ENTRY,
     environment,
-    environment_line,
     interleaved,
     median_and_range,
     parse_names,
     print_progress,
+    print_result,
     write_json,
 )
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
@@ -87,9 +87,7 @@ def main(argv: list[str]) -> int:
         programs = {name: build_program(name, rest, config, flags, Path(folder)) for name in names}
         results = measure(programs, config, flags, lambda results: write_json(flags.json, figures_of(results, config)))
     figures = figures_of(results, config)
-    measured_on = environment(SCRIPT, argv, config)
-    print(environment_line(measured_on), *texts(**figures, flags=flags), sep="\n\n")
-    write_json(flags.json, {"environment": measured_on} | figures)
+    print_result(environment(SCRIPT, argv, config), texts(**figures, flags=flags), flags.json, figures)
     if all("failed" in one for one in figures["programs"].values()):
         raise UserError(f"all programs failed; {names[0]}: {results[names[0]]}")
     return 0

@@ -118,10 +118,11 @@ def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     }
 
 
-def environment_line(measured_on: dict[str, Any]) -> str:
-    return "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`".format(
-        **measured_on
-    )
+def print_result(environment: dict[str, Any], texts: Iterable[str], file: Path | None, result: dict[str, Any]) -> None:
+    """Prints the texts below a line on the environment, and writes the JSON file."""
+    line = "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`"
+    print(line.format(**environment), *texts, sep="\n\n")
+    write_json(file, {"environment": environment} | result)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -38,15 +38,7 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.in_memory import digits
-from scripts.benchmarks.common import (
-    ENTRY,
-    environment,
-    environment_line,
-    interleaved,
-    last_error,
-    print_progress,
-    write_json,
-)
+from scripts.benchmarks.common import ENTRY, environment, interleaved, last_error, print_progress, print_result
 from scripts.benchmarks.seeds import Runs, percent, seed_figures, seed_table, seed_verdicts
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
@@ -75,15 +67,10 @@ def main(argv: list[str]) -> int:
         write_image_folder(config.data, folder / "data")
         runs, commands = train_all(rest, flags, folder)
     figures = seed_figures(runs, baseline="timm")
-    measured_on = environment(SCRIPT, argv, config)
-    printed = [seed_table(figures), seed_verdicts(figures, baseline="timm")]
-    print(
-        environment_line(measured_on),
-        *printed,
-        *(f"{name}, seed 0: `{commands[name]}`" for name in PROGRAMS),
-        sep="\n\n",
-    )
-    write_json(flags.json, {"environment": measured_on, "commands": commands, "programs": figures})
+    texts = [seed_table(figures), seed_verdicts(figures, baseline="timm")]
+    texts += [f"{name}, seed 0: `{commands[name]}`" for name in PROGRAMS]
+    result = {"commands": commands, "programs": figures}
+    print_result(environment(SCRIPT, argv, config), texts, flags.json, result)
     if all(one["mean"] is None for one in figures.values()):
         raise UserError(f"all runs failed; ours: {runs['ours'][0]['failed']}")
     return 0

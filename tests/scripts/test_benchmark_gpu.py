@@ -3,10 +3,10 @@
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +47,8 @@ def part(code: str, limit_seconds: float = 60.0) -> Part:
     return Part("one", [sys.executable, "-c", code], limit_seconds)
 
 
-def run(one: Part, folder: Path, after_result: Callable[[], None] = lambda: None) -> Part:
-    run_part(one, folder, dict(os.environ), after_result)
+def run(one: Part, folder: Path) -> Part:
+    run_part(one, folder, dict(os.environ))
     return one
 
 
@@ -188,38 +188,40 @@ def test_the_outcome_of_a_part(code, result, outcome, tmp_path):
     assert (one.outcome, one.result) == (outcome, result)
 
 
-@pytest.mark.parametrize("programs", [("ready",), ("ready", "bare")])
-def test_a_part_that_hangs_is_killed_with_its_child_processes_and_keeps_its_result(programs, tmp_path, monkeypatch):
-    """It ignores SIGTERM. It is done if its figures are complete."""
-    monkeypatch.setattr(parts, "POLL_SECONDS", 0.05)
+HANGS = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])
+open({folder!r} + '/pid', 'w').write(str(child.pid))
+print('the last line'); print('| --- |'); print('interrupted by SIGTERM', flush=True)
+open({folder!r} + '/tmp', 'w').write('{{"turns": 1}}')
+os.rename({folder!r} + '/tmp', {folder!r} + '/one.json')
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_part_that_hangs_is_killed_with_its_child_processes_and_keeps_its_result(interrupted, tmp_path, monkeypatch):
+    """It ignores SIGTERM."""
     monkeypatch.setattr(parts, "TERMINATION_SECONDS", 0.2)
-    result = {"programs": {"ready": figures(1.0)}}
-    code = (
-        "import os, signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
-        "print('the last line'); print('| --- |'); print('interrupted by SIGTERM', flush=True)\n"
-        f"open({str(tmp_path / 'tmp')!r}, 'w').write({json.dumps(result)!r})\n"
-        f"os.rename({str(tmp_path / 'tmp')!r}, {str(tmp_path / 'one.json')!r}); child.wait()"
-    )
-    one, seen = part(code, limit_seconds=3.0), []
-    one.settings = {"programs": programs}
-    run(one, tmp_path, after_result=lambda: seen.append((one.outcome, one.result)))
-    assert seen == [("running", result)] and one.result == result
-    complete = one.outcome.startswith("done: all figures")
-    assert complete if programs == ("ready",) else one.outcome == "stopped after 3 s; last line: the last line"
+    one = part(HANGS.format(folder=str(tmp_path)), limit_seconds=3.0)
+    if interrupted:
+        wait = subprocess.Popen.wait
+
+        def interrupted_wait(process, timeout=None):
+            monkeypatch.setattr(subprocess.Popen, "wait", wait)
+            while not (tmp_path / "one.json").exists():
+                time.sleep(0.02)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted_wait)
+        with pytest.raises(KeyboardInterrupt):
+            run(one, tmp_path)
+    else:
+        run(one, tmp_path)
+    assert one.outcome == ("interrupted" if interrupted else "stopped after 3 s; last line: the last line")
+    assert one.result == {"turns": 1}
     assert_ended(int((tmp_path / "pid").read_text()))
-
-
-def test_an_interrupted_part_is_ended(tmp_path):
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    code = f"open({str(tmp_path / 'one.json')!r}, 'w').write('{{}}'); import time; time.sleep(100)"
-    one = part(code)
-    with pytest.raises(KeyboardInterrupt):
-        run(one, tmp_path, after_result=interrupt)
-    assert (one.outcome, one.result) == ("interrupted", {})
 
 
 def test_parts_find_packages_in_a_relative_folder_and_share_a_compile_cache(tmp_path, monkeypatch):
@@ -231,7 +233,7 @@ def test_parts_find_packages_in_a_relative_folder_and_share_a_compile_cache(tmp_
         monkeypatch.setenv(name, "/set/by/torch")
     caches = "os.environ['TORCHINDUCTOR_CACHE_DIR'], os.environ['TRITON_CACHE_DIR']"
     one = part(f"import carried, os; print(carried.NAME, {caches})")
-    run_part(one, tmp_path, part_environment(Path("/cache")), lambda: None)
+    run_part(one, tmp_path, part_environment(Path("/cache")))
     assert "from the folder /cache /cache/triton" in (tmp_path / "one.txt").read_text()
 
 

@@ -15,9 +15,9 @@ from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks import benchmark_input
 from scripts.benchmarks.images import IMAGENET, Size, link_images, make_images, mean_kilobytes
-from scripts.benchmarks.input import contenders
+from scripts.benchmarks.input import contenders, turns
 from scripts.benchmarks.input.contenders import Contender
-from scripts.benchmarks.input.turns import measure, measure_turn, with_ratios
+from scripts.benchmarks.input.turns import measure_turn, with_ratios
 from utils.errors import UserError
 
 SMALL = ["-images=16", "-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
@@ -77,24 +77,22 @@ def test_a_ratio_is_the_median_of_the_rounds():
     assert "| ours | 100 (90 to 240) |  | 1.00 | device |" in table
 
 
-def test_a_restarted_contender_has_a_new_stream_in_each_turn(cpu):
-    starts = {"once": [], "each turn": []}
+def test_each_turn_has_a_new_stream_whose_prefetched_batches_are_not_timed(cpu, monkeypatch):
+    seen = []
 
     def stream(name: str):
-        starts[name].append("started")
         try:
             while True:
+                seen.append(name)
                 yield 4
         finally:
-            starts[name].append("ended")
+            seen.append("end")
 
-    ones = {
-        name: Contender(lambda name=name: stream(name), "once", is_restarted=name == "each turn") for name in starts
-    }
-    measured = measure(ones, rounds=3, seconds=0.001, device=cpu.device, prefetched=2)
-    assert starts["each turn"] == ["started", "ended"] * 3
-    assert starts["once"][0] == "started" and starts["once"].count("started") == 1
-    assert all(len(one["ratios"]) == 3 for one in measured.values())
+    monkeypatch.setattr(turns, "measure_turn", lambda *_: seen.append("timed") or 1.0)
+    ones = {name: Contender(lambda name=name: stream(name), "a") for name in ("a", "b")}
+    measured = turns.measure(ones, rounds=2, seconds=1.0, device=cpu.device, prefetched=2)
+    assert seen == [word for name in "abba" for word in (name, name, name, "timed", "end")]
+    assert all(len(one["ratios"]) == 2 for one in measured.values())
 
 
 def test_a_turn_ends_with_a_whole_batch(monkeypatch, cpu):

@@ -1,14 +1,11 @@
-"""The contenders of benchmark_input.py: our loader, torchvision's references and timm's `create_loader`."""
+"""The contenders of benchmark_input.py: our loader and timm's `create_loader`."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm.data
 import torch
-import torchvision
-from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from configs.schema import Config, Data
@@ -27,13 +24,11 @@ class Contender(NamedTuple):
     start: returns an endless stream; its items are numbers of ready images.
     against: the name of the contender that the speed is compared with.
     normalized_by: for the table.
-    is_restarted: each turn has a new stream.
     """
 
     start: Callable[[], Iterator[int]]
     against: str = "ours"
     normalized_by: str = "device"
-    is_restarted: bool = False
 
 
 def loader_contenders(config: Config, context: ProcessContext) -> dict[str, Contender]:
@@ -43,7 +38,6 @@ def loader_contenders(config: Config, context: ProcessContext) -> dict[str, Cont
         return Contender(lambda: timm_batches(data, device, use_prefetcher), normalized_by=normalized_by)
 
     return {
-        "torchvision references": Contender(lambda: reference_batches(data, device), normalized_by="workers"),
         "timm create_loader": timms(True, "main process, as in train.py"),
         "timm create_loader, no prefetcher": timms(False, "workers"),
         "ours": Contender(lambda: our_batches(config, context)),
@@ -88,24 +82,8 @@ def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iter
         yield len(images)
 
 
-def reference_batches(data: Data, device: torch.device) -> Iterator[int]:
-    """torchvision's references for classification, but with bicubic interpolation and persistent workers."""
-    on_gpu = device.type == "cuda"
-    loader = DataLoader(
-        torchvision.datasets.ImageFolder(Path(data.data_path) / "train", reference_transform(data)),
-        batch_size=data.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=data.num_workers,
-        pin_memory=on_gpu,
-        persistent_workers=True,
-    )
-    for images, targets in chain.from_iterable(repeat(loader)):
-        images.to(device, non_blocking=on_gpu), targets.to(device, non_blocking=on_gpu)
-        yield len(images)
-
-
 def reference_transform(data: Data) -> transforms.Compose:
+    """The transform of torchvision's references for classification, but bicubic."""
     bicubic = transforms.InterpolationMode.BICUBIC
     return transforms.Compose(
         [

@@ -10,7 +10,7 @@ The same JPEGs, two workers, and up to normalized float32 batches:
 - WebDataset: the local shards, a shuffle buffer of 1,000 samples, Pillow, the transforms of torchvision's references,
   batches made by the workers.
 
-A cold turn starts with an empty cache and a fresh loader. All files are in the memory of the operating system.
+Each turn starts a fresh loader, a cold turn with an empty cache. All files are in the memory of the operating system.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def source_contenders(folder: Path, url: str, config: Config, context: ProcessCo
         FOLDER: Contender(lambda: ours("folder", folder / "linked"), FOLDER),
         "packed": Contender(lambda: ours("packed", folder / "packed"), FOLDER),
         LOCAL: Contender(lambda: ours("tar", shards), FOLDER),
-        COLD: Contender(lambda: ours("tar", url, "cold", empties=True), FOLDER, is_restarted=True),
+        COLD: Contender(lambda: ours("tar", url, "cold", empties=True), FOLDER),
         WARM: Contender(lambda: ours("tar", url, "warm"), FOLDER),
         "tar over HTTP, no cache": Contender(lambda: ours("tar", url), FOLDER),
         WEBDATASET: Contender(from_webdataset, LOCAL),

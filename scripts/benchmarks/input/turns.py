@@ -17,40 +17,24 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """For each contender: seconds until its (last) first batch, images/s of each turn, and the ratios of these speeds.
 
-    One compute thread is used, because the workers occupy the cores. After a turn the script waits until the workers
-    have prefetched `prefetched` batches and are idle. The turn of a contender that is restarted begins after its first
-    batch.
+    A turn starts a stream and ends it. Its first batch and the `prefetched` next ones are not timed. One compute thread
+    is used, because the workers occupy the cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     results = {name: {"images_per_second": [], "against": one.against} for name, one in contenders.items()}
-    streams = {}
-    for name, contender in contenders.items():
-        if not contender.is_restarted:
-            streams[name] = _started(contender, results[name])
-            _wait_for_prefetching(streams[name], prefetched, seconds)
     for _, name in interleaved(list(contenders), rounds):
-        if contenders[name].is_restarted:
-            with closing(_started(contenders[name], results[name])) as stream:
-                speed = measure_turn(stream, seconds, device)
-        else:
-            for _ in range(prefetched + prefetched // 2):  # also lets the workers fall out of step
-                next(streams[name])
-            speed = measure_turn(streams[name], seconds, device)
-            _wait_for_prefetching(streams[name], prefetched, seconds)
+        started = time.perf_counter()
+        with closing(contenders[name].start()) as stream:
+            next(stream)
+            results[name]["first_batch_seconds"] = time.perf_counter() - started
+            for _ in range(prefetched):
+                next(stream)
+            speed = measure_turn(stream, seconds, device)
         results[name]["images_per_second"].append(speed)
         print_progress(f"{name}: {speed:.0f} images/s")
     torch.set_num_threads(threads)
     return with_ratios(results)
-
-
-def _started(contender: Contender, result: dict[str, Any]) -> Iterator[int]:
-    """Its stream, after the first batch."""
-    started = time.perf_counter()
-    stream = contender.start()
-    next(stream)
-    result["first_batch_seconds"] = time.perf_counter() - started
-    return stream
 
 
 def with_ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -73,9 +57,3 @@ def measure_turn(stream: Iterator[int], seconds: float, device: torch.device) ->
 
     elapsed = timed(read, device)
     return images / elapsed
-
-
-def _wait_for_prefetching(stream: Iterator[int], prefetched: int, max_seconds: float) -> None:
-    started = time.perf_counter()
-    next(stream)  # takes as long as reading a batch, or less
-    time.sleep(min(max_seconds, 0.2 + prefetched * (time.perf_counter() - started)))
