@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -164,17 +164,6 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
     torch._dynamo.config.optimize_ddp = enabled
 
 
-def graph_backend(forward: Callable, backward: Callable) -> Callable:
-    """A backend for `torch.compile`. Each compiler takes (FX graph of ATen ops, inputs) and returns a callable."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def boxed(compiler: Callable) -> Callable:
-        return lambda graph, inputs: make_boxed_func(compiler(graph, inputs))
-
-    return aot_autograd(fw_compiler=boxed(forward), bw_compiler=boxed(backward))
-
-
 # Autograd
 
 
@@ -202,12 +191,7 @@ def current_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-# ATen ops, as a `TorchDispatchMode` or an FX graph shows them
-
-
-def is_op(target: Any) -> bool:
-    """Whether the target of an FX node is an ATen or custom op."""
-    return isinstance(target, torch._ops.OpOverload)
+# ATen ops, as a `TorchDispatchMode` shows them
 
 
 def op_name(op: Any) -> str:
