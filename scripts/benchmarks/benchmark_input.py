@@ -22,8 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Config
-from configs.schema import Train
+from configs.schema import Config, Train
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import environment, median_and_range, print_progress, print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images, mean_kilobytes

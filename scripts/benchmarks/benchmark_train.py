@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
-
 from scripts.benchmarks.common import (
     ENTRY,
     environment,
@@ -49,9 +48,7 @@ from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError,
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import peak_memory_bytes
-from utils.device import synchronize
-from utils.device import visible_gpus
+from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.entry import run_and_report_errors
 from utils.errors import UserError

@@ -38,17 +38,8 @@ from PIL import Image
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.arrays.in_memory import digits
-from scripts.benchmarks.common import ENTRY
-from scripts.benchmarks.common import environment
-from scripts.benchmarks.common import interleaved
-from scripts.benchmarks.common import last_error
-from scripts.benchmarks.common import print_progress
-from scripts.benchmarks.common import print_result
-from scripts.benchmarks.seeds import Runs
-from scripts.benchmarks.seeds import percent
-from scripts.benchmarks.seeds import seed_figures
-from scripts.benchmarks.seeds import seed_table
-from scripts.benchmarks.seeds import seed_verdicts
+from scripts.benchmarks.common import ENTRY, environment, interleaved, last_error, print_progress, print_result
+from scripts.benchmarks.seeds import Runs, percent, seed_figures, seed_table, seed_verdicts
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
 from scripts.flags import add_flag, flag_parser, positive, split_flags

@@ -11,17 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.resolve import resolve
-from configs.schema import Config
-from configs.schema import Train
+from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
-from engine.run.log import RunLogger
 from engine.training.build import build_train_state
-from engine.training.optimization.optimizer import build_optimizer
-from engine.training.optimization.optimizer import set_lr
-from engine.training.run import build_run
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from engine.training.step import train_steps
 from models.build import build_model

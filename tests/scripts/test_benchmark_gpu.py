@@ -18,27 +18,12 @@ from test_benchmark_train import TIMM, assert_ended
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.run.mfu.flops import training_flops
-from scripts.benchmarks import benchmark_gpu
-from scripts.benchmarks import benchmark_train
-from scripts.benchmarks.gpu import archive
-from scripts.benchmarks.gpu import machine
-from scripts.benchmarks.gpu import parallel
-from scripts.benchmarks.gpu import parts
-from scripts.benchmarks.gpu import plan
-from scripts.benchmarks.gpu.archive import drop_incomplete
-from scripts.benchmarks.gpu.archive import pack_cache
-from scripts.benchmarks.gpu.archive import unpack_cache
-from scripts.benchmarks.gpu.archive import write_archive
-from scripts.benchmarks.gpu.parts import Part
-from scripts.benchmarks.gpu.parts import part_environment
-from scripts.benchmarks.gpu.parts import run_part
-from scripts.benchmarks.gpu.plan import NAMES
-from scripts.benchmarks.gpu.plan import Plan
-from scripts.benchmarks.gpu.plan import TRAINING
-from scripts.benchmarks.gpu.report import bound_images_per_second
-from scripts.benchmarks.gpu.report import training_rows
-from scripts.benchmarks.gpu.report import variant_rows
-from scripts.benchmarks.gpu.report import write_figures
+from scripts.benchmarks import benchmark_gpu, benchmark_train
+from scripts.benchmarks.gpu import archive, machine, parallel, parts, plan
+from scripts.benchmarks.gpu.archive import drop_incomplete, pack_cache, unpack_cache, write_archive
+from scripts.benchmarks.gpu.parts import Part, part_environment, run_part
+from scripts.benchmarks.gpu.plan import NAMES, TRAINING, Plan
+from scripts.benchmarks.gpu.report import bound_images_per_second, training_rows, variant_rows, write_figures
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import split_flags
 from utils.errors import UserError

@@ -10,8 +10,7 @@ import pytest
 from conftest import TINY_VIT
 
 from configs.reading.command_line import parse_command_line
-from engine.run.step_report import StepReport
-from engine.run.step_report import log_lines
+from engine.run.step_report import StepReport, log_lines
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, figures_of, program_figures, speed_ratios, texts
 from scripts.benchmarks.images import Size, make_images

@@ -7,10 +7,9 @@ from typing import Any
 
 from configs.schema import Config
 from datasets.batch import Batch
-from utils.device import peak_memory_bytes
 from engine.training.state import TrainState
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
-from utils.device import timed
+from utils.device import peak_memory_bytes, timed
 from utils.distributed import ProcessContext, single_process
 from utils.memory_shortage import find_shortage
 from utils.metrics import to_metrics

@@ -29,18 +29,10 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.parallel.build import build_strategy
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Single, Strategy
-from scripts.benchmarks.common import parse_batch_sizes
-from scripts.benchmarks.common import parse_names
-from scripts.benchmarks.common import print_progress
-from scripts.benchmarks.common import write_json
+from scripts.benchmarks.common import parse_batch_sizes, parse_names, print_progress, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
-from scripts.flags import add_flag
-from scripts.flags import flag_parser
-from scripts.flags import split_flags
-from utils.device import device_name
-from utils.device import peak_memory_bytes
-from utils.device import timed
-from utils.device import visible_gpus
+from scripts.flags import add_flag, flag_parser, split_flags
+from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
 from utils.entry import run_and_report_errors
 from utils.errors import UserError
