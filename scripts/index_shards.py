@@ -26,8 +26,8 @@ from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import cache_folder
 from datasets.shards.storage.store import ShardStore
 from scripts.flags import add_flag, new_file, split_flags
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 
 def main(argv: list[str]) -> int:

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "plan.py"
 IMAGENET_IMAGES = 1_281_167

@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 if __name__ == "__main__" and detect_launcher():  # a loading worker imports this file, too
     exit_with_launcher()

@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.launch import exit_with_launcher
-from utils.launcher import detect_launcher
+from utils.processes.launch import exit_with_launcher
+from utils.processes.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()
@@ -47,8 +47,8 @@ from scripts.amp_report.inspection import (
 from scripts.benchmarks.common import write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.distributed import ProcessContext, process_group, single_process
-from utils.entry import run_and_report_errors
 from utils.logger import RunLogger
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"

@@ -36,8 +36,8 @@ from scripts.benchmarks.training_parts import build_state, new_progress, open_tr
 from scripts.flags import flag_parser, split_flags
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_loop.py"

@@ -33,8 +33,8 @@ from faults.soak import soak
 from configs.flags import Parser
 from scripts.benchmarks.common import print_progress, write_json
 from scripts.flags import add_flag, new_file, positive
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 LIMIT_SECONDS = 15.0

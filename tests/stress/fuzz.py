@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.flags import Parser
 from scripts.benchmarks.common import print_progress, write_json
 from scripts.flags import add_flag, new_file, positive
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, did_you_mean
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SLOW_SECONDS = 1.0  # CPU time, so that other processes do not matter

@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()

@@ -18,8 +18,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from utils.entry import run_and_report_errors
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.telemetry.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
@@ -16,7 +17,7 @@ WORKER = Path(__file__).with_name("slow_rank_worker.py")
 def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, SlowRank]]:
     """The ranks found in these equal steps, with the number of steps done then; seconds: (wait, forward) per rank."""
     times = torch.tensor(seconds, dtype=torch.float64)
-    return [(step, found) for step in range(1, steps + 1) for found in ranks.add_step(times)]
+    return [(step, found) for step in range(1, steps + 1) for found in ranks.add_step(times)[0]]
 
 
 EVEN = (0.01, 0.10)
@@ -81,6 +82,7 @@ def test_a_forward_pass_that_waits_for_other_ranks_is_not_compared():
     assert [slow.cause for _, slow in feed(ranks, 100, EVEN, EVEN, (0.09, 0.1))] == [LOADING]
 
 
+@pytest.mark.slow
 def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path):
     """Two processes, two runs. Rank 1 sleeps in every batch, then in every forward pass."""
     ended = subprocess.run([sys.executable, WORKER, tmp_path], capture_output=True, text=True, timeout=300)

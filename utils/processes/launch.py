@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.errors import UserError
-from utils.launcher import PARENT_PID, check_node_variables
+from utils.processes.launcher import PARENT_PID, check_node_variables
 from utils.signals import TERMINATION_SIGNALS
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file that is not empty when a process has printed the error

@@ -20,11 +20,11 @@ from enum import Enum
 
 import torch.distributed as dist
 
-from utils.diagnosis import STORE_ENDED, cut_off_message, diagnose, ended_message
 from utils.errors import UserError
-from utils.flight_recorder import CollectiveWatchdog, recorder_folder, started_collectives, write_dump
-from utils.launch import silence_launcher
-from utils.ranks import RESPONSE_SECONDS, Counts, RankProcess, RunStore
+from utils.processes.diagnosis import STORE_ENDED, cut_off_message, diagnose, ended_message
+from utils.processes.flight_recorder import CollectiveWatchdog, recorder_folder, started_collectives, write_dump
+from utils.processes.launch import silence_launcher
+from utils.processes.ranks import RESPONSE_SECONDS, Counts, RankProcess, RunStore
 from utils.signals import exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_failure_at_once, record_run_end
 from utils.threads import Watchdog, run_briefly

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
 
-from utils.ranks import Counts, RankProcess
+from utils.processes.ranks import Counts, RankProcess
 
 OUT_OF_MEMORY = "possible cause: out of host memory"
 STORE_ENDED = f"rank 0 or the launcher ended without an error message; {OUT_OF_MEMORY}"
