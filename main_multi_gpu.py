@@ -11,8 +11,8 @@ every pod, it starts the processes of one node.
 
 import sys
 
-from configs.command_line import parse_command_line
-from configs.first_commands import require_selection
+from configs.reading.command_line import parse_command_line
+from configs.reading.first_commands import require_selection
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_node, launch_processes

@@ -5,18 +5,18 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import Data
+from datasets.sources.arrays.cifar import cifar10, cifar100
+from datasets.sources.arrays.in_memory import digits, fake
+from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.cifar import cifar10, cifar100
-from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
 from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.files.class_folders import caltech101, caltech256, folder, has_class_folders
+from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
+from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.held_out import check_test_split, find_test_split
-from datasets.sources.in_memory import digits, fake
-from datasets.sources.lists import csv_tables, has_lists, imagenet2012
-from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.tar import tar_shards
-from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 

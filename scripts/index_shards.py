@@ -16,8 +16,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
-from configs.flags import Parser
+from configs.reading.command_line import parse_command_line
+from configs.reading.flags import Parser
 from datasets.shards.find import find_shards
 from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index

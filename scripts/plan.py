@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from engine.report import REPORT
 from engine.report.contents import read_contents
 from engine.report.page import COMPARISON, run_page, write_comparison

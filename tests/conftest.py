@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.batches import build_eval_loader, build_train_batches
@@ -185,7 +185,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     before = run_folders(root)
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
-            patch.setattr("engine.telemetry.plots.png_bytes", lambda figure: EMPTY_PNG)
+            patch.setattr("engine.run.plots.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)

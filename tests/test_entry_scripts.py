@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TINY_VIT, assert_same_state, only_run, read_result, run_ranks, run_script, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 
@@ -247,6 +247,6 @@ def test_debug_shows_the_traceback(imagenet, tmp_path):
 
 
 def test_tiny_vit_options_are_valid_keys():
-    from configs.command_line import parse_command_line
+    from configs.reading.command_line import parse_command_line
 
     assert parse_command_line(["-opts", *TINY_VIT]).config.model.embed_dim == 16

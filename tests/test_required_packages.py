@@ -13,7 +13,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.registry import DATASETS, has_splits
 from datasets.sources.held_out import find_test_split
-from engine.telemetry.loggers.group import check_loggers
+from engine.run.loggers.group import check_loggers
 from tests.hidden_packages import REQUIRED, closure, hide_packages, requirements
 from utils.errors import UserError
 from utils.packages import is_installed, missing_features, require

@@ -13,10 +13,10 @@ from datasets.shards.samples import TarSamples
 from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.arrays.strings import strings_in, to_arrays
 from datasets.sources.class_names import map_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import split_indices
-from datasets.sources.strings import strings_in, to_arrays
 from utils.errors import UserError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, Location, check_not_compressed, name_problem
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore

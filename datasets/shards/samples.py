@@ -18,9 +18,9 @@ from datasets.shards.storage.cache import ShardCache
 from datasets.shards.storage.read_ahead import ReadAhead
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
+from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.strings import strings_in
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.threads import DaemonPool

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Data
-from datasets.sources.class_folders import find_folder
-from datasets.sources.in_memory import ImageArray
+from datasets.sources.arrays.in_memory import ImageArray
+from datasets.sources.files.class_folders import find_folder
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.plain_pickle import ForbiddenName, read_plain_pickle

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configs.reading.yaml_io import format_value
 from configs.schema import Data
-from configs.yaml_io import format_value
-from datasets.sources.image_files import ImageFiles
-from datasets.sources.listing import Listing, listing_arrays, unlabelled_arrays
+from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.files.listing import Listing, listing_arrays, unlabelled_arrays
 from datasets.sources.split import split_listing
-from datasets.sources.strings import StringPacker
 from utils.errors import UserError, combine_findings
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")

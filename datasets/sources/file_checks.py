@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from datasets.sources.listing import Listing
+from datasets.sources.files.listing import Listing
 
 _MAX_FOLDERS, _MAX_FILES, _MAX_ACCESS_CHECKS = 10_000, 20_000, 10_000
 _FEW_FILES = 20

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.class_folders import class_names_in, held_out_classes
-from datasets.sources.rows import read_lines, table_columns
+from datasets.sources.files.class_folders import class_names_in, held_out_classes
+from datasets.sources.files.rows import read_lines, table_columns
 from datasets.sources.tar import tar_shards
 from utils.errors import UserError
 

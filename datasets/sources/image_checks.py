@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
-from datasets.sources.image_files import ImageFiles
+from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError, combine_findings

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
-from datasets.sources.file_checks import check_files, check_some_files
-from datasets.sources.listing import Listing
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
+from datasets.sources.files.file_checks import check_files, check_some_files
+from datasets.sources.files.listing import Listing
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from utils.files import open_regular_file
 

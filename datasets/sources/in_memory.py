@@ -8,7 +8,7 @@ import torch
 
 from configs.schema import Data
 from datasets.decoding.decode import LazyImage, convert_channels
-from datasets.sources.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
 from datasets.sources.samples import Samples
 from utils.errors import UserError
 from utils.packages import require

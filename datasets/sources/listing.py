@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.sources.strings import PackedStrings, StringPacker, strings_in, to_arrays
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
 
 
 @dataclass

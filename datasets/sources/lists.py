@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from configs.yaml_io import shorten
-from datasets.sources.image_files import ImageFiles
-from datasets.sources.listing import Listing
-from datasets.sources.multi_label import read_multi_label_table
-from datasets.sources.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
+from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.files.listing import Listing
+from datasets.sources.files.multi_label import read_multi_label_table
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
 from datasets.sources.split import split_listing
 
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.yaml_io import shorten
-from datasets.sources.listing import Listing
-from datasets.sources.rows import Rows, is_class_number, is_number, make_listing, table_rows
+from configs.reading.yaml_io import shorten
+from datasets.sources.files.listing import Listing
+from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, table_rows
 
 _SEPARATORS = "|;,"
 _MAX_TARGET_BYTES = 10**10

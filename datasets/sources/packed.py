@@ -17,9 +17,9 @@ import torch
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
-from datasets.sources.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
-from datasets.sources.strings import strings_in
 from utils.errors import UserError
 from utils.files import open_regular_file
 

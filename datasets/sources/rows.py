@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.yaml_io import shorten
-from datasets.sources.listing import Listing, listing_arrays
-from datasets.sources.strings import StringPacker
+from configs.reading.yaml_io import shorten
+from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.files.listing import Listing, listing_arrays
 from utils.errors import UserError
 from utils.files import open_regular_file
 

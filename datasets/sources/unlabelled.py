@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.yaml_io import shorten
-from datasets.sources.class_folders import read_images
-from datasets.sources.image_files import ImageFiles
-from datasets.sources.listing import Listing, unlabelled_arrays
-from datasets.sources.rows import read_lines
-from datasets.sources.strings import StringPacker
+from configs.reading.yaml_io import shorten
+from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.files.class_folders import read_images
+from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.files.listing import Listing, unlabelled_arrays
+from datasets.sources.files.rows import read_lines
 from utils.errors import UserError
 
 _LIST_EXTENSIONS = (".txt", ".csv")

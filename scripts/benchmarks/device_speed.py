@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.precision.policy import Precision
-from engine.telemetry.flops import training_flops
+from engine.run.mfu.flops import training_flops
 from scripts.benchmarks.common import mode_config, write_json
 from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import flag_parser, split_flags

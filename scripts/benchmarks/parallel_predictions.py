@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from configs.global_batch import accumulation_steps
+from configs.resolve import accumulation_steps
 from configs.schema import Config
 from scripts.planning.devices import Cluster, find_device, parse_cluster
 from scripts.planning.layout import Layout, layouts

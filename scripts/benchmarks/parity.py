@@ -38,9 +38,9 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.sources.in_memory import digits
+from datasets.sources.arrays.in_memory import digits
 from scripts.benchmarks.common import (
     ENTRY,
     environment,

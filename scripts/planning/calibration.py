@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.command_line import parse_command_line
-from configs.global_batch import accumulation_steps
-from configs.layers import RUN_OPTIONS
+from configs.reading.command_line import parse_command_line
+from configs.reading.option_layers import RUN_OPTIONS
+from configs.resolve import accumulation_steps
 from configs.schema import Config
-from engine.telemetry.run_summary import read_json
+from engine.run.summary import read_json
 from scripts.planning.devices import Cluster, find_device, parse_cluster
 from scripts.planning.layout import layouts
 from scripts.planning.speed import fit_mfu

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.telemetry.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
+from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
 from utils.errors import UserError, did_you_mean
 
 _SHORT = {"A100": "A100 SXM4", "V100": "V100 SXM2", "RTX 6000 ADA": "RTX 6000 ADA GENERATION"}

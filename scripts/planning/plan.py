@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from configs.global_batch import accumulation_steps
+from configs.resolve import accumulation_steps
 from configs.schema import Config
 from scripts.planning.calibration import Calibration
 from scripts.planning.devices import Cluster

@@ -10,8 +10,8 @@ from torch import nn
 from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision, precision_name
-from engine.telemetry.flops import training_flops
-from engine.training.optimizer import build_optimizer, check_sharded_optimizer
+from engine.run.mfu.flops import training_flops
+from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
 from models.attention import EXPLICIT
 from models.build import build_model
 from scripts.planning.activations import PassMemory, measure_passes

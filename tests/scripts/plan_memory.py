@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Parallel
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Sharding

@@ -14,9 +14,9 @@ import torch
 from conftest import TINY_VIT
 from test_benchmark_train import TIMM, parameters
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
-from engine.telemetry.flops import training_flops
+from engine.run.mfu.flops import training_flops
 from scripts.benchmarks import benchmark_gpu, benchmark_train, device_speed, gpu_archive, gpu_parts, gpu_plan
 from scripts.benchmarks.gpu_archive import drop_incomplete, pack_cache, unpack_cache, write_archive
 from scripts.benchmarks.gpu_parts import Part, part_environment, run_part

@@ -9,7 +9,7 @@ import torch
 from conftest import TINY_VIT
 from torch import nn
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Parallel
 from scripts import plan
 from scripts.planning.activations import measure_passes

@@ -30,7 +30,7 @@ from faults.runner import SINGLE, Fault, Outcome, finish, run_fault
 from faults.scene import Scene
 from faults.soak import soak
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from scripts.benchmarks.common import print_progress, write_json
 from scripts.flags import add_flag, new_file, positive
 from utils.errors import UserError

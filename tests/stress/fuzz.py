@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from scripts.benchmarks.common import print_progress, write_json
 from scripts.flags import add_flag, new_file, positive
 from utils.errors import UserError, did_you_mean

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs.yaml_io import shorten
-from datasets.sources.rows import LABEL_DIGITS
+from configs.reading.yaml_io import shorten
+from datasets.sources.files.rows import LABEL_DIGITS
 
 Label = int | str | None
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
@@ -23,7 +23,7 @@ from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.workers import default_num_workers
-from datasets.sources.in_memory import FakeImages, ImageArray
+from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.cpu_cores import CoreShare
 from utils.distributed import ProcessContext

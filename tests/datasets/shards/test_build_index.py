@@ -17,7 +17,7 @@ from datasets.shards.indexing.index import INDEX_NAME, encode_index, read_index,
 from datasets.shards.indexing.records import read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
-from datasets.sources.strings import strings_in
+from datasets.sources.arrays.strings import strings_in
 from utils.errors import Findings, UserError
 
 

@@ -22,7 +22,7 @@ from datasets.shards.indexing.index import (
 )
 from datasets.shards.indexing.records import Record, read_records
 from datasets.shards.shard import Shard
-from datasets.sources.strings import strings_in
+from datasets.sources.arrays.strings import strings_in
 from utils.errors import UserError
 
 LABELS = st.one_of(st.none(), st.integers(0, 999_999)), st.one_of(st.none(), st.text(min_size=1, max_size=5))

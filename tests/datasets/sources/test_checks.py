@@ -9,11 +9,11 @@ import pytest
 from conftest import samples_for
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.sources import file_checks
 from datasets.sources.checks import notes_on
-from datasets.sources.class_folders import read_class_folders
-from datasets.sources.image_files import ImageFiles
+from datasets.sources.files.class_folders import read_class_folders
+from datasets.sources.files.image_files import ImageFiles
 from utils.errors import Findings, UserError
 
 

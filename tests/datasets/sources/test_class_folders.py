@@ -7,7 +7,7 @@ import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from datasets.sources import class_folders
-from datasets.sources.class_folders import caltech101, caltech256, folder, read_class_folders
+from datasets.sources.files.class_folders import caltech101, caltech256, folder, read_class_folders
 
 
 def test_folder_with_train_and_val(tmp_path):

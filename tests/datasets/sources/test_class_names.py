@@ -7,9 +7,9 @@ import pytest
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
+from datasets.sources.arrays.in_memory import ImageArray
+from datasets.sources.arrays.packed import packed
 from datasets.sources.class_names import map_labels, number_of_classes
-from datasets.sources.in_memory import ImageArray
-from datasets.sources.packed import packed
 from scripts.pack_dataset import Packable, write_packed
 from utils.errors import UserError
 

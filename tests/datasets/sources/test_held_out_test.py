@@ -5,9 +5,9 @@ from source_helpers import assert_refused, options, write_classes
 
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.class_folders import folder
+from datasets.sources.files.class_folders import folder
+from datasets.sources.files.lists import csv_tables, imagenet2012
 from datasets.sources.held_out import find_test_split
-from datasets.sources.lists import csv_tables, imagenet2012
 from utils.errors import UserError
 
 ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\n"}

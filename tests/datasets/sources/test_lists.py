@@ -8,7 +8,7 @@ import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from datasets.registry import recognize_dataset
-from datasets.sources.lists import csv_tables, imagenet2012
+from datasets.sources.files.lists import csv_tables, imagenet2012
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import torch
 from conftest import ROOT, eval_loader_for, samples_for
 from source_helpers import options, write_image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.registry import DATASETS
 from datasets.sources import mapped_arrays
-from datasets.sources.mapped_arrays import MappedArrays, share_arrays
-from datasets.sources.strings import StringPacker, strings_in, to_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import StringPacker, strings_in, to_arrays
 from utils.errors import UserError
 
 
@@ -80,7 +80,7 @@ def test_the_temporary_folder_is_removed_when_the_process_exits(temporary):
 import sys, tempfile
 tempfile.tempdir = {str(temporary)!r}
 import numpy as np
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
 kept = share_arrays({{"a": np.arange(5)}})
 sys.exit(3)
 """

@@ -6,13 +6,13 @@ import torch
 from conftest import eval_loader_for, samples_for, train_batches_for
 from source_helpers import assert_refused, names_of, options, write_image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.class_names import number_by
-from datasets.sources.lists import csv_tables
-from datasets.sources.multi_label import split_labels
+from datasets.sources.files.lists import csv_tables
+from datasets.sources.files.multi_label import split_labels
 from utils.errors import UserError
 
 

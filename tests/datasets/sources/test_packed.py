@@ -12,12 +12,12 @@ from conftest import eval_loader_for, samples_for, train_batches_for
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, COLUMNS, index_checksums, packed
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, COLUMNS, index_checksums, packed
 from scripts.pack_dataset import Packable, main, write_packed
 from utils.errors import UserError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, step_rows, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.trainer import Trainer
 from utils.signals import TERMINATION_SIGNALS, PendingSignal, defer_signals

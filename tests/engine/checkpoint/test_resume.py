@@ -9,7 +9,7 @@ import torch
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder

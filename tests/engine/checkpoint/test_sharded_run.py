@@ -86,7 +86,7 @@ def test_an_evaluation_of_the_folder_takes_the_best(report, cpu, tmp_path):
 
 
 def train_eval(argv: list[str], context: ProcessContext) -> dict:
-    from configs.command_line import parse_command_line
+    from configs.reading.command_line import parse_command_line
     from engine.commands.run import run
 
     command = parse_command_line(argv)

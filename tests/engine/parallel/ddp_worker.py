@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Parallel
 from engine.commands.run import run
 from engine.parallel.ddp import DDP

@@ -30,8 +30,8 @@ from conftest import GREY, TINY_VIT
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from configs.command_line import parse_command_line
-from configs.global_batch import accumulation_steps
+from configs.reading.command_line import parse_command_line
+from configs.resolve import resolve
 from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -41,7 +41,7 @@ from engine.precision.non_finite import first_non_finite
 from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-from engine.training.optimizer import SHARDED_OPTIMIZERS
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
 from engine.training.state import TrainState
 from engine.training.step import train_steps
 from utils.distributed import ProcessContext, gather_objects, process_group, set_collective_timeout
@@ -59,10 +59,8 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
 def build(options: list[str], context: ProcessContext) -> TrainState:
-    config = parse_command_line(["-opts", *BASE, *options]).config
-    layout = EpochLayout(
-        1000, config.data.batch_size * context.world_size, accumulation_steps(config, context.world_size), config.seed
-    )
+    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, None, context.world_size)
+    layout = EpochLayout(1000, config.data.batch_size * context.world_size, config.train.accum_iter, config.seed)
     return build_train_state(config, context, layout)[0]
 
 
@@ -83,7 +81,7 @@ def train(state: TrainState, context: ProcessContext, steps: int = 5, data: Any 
         return norms[-1]
 
     state.precision.step = recorded
-    train_steps(state, data or batches(context), progress, steps, context, lambda progress: None)
+    train_steps(state, data or batches(context), progress, steps, lambda progress: None)
     state.precision.step = step
     return [norm.item() for norm in norms]
 
@@ -96,7 +94,7 @@ def whole(value: Any) -> Any:
 
 def weights(state: TrainState) -> dict[str, torch.Tensor]:
     """Those of the model and of the average, whole."""
-    found = dict(whole(state.strategy.model_state(state.precision.weights.stored)))
+    found = dict(whole(state.strategy.model_state(state.precision.weights.saved)))
     if state.average:
         average = whole(state.strategy.model_state(state.average.module))
         found |= {f"average.{name}": value for name, value in average.items()}
@@ -299,7 +297,7 @@ def resumed(context: ProcessContext) -> Any:
         state, data = build([*options, *strategy], context), batches(context)
         train(state, context, 3, data)
         taken = [
-            state.strategy.model_state(state.precision.weights.stored),
+            state.strategy.model_state(state.precision.weights.saved),
             state.strategy.model_state(state.average.module),
             state.strategy.optimizer_state(state.optimizer),
         ]
@@ -311,7 +309,7 @@ def resumed(context: ProcessContext) -> Any:
     for source, target in (("shards", "fsdp"), ("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp")):
         state, data = build(["SEED=7", *options, *names[target]], context), batches(context)
         model, average, optimizer = saved[source]
-        state.strategy.load_model_state(state.precision.weights.stored, model)
+        state.strategy.load_model_state(state.precision.weights.saved, model)
         state.strategy.load_model_state(state.average.module, average)
         state.strategy.load_optimizer_state(state.optimizer, copy.deepcopy(optimizer))
         for _ in range(3):

@@ -5,8 +5,8 @@ import json
 import pytest
 from conftest import run_script
 
-from configs.command_line import parse_command_line
-from engine.training.optimizer import check_sharded_optimizer
+from configs.reading.command_line import parse_command_line
+from engine.training.optimization.optimizer import check_sharded_optimizer
 from utils.errors import UserError
 
 CASES = (

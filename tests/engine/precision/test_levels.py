@@ -9,7 +9,7 @@ import torch
 from conftest import GREY, TINY_VIT, assert_same_state, read_result, run_script, train
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
@@ -55,8 +55,8 @@ def test_weight_dtypes_of_each_level():
         for name, dtype in dtypes(weights.compute).items():
             half = level != "O1" and "norm" not in name  # on a CPU
             assert dtype == (torch.bfloat16 if half else torch.float32), (level, name)
-    assert dtypes(weights_of(precision("O3"), tiny_vit()).stored)["head.weight"] == torch.bfloat16
-    assert dtypes(weights_of(precision("O2"), tiny_vit()).stored)["head.weight"] == torch.float32
+    assert dtypes(weights_of(precision("O3"), tiny_vit()).saved)["head.weight"] == torch.bfloat16
+    assert dtypes(weights_of(precision("O2"), tiny_vit()).saved)["head.weight"] == torch.float32
 
 
 def test_batch_norm_statistics_are_fp32_in_every_level():

@@ -14,7 +14,7 @@ from torch import nn
 from configs.schema import Amp, Train
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer
+from engine.training.optimization.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 

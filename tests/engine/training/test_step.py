@@ -8,7 +8,7 @@ import torch
 from conftest import GREY, TINY_VIT, only_run, run_ranks, samples_for, train
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.reader import load_checkpoint

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from faults.scene import Scene, Skipped
 
-from engine.checkpoint.forms import FILE, LAST, PREVIOUS
+from engine.checkpoint.paths import FILE, LAST, PREVIOUS
 from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
 from utils.shard_folder import SHARDS

@@ -15,7 +15,7 @@ from faults.scene import Scene
 from faults.shards import FSDP
 from shard_files import write_shards
 
-from engine.checkpoint.forms import LAST, find_form
+from engine.checkpoint.paths import LAST, saved_path
 from engine.checkpoint.reader import FORMAT, load_checkpoint
 from engine.checkpoint.shard_writer import ShardWriter
 from scripts.benchmarks.common import print_progress
@@ -126,7 +126,7 @@ def resumed_by_others(root: Path) -> dict[str, Any]:
         scene = new_scene(root / name.replace(" ", "-"))
         folder = Path(shutil.copytree(stopped, scene.output / stopped.name))
         train(scene, ranks, *_options(ranks), *options, _END, flags=(f"-resume={folder}",))
-        state = load_checkpoint(find_form(folder / LAST))
+        state = load_checkpoint(saved_path(folder / LAST))
         weights = [(state[key][name], tensor) for key in ("model", "ema") for name, tensor in unbroken[key].items()]
         figures[name] = difference = max((one - other).abs().max().item() for one, other in weights)
         if difference > (0 if name == "fsdp at 3" else 1e-6):
