@@ -116,7 +116,7 @@ def pack(
 
 
 def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[Packable | BadImage]:
-    """In order, read and decoded by threads."""
+    """Yields the images of a split in order; threads read and decode them."""
 
     def packable(index: int) -> Packable:
         name, target = samples.relative_name(index, data.data_path), int(samples.targets[index])
@@ -139,7 +139,7 @@ def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def write_packed(folder: Path, split: str, class_names: list[str], images: Iterable[Packable]) -> int:
-    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/packed.py`.
+    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/arrays/packed.py`.
 
     All images are encoded, or all are pixels. Raises OSError if the files cannot be written.
     """

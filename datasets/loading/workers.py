@@ -153,7 +153,7 @@ def _timeout_message(limit_seconds: float) -> str:
 
 
 def _death_message(workers: list[BaseProcess]) -> str | None:
-    """None if all workers are alive. torch reports that a worker died, but not why."""
+    """Describes the death of a worker; None if all are alive. torch reports that a worker died, but not why."""
     connection.wait([worker.sentinel for worker in workers], _DEATH_SECONDS)
     dead = [worker for worker in workers if not worker.is_alive()]
     if not dead:

@@ -1,4 +1,4 @@
-"""The keys of samples in tar shards: the names of their members up to the first dot."""
+"""Makes the keys of samples in tar shards: the names of their members up to the first dot."""
 
 import os
 import posixpath

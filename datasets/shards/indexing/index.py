@@ -24,6 +24,7 @@ from utils.atomic_file import open_atomically
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
+INFO_FILE = "_info.json"  # timm's description of the shards
 COLUMNS = {
     "ends": "<i8", "offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8", "names": "|u1",
     "names_ends": "<i8",

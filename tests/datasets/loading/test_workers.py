@@ -53,8 +53,8 @@ def loader_of(
     samples: FakeImages, timeout_seconds: float = 600, workers: int = 2, context: ProcessContext = CPU
 ) -> Loader:
     data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
-    reader = BatchReader(samples, data, build_eval_host_transform(data))
-    return Loader(reader, EvalSampler(400, 4), context, timeout_seconds, None)
+    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
+    return Loader(reader, EvalSampler(400, 4), context, None)
 
 
 @pytest.fixture(autouse=True)

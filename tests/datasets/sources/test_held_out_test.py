@@ -93,10 +93,3 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     assert hint in refusal(dataset="folder")
     write_classes(tmp_path / "train", cat=2, dog=2)
     assert hint in refusal(dataset="folder")
-
-
-def test_other_data_sets_have_no_test_split(cpu):
-    with pytest.raises(
-        UserError, match=r"DATA.DATASET digits has no test split \(folder, csv, imagenet2012, tar have one\)"
-    ):
-        read_samples(options("nowhere", dataset="digits"), None, cpu, "test")
