@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pool import environment
 
 from utils import distributed
 from utils.errors import UserError
 
 WORKER = str(Path(__file__).with_name("distributed_worker.py"))
-LIMIT_SECONDS = 60  # a launch takes 3 s on an idle machine
+LIMIT_SECONDS = 300  # a launch takes 3 s on an idle machine
 AGREED = {"rank 0/2 local 0/2 cpu sum 3 run-0", "rank 1/2 local 1/2 cpu sum 3 run-0"}
 
 
@@ -32,22 +33,11 @@ class Ended:
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:
     """Starts `command` without GPUs, and without launcher variables except for the given ones."""
-    launchers = (
-        "SLURM_",
-        "PET_",
-        "OMPI_",
-        "PMI",
-        "MPI_",
-        "TORCHELASTIC_",
-        "RANK",
-        "LOCAL_",
-        "WORLD_SIZE",
-        "MASTER_",
-        "OMP_",
+    inherited = environment()
+    del inherited["OMP_NUM_THREADS"]
+    return subprocess.Popen(
+        command, env=inherited | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def end(process: subprocess.Popen) -> Ended:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from main_multi_gpu import check_num_processes, main
+import main_multi_gpu
+import main_single_gpu
+from main_multi_gpu import check_num_processes
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import _failure_status, silence_launcher
@@ -68,10 +70,11 @@ def test_environment_of_several_runs_is_refused(env, words):
         detect_launcher(env)
 
 
+@pytest.mark.parametrize("script", [main_multi_gpu, main_single_gpu])
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_a_wrong_number_is_one_line_of_the_program(monkeypatch, capsys, name):
+def test_a_wrong_number_is_one_line_of_the_program(monkeypatch, capsys, name, script):
     monkeypatch.setenv(name, NO_NUMBERS[name])
-    assert run_and_report_errors(main, []) == 1
+    assert run_and_report_errors(script.main, ["-dataset=fake"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {name} is {NO_NUMBERS[name]!r}")
 

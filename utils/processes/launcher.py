@@ -34,9 +34,7 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         UserError: a variable is not a number; RANK or WORLD_SIZE is set, but it is unknown which of the processes on
             this host this one is; or SkyPilot started this script on several nodes.
     """
-    for name in _NUMBERS:
-        if not env.get(name, "0").isdecimal():
-            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+    _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         return "torchrun"
     launcher, count = None, "1"
@@ -64,6 +62,12 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     return launcher
 
 
+def _check_numbers(env: Mapping[str, str]) -> None:
+    for name in _NUMBERS:
+        if not env.get(name, "0").isdecimal():
+            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+
+
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     if _OPEN_MPI[0] in env:
         return _OPEN_MPI
@@ -77,7 +81,12 @@ def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
 
 
 def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process, or this node, is one of several that a launcher started."""
+    """Whether this process, or this node, is one of several that a launcher started.
+
+    Raises:
+        UserError: a variable is not a number.
+    """
+    _check_numbers(env)
     counts = (_TORCHRUN[1], _SRUN[1], _OPEN_MPI[1], _MPICH[1], "PET_NNODES", _SKYPILOT)
     return any(env.get(name, "1") != "1" for name in counts)
 
