@@ -1,6 +1,6 @@
 """Shortages of memory are recognized by the messages of torch and its libraries; other errors of a GPU are not.
 
-The messages are those of torch 2.15, CUDA 13.2, cuDNN 9.26, NCCL 2.30 and Triton, from their sources and reports.
+The messages come from torch 2.15, CUDA 13.2, cuDNN 9.26, NCCL 2.30 and Triton, from their sources and reports.
 """
 
 import re
