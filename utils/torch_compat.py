@@ -123,7 +123,7 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
 
 def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
     """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
-    kernels that are enabled do not support them. The names are those of `SDPBackend`."""
+    kernels that are enabled do not support them. The names come from `SDPBackend`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on a GPU: one for each kernel that is not supported
         try:
@@ -144,7 +144,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def disable_autocast_in_compiled_backward() -> None:
-    """Compiled backward passes run without autocast, as eager ones do; by default they run with that of the forward."""
+    """Makes compiled backward passes run without autocast, as eager ones do; the default is the forward's autocast."""
     import torch._functorch.config
 
     torch._functorch.config.backward_pass_autocast = "off"

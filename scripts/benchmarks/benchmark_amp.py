@@ -37,8 +37,8 @@ from scripts.benchmarks.common import (
 from scripts.benchmarks.seeds import seed_figures, seed_table, seed_verdicts
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_amp.py"
 GPU_MODES = "fp32,tf32,O1-fp16,O1-bf16,O2-fp16,O2-bf16,O3-fp16"

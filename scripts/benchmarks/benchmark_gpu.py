@@ -39,7 +39,7 @@ from scripts.benchmarks.gpu.report import FIGURES, write_figures
 from scripts.benchmarks.images import IMAGENET, make_images
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
-from utils.entry import run_and_report_errors
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]

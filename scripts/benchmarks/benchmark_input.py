@@ -31,9 +31,9 @@ from scripts.benchmarks.input.turns import measure
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import single_process
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
 from utils.packages import require
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_input.py"

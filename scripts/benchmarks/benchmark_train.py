@@ -50,8 +50,8 @@ from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batc
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_train.py"

@@ -45,8 +45,8 @@ from scripts.benchmarks.training_parts import build_state
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 from utils.tables import read_rows
 
 SCRIPT = "benchmarks/parity.py"

@@ -34,10 +34,10 @@ from scripts.benchmarks.training_parts import build_state, new_progress, ready_b
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
-from utils.launch import launch_processes
-from utils.launcher import detect_launcher
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import launch_processes
+from utils.processes.launcher import detect_launcher
 
 WARMUP_STEPS, STEPS = 5, 20
 ONE, EXCHANGE = "one", "ddp_exchange"
