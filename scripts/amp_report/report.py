@@ -38,10 +38,8 @@ from scripts.amp_report.inspection import (
     listed_name,
 )
 from scripts.benchmarks.common import write_json
-from scripts.flags import flag_parser
-from scripts.flags import split_flags
-from utils.distributed import ProcessContext
-from utils.distributed import single_process
+from scripts.flags import flag_parser, split_flags
+from utils.distributed import ProcessContext, single_process
 from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 

@@ -9,19 +9,11 @@ import torch
 from conftest import GREY, TINY_VIT
 
 from scripts.benchmarks import benchmark_amp
-from scripts.benchmarks.amp import accuracy
-from scripts.benchmarks.amp import measurement
-from scripts.benchmarks.amp.tables import mode_figures
-from scripts.benchmarks.amp.tables import mode_table
-from scripts.benchmarks.amp.tables import seconds_table
-from scripts.benchmarks.common import MODES
-from scripts.benchmarks.common import interleaved
-from scripts.benchmarks.common import mode_config
-from scripts.benchmarks.seeds import seed_figures
-from scripts.benchmarks.seeds import seed_table
-from scripts.benchmarks.seeds import seed_verdicts
+from scripts.benchmarks.amp import accuracy, measurement
+from scripts.benchmarks.amp.tables import mode_figures, mode_table, seconds_table
+from scripts.benchmarks.common import MODES, interleaved, mode_config
+from scripts.benchmarks.seeds import seed_figures, seed_table, seed_verdicts
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
 
 TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]
 
