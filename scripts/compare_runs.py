@@ -18,12 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
-from configs.yaml_io import format_value
-from engine.telemetry.plots import curve, new_figure, plot_curve, write_png
-from engine.telemetry.run_summary import RunSummary, differing_options, read_run
+from configs.reading.flags import Parser
+from configs.reading.yaml_io import format_value
+from engine.run.plots import curve, new_figure, plot_curve, write_png
+from engine.run.summary import RunSummary, differing_options, read_run
 from utils.columns import format_duration
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 from utils.packages import is_installed
 from utils.tables import aligned_table
 

@@ -15,11 +15,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
-from configs.flags import Parser
+from configs.reading.command_line import parse_command_line
+from configs.reading.flags import Parser
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, split_flags
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.packages import require
 
 

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
@@ -39,7 +39,8 @@ from scripts.packing.read_back import read_back
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from scripts.packing.tar import Sample, WrittenShard, image_extension, write_shard
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 from utils.seeding import seeded_generator
 
 

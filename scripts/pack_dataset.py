@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
@@ -37,7 +37,8 @@ from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from utils.atomic_file import fsync_path, temporary_path
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 
 class Packable(NamedTuple):

@@ -12,12 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
+from configs.reading.flags import Parser
 from engine.report import REPORT
 from engine.report.contents import read_contents
 from engine.report.page import COMPARISON, run_page, write_comparison
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 
 
 def main(argv: list[str]) -> int:

@@ -2,17 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from utils.ranks import Counts
 from utils.status import current_folder
 from utils.threads import Watchdog
 from utils.torch_compat import collective_numbers, flight_recorder_dumps
 
 FOLDER = "flight-recorder"
 _BUFFER_SIZE = 2000  # collectives
-
-Counts = dict[str, int]  # collectives that a rank has started, by process group
 
 
 def enable_recorder() -> None:
@@ -57,10 +56,3 @@ class CollectiveWatchdog(Watchdog):
         waiting = [(group, ended) for group, (started, ended) in groups if ended < started]
         self._waiting = {one: self._waiting[one] + seconds if one in self._waiting else 0.0 for one in waiting}
         self.seconds = max(self._waiting.values(), default=0.0)
-
-
-def ranks_behind(counts: Mapping[int, Counts]) -> list[int]:
-    """The ranks that have not started a collective of a group which another rank has started: {rank: counts}."""
-    groups = {group for of_rank in counts.values() for group in of_rank}
-    latest = {group: max(of_rank.get(group, -1) for of_rank in counts.values()) for group in groups}
-    return [rank for rank, of_rank in counts.items() if any(of_rank.get(group, -1) < latest[group] for group in groups)]

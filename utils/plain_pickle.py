@@ -57,7 +57,7 @@ class ArrayRecord:
 
 
 def read_plain_pickle(stream: BinaryIO) -> Any:
-    """The content of the file, with an `ArrayRecord` for each array, and a list for a pair that a call of `tuple` makes.
+    """The content of the file, with an `ArrayRecord` for each array, and a list for a pair of the function `tuple`.
 
     Raises:
         ForbiddenName: the file names a class or function other than those of arrays.

@@ -9,7 +9,7 @@ Legend: N training images, K classes with images, R crops of an image (DATA.REPE
 import numpy as np
 import torch
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from utils.seeding import seeded_generator
 
 

@@ -33,8 +33,12 @@ class BatchSource(Protocol):
     def num_samples(self) -> int:
         """Samples of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch."""
 
-    def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
+    def iterate(
+        self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
+    ) -> Iterator[Batch]:
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
+
+        Unusable images are added to `bad_images`.
 
         Raises:
             UserError: a sample cannot be read, or a loading worker fails.
@@ -49,9 +53,8 @@ class MapBatches:
         reader: BatchReader,
         sampler: TrainSampler,
         context: ProcessContext,
-        bad_images: BadImageList | None,
     ) -> None:
-        self._reader, self._sampler, self._context, self._bad_images = reader, sampler, context, bad_images
+        self._reader, self._sampler, self._context = reader, sampler, context
         workers, reason = num_workers(reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
         self.workers_note = f"{workers} loading workers per rank ({reason})"
@@ -60,9 +63,11 @@ class MapBatches:
     def num_samples(self) -> int:
         return self._sampler.num_samples
 
-    def iterate(self, epoch: int, batch: int, num_epochs: int) -> Iterator[Batch]:
+    def iterate(
+        self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
+    ) -> Iterator[Batch]:
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
-        return iter(Loader(self._reader, sampler, self._context, self._bad_images))
+        return iter(Loader(self._reader, sampler, self._context, bad_images))
 
 
 def build_train_batches(
@@ -72,7 +77,6 @@ def build_train_batches(
     seed: int,
     context: ProcessContext,
     timeout_seconds: float,
-    bad_images: BadImageList | None = None,
     batches_per_step: int = 1,
 ) -> BatchSource:
     """The training batches of this rank. An epoch has a multiple of `batches_per_step` batches."""
@@ -89,7 +93,7 @@ def build_train_batches(
         balanced_targets=samples.targets if data.balanced_sampling else None,
         windows=shard_windows(samples, data),
     )
-    return MapBatches(reader, sampler, context, bad_images)
+    return MapBatches(reader, sampler, context)
 
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.index import INFO_FILE
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, Location, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore

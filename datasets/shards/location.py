@@ -8,8 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 from braceexpand import UnbalancedBracesError, braceexpand
 
-from configs.urls import secret_in_url
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
+from configs.schema.urls import secret_in_url
 from utils.errors import UserError
 
 SHARD_SUFFIX = ".tar"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from configs.yaml_io import shorten
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.grey_levels import notes_on_grey_levels
 from datasets.sources.samples import Samples

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from configs.schema.model import IMAGENET_CLASSES
-from configs.yaml_io import shorten
 from datasets.sources.samples import Samples
 
 _MAX_NAMES = 20  # in an error message

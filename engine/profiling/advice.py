@@ -9,8 +9,8 @@ import torch
 
 from engine.parallel.strategy import Communication
 from engine.profiling.step_times import StepTimes
-from engine.telemetry.mfu import MFUMeter
-from engine.telemetry.phases import (
+from engine.run.mfu.meter import MFUMeter
+from engine.run.timing.phases import (
     BACKWARD,
     COMMUNICATION,
     COPY,

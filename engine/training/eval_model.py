@@ -15,6 +15,7 @@ from engine.evaluation.file_names import EVALUATION
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
+from engine.run.facts import Attention, Fact
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions
@@ -29,7 +30,7 @@ class EvalModel:
     compute: nn.Module
     fp32: nn.Module
     evaluator: Evaluator
-    notes: list[str]
+    notes: list[str | Fact]
 
 
 def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
@@ -53,12 +54,11 @@ def build_evaluator(config: Config, precision: Precision, strategy: Strategy, co
 
 
 def build_eval_files(
-    config: Config, samples: Samples, evaluator: Evaluator, folder: Path | None, name: str = EVALUATION
+    config: Config, samples: Samples, evaluator: Evaluator, folder: Path, name: str = EVALUATION
 ) -> EvaluationFiles:
-    """The files of the evaluations of `samples`, in `name` in the folder of a run, which may be set later."""
+    """The files of the evaluations of `samples`, in `name` in the folder of a run."""
     names = names_of_labels(samples, config.model.num_classes)
-    files = EvaluationFiles(Path(name), samples, config.data, names, evaluator)
-    return files.in_run(folder) if folder else files
+    return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
@@ -66,10 +66,10 @@ def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
     return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
 
 
-def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
-    """The attention kernels that the model uses, for the log."""
+def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:
+    """The attention kernels that the model uses; empty if it has none."""
     kernels = fused_kernels(model, images)
-    return [f"Attention: {', '.join(kernels)}"] if kernels else []
+    return [Attention(list(kernels))] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

@@ -12,8 +12,8 @@ from engine.evaluation.file_names import CONFUSION_PICTURE, EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
-from engine.telemetry.time_share import TimeShare
-from engine.training.state import Run
+from engine.run.timing.time_share import TimeShare
+from engine.training.run import Run
 from utils.metrics import Metrics
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
@@ -65,11 +65,11 @@ class RunReport:
         best, run = self._best, self.run
         if best is None or not (best.model or self._is_end):
             return
-        self._best, files = None, run.eval_files
+        self._best, files = None, run.validation.files
         files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
         picture = files.folder / CONFUSION_PICTURE
         if picture.exists():
-            step = best.epoch * run.layout.steps_per_epoch
+            step = best.epoch * run.state.layout.steps_per_epoch
             run.reporter.loggers.image("val/confusion", picture.read_bytes(), step)
 
     def _write_page(self) -> None:
@@ -83,7 +83,7 @@ class RunReport:
         except Exception as error:  # a page is never worth a run
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:  # a disk stays full for hours
-                self.run.logger.info(f"----- Warning: {REPORT} cannot be written: {problem}")
+                self.run.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
             self._last_problem = problem
 
 

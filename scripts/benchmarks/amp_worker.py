@@ -15,8 +15,7 @@ from torch import nn
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.precision.policy import Precision
-from engine.telemetry.flops import forward_flops
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.mfu.flops import forward_flops
 from engine.training.state import TrainState
 from scripts.benchmarks.device_speed import matmul_flops_per_second
 from scripts.benchmarks.training_parts import (
@@ -26,7 +25,7 @@ from scripts.benchmarks.training_parts import (
     ready_batches,
     training_loop,
 )
-from utils.device import timed
+from utils.device import peak_memory_bytes, timed
 from utils.distributed import ProcessContext, single_process
 from utils.memory_shortage import find_shortage
 from utils.metrics import to_metrics
@@ -79,7 +78,7 @@ def probe_batch_size(config: Config, context: ProcessContext) -> None:
     """Trains a few steps. Raises RuntimeError or MemoryError if the batch size does not fit."""
     batches = cycle(ready_batches(config, context))
     state = build_state(config, context)
-    train(state, context, batches, PROBE_STEPS * state.accum_iter)
+    train(state, context, batches, PROBE_STEPS * state.layout.accum_iter)
 
 
 def training_figures(config: Config, context: ProcessContext, iterations: int) -> dict[str, Any]:
@@ -99,9 +98,9 @@ def training_figures(config: Config, context: ProcessContext, iterations: int) -
 
 def train(state: TrainState, context: ProcessContext, batches: Iterator[Batch], iterations: int) -> tuple[float, float]:
     """Trains `iterations` micro-batches. Returns the seconds and the mean loss."""
-    steps = math.ceil(iterations / state.accum_iter)
+    steps = math.ceil(iterations / state.layout.accum_iter)
     progress = new_progress(context, steps, iterations)
-    loop = training_loop(state, context, batches, progress)
+    loop = training_loop(state, batches, progress)
     seconds = timed(lambda: loop(steps), context.device)
     return seconds, to_metrics(progress.sums.totals()).loss
 

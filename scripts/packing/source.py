@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.loading.workers import default_num_workers

@@ -9,8 +9,8 @@ import socket
 import pytest
 from conftest import train
 
-from configs.command_line import parse_command_line, to_yaml
-from engine.telemetry.run_files import EPOCH_COLUMNS
+from configs.reading.command_line import parse_command_line, to_yaml
+from engine.run.tables import EPOCH_COLUMNS
 from scripts.compare_runs import main, options_by_run, read_runs, sort_runs
 from utils.errors import UserError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.telemetry.step_report import StepReport, log_lines
+from engine.run.step_report import StepReport, log_lines
 from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, Reading, TimmLog, Window
 from utils.metrics import Metrics
 

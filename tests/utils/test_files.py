@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.checkpoint.run_folder import make_run_folder
-from engine.telemetry.plots import CurvePlots
+from engine.run.plots import CurvePlots
 from utils.atomic_file import atomic_save, verify_checksum
 from utils.errors import UserError
 from utils.seeding import derive_seed

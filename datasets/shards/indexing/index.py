@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load, save
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, is_encodable
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard

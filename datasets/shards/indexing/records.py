@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.archive import Archive, Member
 from datasets.shards.indexing.labels import LEFT_OUT, MAX_LABEL_BYTES, Label, find_label
 from datasets.sources.files.class_folders import IMAGE_EXTENSIONS

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configs.reading.yaml_io import format_value
 from configs.schema import Data
-from configs.yaml_io import format_value
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.files.listing import Listing, listing_arrays, unlabelled_arrays

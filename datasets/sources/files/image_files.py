@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from datasets.sources.files.file_checks import check_files, check_some_files

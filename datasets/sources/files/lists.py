@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from configs.yaml_io import shorten
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.files.listing import Listing
 from datasets.sources.files.multi_label import read_multi_label_table

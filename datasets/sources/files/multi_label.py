@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.sources.files.listing import Listing
 from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, table_rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.listing import Listing, listing_arrays
 from utils.errors import UserError

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles

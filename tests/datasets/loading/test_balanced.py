@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.balanced import balanced_order, describe_balance
 from datasets.loading.sampler import TrainSampler
 from utils.errors import UserError

@@ -8,7 +8,7 @@ import torch
 from conftest import assert_same_state, eval_loader_for, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import EvalSampler, TrainSampler, epoch_order

@@ -12,7 +12,7 @@ from fault_server import fault_server, status
 from tar_files import tar_of
 from tar_shards import jpeg, write_shard, write_shards
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image

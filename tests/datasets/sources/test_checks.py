@@ -9,7 +9,7 @@ import pytest
 from conftest import samples_for
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.sources.checks import notes_on
 from datasets.sources.files import file_checks
 from datasets.sources.files.class_folders import read_class_folders

@@ -8,9 +8,9 @@ import pytest
 from conftest import GREY, TINY_VIT, only_run, samples_for, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
+from configs.reading.yaml_io import read_yaml
 from configs.schema import Data
-from configs.yaml_io import read_yaml
 from datasets.registry import read_samples, resolve_grey_range
 from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import load_checkpoint

@@ -12,7 +12,7 @@ from conftest import eval_loader_for, samples_for, train_batches_for
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image

@@ -11,14 +11,14 @@ import pytest
 import torch
 from conftest import TINY_VIT, only_run, run_script
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.parallel.strategy import Communication
 from engine.profiling.advice import Op, Profile, bottlenecks, has_fast_half_precision
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, StepTimes, step_times
-from engine.telemetry.mfu import MFUMeter
-from engine.telemetry.phases import (  # fmt: skip
+from engine.run.mfu.meter import MFUMeter
+from engine.run.timing.phases import (  # fmt: skip
     BACKWARD,
     COMMUNICATION,
     COPY,

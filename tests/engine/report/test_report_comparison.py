@@ -8,7 +8,7 @@ from run_folders import add_split, make_evaluation_run, make_run, write_json, wr
 from test_report_page import Reader
 
 from engine.report.page import write_comparison
-from engine.telemetry.run_files import EPOCH_COLUMNS
+from engine.run.tables import EPOCH_COLUMNS
 from scripts.report import main
 from utils.errors import UserError
 

@@ -6,7 +6,7 @@ import pytest
 from run_folders import add_evaluation, add_split, make_evaluation_run, make_run, write_json, write_table
 from test_report_page import read_page
 
-from engine.telemetry.run_files import EPOCH_COLUMNS
+from engine.run.tables import EPOCH_COLUMNS
 from utils.tables import safe_cell
 
 

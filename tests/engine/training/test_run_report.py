@@ -5,7 +5,7 @@ import json
 from conftest import rows, train
 
 from engine.evaluation.files import NOT_DRAWN
-from engine.telemetry import time_share
+from engine.run.timing import time_share
 from engine.training import run_report
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fault_server import SECRET
-from faults.runner import SINGLE, Fault, Provoke, finish
+from faults.processes import SINGLE, finish
+from faults.runner import Fault, Provoke
 from faults.scene import TINY, Scene, flipped, require_mounts, truncated
 from tar_files import tar_of, with_header
 from tar_shards import jpeg, write_shard, write_shards
@@ -158,7 +159,7 @@ def _without_a_place_for_the_index(scene: Scene) -> list[str]:
 
 def _resumed_with_other_windows(scene: Scene) -> list[str]:
     root = data_of(scene)
-    finish(SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), scene.folder / "first")
+    finish(scene, SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), "first")
     (folder,) = scene.output.iterdir()
     return tar_flags(scene, root, "DATA.SHUFFLE_SHARDS=3", flags=(f"-resume={folder}",))
 

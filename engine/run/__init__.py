@@ -1,0 +1,1 @@
+"""The folder of a run: facts, log lines, tables, plot, loggers."""

@@ -1,0 +1,93 @@
+"""All loggers of a run, and the table of those that `LOGGERS` can name."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from engine.run.log import RunLogger
+from engine.run.loggers.background import BackgroundLogger
+from engine.run.loggers.logger import LoggedRun, MetricLogger
+from engine.run.loggers.mlflow import MlflowLogger
+from engine.run.loggers.wandb import WandbLogger
+from utils.errors import UserError
+from utils.packages import is_installed, require
+
+_OPTIONAL = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+
+
+class LoggerGroup:
+    """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
+
+    Args:
+        options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
+        log: the log of the run; called in the threads of the loggers.
+    """
+
+    def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
+        self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
+        self._loggers: list[MetricLogger] = []
+
+    def start(self, folder: Path, steps_done: int) -> None:
+        """Only the main process calls it. Raises UserError as `check_loggers`."""
+        run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
+        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in self.names]
+        if is_installed("tensorboard"):
+            from engine.run.loggers.tensorboard import TensorBoardLogger
+
+            self._loggers.insert(0, TensorBoardLogger())
+        for logger in self._loggers:
+            logger.start(run)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        for logger in self._loggers:
+            logger.scalars(values, step)
+
+    def image(self, name: str, png: bytes, step: int) -> None:
+        """png: the content of a PNG file."""
+        if self._loggers:
+            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+            for logger in self._loggers:
+                logger.image(name, pixels, step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        """result: the content of `result.json`; None: the run failed. An error of one logger does not stop the others.
+
+        Raises:
+            OSError: the first error of a logger, such as a full disk.
+        """
+        loggers, self._loggers = self._loggers, []
+        errors = []
+        for logger in loggers:
+            try:
+                logger.finish(result)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Imports the libraries of these loggers.
+
+    Raises:
+        UserError: a library is not installed, or has no credentials.
+    """
+    require("LOGGERS", *names)
+    for name in names:
+        _make(name, lambda line: None)
+
+
+def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
+    try:
+        return _OPTIONAL[name](log)
+    except UserError:
+        raise
+    except Exception as error:  # a library may fail while it is imported, or be an old version
+        raise UserError(
+            f"LOGGERS: {name} cannot be used ({error}); install it with `pip install -U {name}`, or remove it from "
+            "LOGGERS"
+        ) from None

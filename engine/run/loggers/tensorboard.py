@@ -1,0 +1,45 @@
+"""TensorBoard: curves, images, the options as text, and the table of hyperparameters."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from engine.run.loggers.logger import LoggedRun
+
+
+class TensorBoardLogger:
+    """Writes event files to the run's folder."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Hides events after the position of the checkpoint: a resumed run repeats them.
+
+        The table of hyperparameters has a row per folder, with the options of the run's first start. Its columns are
+        the options of all runs, and all scalars, if no run declares an experiment; TensorBoard uses the declaration of
+        one run for all of them. So this differs from `SummaryWriter.add_hparams`, which besides makes a new row for
+        each call.
+        """
+        self._board = SummaryWriter(run.folder, purge_step=run.steps_done + 1)
+        _, session_start, self._session_end = hparams(dict(run.hyperparameters), {})
+        self._board.file_writer.add_summary(session_start)
+        # Indented text is a code block: Markdown shows it as it is.
+        self._board.add_text("options", textwrap.indent(run.options, "    "), run.steps_done)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        self._board.add_image(name, pixels, step, dataformats="HWC")
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        if result and result["finished"]:
+            self._board.file_writer.add_summary(self._session_end)
+        try:
+            self._board.close()
+        except OSError:  # such as a full disk
+            if result:
+                raise  # else the run has failed already, and reports why

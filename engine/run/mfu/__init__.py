@@ -1,0 +1,1 @@
+"""Model FLOPs utilization: FLOPs of a model, datasheet peaks of GPUs."""

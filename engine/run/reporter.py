@@ -1,0 +1,271 @@
+"""Follows a training run: log lines, progress bar, CSV tables, TensorBoard, plots, result."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.precision.loss_scaler import LossScaler
+from engine.progress import EpochProgress
+from engine.run.log import RunLogger
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter, format_rates
+from engine.run.result import write_result
+from engine.run.step_bar import StepBar
+from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.run.tables import (
+    RunFiles,
+    best_scalars,
+    cell,
+    open_run_files,
+    training_scalars,
+    validation_cells,
+    validation_scalars,
+)
+from engine.run.timing.step_timer import StepTimer, TimerTotals
+from engine.run.timing.time_left import TimeLeft
+from utils.device import peak_memory_bytes
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.metrics import Metrics, to_metrics
+
+
+@dataclass(frozen=True)
+class _IntervalStart:
+    """The counters at the start of an interval: time, metric sums over all ranks, totals of the timer."""
+
+    time: float
+    sums: torch.Tensor
+    timer: TimerTotals
+
+
+class Reporter:
+    """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
+
+    Args:
+        folder: folder of the run.
+        images_per_epoch: over all ranks, unreadable images included.
+        report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
+        max_steps: the run ends after this many steps in all, if not before.
+        loggers: TensorBoard, and those that LOGGERS names.
+    """
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        folder: Path,
+        logger: RunLogger,
+        scaler: LossScaler,
+        meter: MFUMeter,
+        timer: StepTimer,
+        *,
+        num_epochs: int,
+        report_freq: int,
+        images_per_epoch: int,
+        loggers: LoggerGroup,
+        max_steps: int | None = None,
+    ) -> None:
+        self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
+        self.meter, self.timer, self.loggers = meter, timer, loggers
+        self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
+        self.last: StepReport | None = None
+        self._files: RunFiles | None = None
+        self._bar: StepBar | None = None
+        self._time_left = TimeLeft(num_epochs, max_steps)
+        self._is_first_step = True
+        self._epoch_start: _IntervalStart | None = None
+        self._report_start: _IntervalStart | None = None
+        self._epoch_seconds = 0.0
+
+    def start(self, epochs_done: int, steps_done: int) -> None:
+        """Opens the files of the run, new or resumed after these epochs and steps."""
+        if self.context.is_main:
+            self._files = open_run_files(self.folder, epochs_done, steps_done)
+            self.loggers.start(self.folder, steps_done)
+
+    def start_epoch(self, progress: EpochProgress) -> None:
+        """Starts the clock of an epoch, or of the rest of one in a resumed run."""
+        title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
+        self._bar = StepBar(title, self.context, progress, self.images_per_epoch / progress.steps)
+        self._time_left.start_epoch(progress)
+        sums = progress.sums.reduced(self.context)
+        self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
+        self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
+
+    def after_step(self, progress: EpochProgress) -> None:
+        """Reports after each `report_freq` steps, the first step of the run, and the last step of an epoch.
+
+        Raises:
+            UserError: at the end of an epoch, on all ranks: no training image was readable.
+        """
+        self._bar.after_step(progress)
+        is_last = progress.done_steps == progress.steps
+        is_due = progress.done_steps % self.report_freq == 0 or is_last
+        if self._is_first_step:
+            self._time_left.start_clock(progress)
+        if is_due or self._is_first_step:
+            self._is_first_step = False
+            self._report(progress)
+        if is_due and self._files:
+            self._files.append_step(self.last)
+        if is_last:
+            self._epoch_seconds = time.perf_counter() - self._epoch_start.time
+            self._time_left.end_steps()
+            self._bar.close()
+            self._report_unreadable_images()
+
+    def stop(self, progress: EpochProgress) -> None:
+        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is.
+
+        `close` is to be called when the checkpoint, which is more urgent, was written.
+        """
+        self._report(progress)
+        self.last = replace(self.last, step=progress.step + 1)
+        if self._files:
+            self._files.append_step(self.last)
+            self._files.plots.update(now=True)
+        self._bar.close()
+
+    def end_epoch(
+        self,
+        progress: EpochProgress,
+        validation: Metrics | None,
+        train_seconds: float,
+        raw: Metrics | None = None,
+        is_best: bool = False,
+    ) -> None:
+        """Logs the epoch, and appends it to `metrics.csv`.
+
+        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside that
+        of their average. is_best: whether `validation` is the best so far.
+        """
+        sums = progress.sums.reduced(self.context)
+        images_per_second = 0.0
+        if self._epoch_seconds:
+            images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
+        self._log_epoch(progress, images_per_second)
+        if self._files:
+            row = self._epoch_row(progress, to_metrics(sums), images_per_second)
+            row |= {"train_seconds": round(train_seconds, 3)}
+            for prefix, metrics in (("", validation), ("raw_", raw)):
+                row |= validation_cells(prefix, metrics)
+                if metrics:
+                    self.loggers.scalars(validation_scalars(prefix, metrics), progress.step)
+            if is_best:
+                self.loggers.scalars(best_scalars(validation, progress.epoch + 1), progress.step)
+            self._files.epochs.append(row)
+
+    def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
+        speed = []
+        if images_per_second:
+            tflops_per_second = self.meter.tflops_per_second(images_per_second)
+            rates = format_rates(tflops_per_second, self.meter.utilization(images_per_second))
+            speed = [format_speed(images_per_second), *rates]
+        epoch_seconds = time.perf_counter() - self._epoch_start.time
+        epoch = f"{progress.epoch + 1:03d}/{self.num_epochs:03d}"
+        seconds_left = self._time_left.seconds(progress)
+        self.logger.info(epoch_line(epoch, epoch_seconds, speed, self.scaler.skipped, seconds_left))
+
+    def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
+        has_samples = trained.samples > 0  # else all steps were skipped
+        times = self.timer.totals().since(self._epoch_start.timer)
+        return {
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "lr": progress.lr,
+            "train_loss": trained.loss if has_samples else "",
+            "train_top1": trained.top1 if has_samples else "",
+            "images_per_second": round(images_per_second, 2),
+            "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
+            "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),
+            "model_flops_utilization": cell(self.meter.utilization(images_per_second), ".4g"),
+            "loss_scale": self.scaler.get_scale(),
+            "skipped_steps": self.scaler.skipped,
+            "skipped_images": self._unreadable_images(trained),
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "grad_norm": cell(trained.grad_norm, ".6g"),
+            "images_in_skipped_steps": trained.skipped_samples,
+            "launch_bound_share": cell(times.launch_bound_share, ".4g"),
+        }
+
+    def sync(self) -> None:
+        """Returns when the tables are on the disk. To be called before the checkpoint that continues them."""
+        if self._files:
+            self._files.sync()
+
+    def draw(self) -> None:
+        """Updates the plots if they are due. To be called after the checkpoint, which is more urgent."""
+        if self._files:
+            self._files.plots.update()
+
+    def finish(self, result: dict) -> None:
+        """Draws the final plots, writes `result.json` and closes the files."""
+        if self._files:
+            self._files.plots.update(now=True)
+            write_result(self.folder, result)
+        self.close(result)
+
+    def close(self, result: Mapping[str, Any] | None = None) -> None:
+        """Ends the loggers; a second call does nothing. result: None if the run failed."""
+        if self._bar:
+            self._bar.close()
+        self.loggers.finish(result)
+
+    def _report(self, progress: EpochProgress) -> None:
+        """Logs the state of training, and starts a new interval. Every rank must call it."""
+        sums, start = progress.sums.reduced(self.context), self._report_start
+        latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
+        seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
+        images_per_second = latest.total_samples / seconds
+        loss_scale = self.scaler.get_scale()
+        report = StepReport(
+            epoch=progress.epoch + 1,
+            num_epochs=self.num_epochs,
+            epoch_step=progress.done_steps,
+            steps_per_epoch=progress.steps,
+            step=progress.step,
+            lr=progress.lr,
+            latest=latest,
+            average=to_metrics(sums),
+            images_per_second=images_per_second,
+            data_wait_share=times.data_wait_seconds / seconds,
+            tflops_per_second=self.meter.tflops_per_second(images_per_second),
+            model_flops_utilization=self.meter.utilization(images_per_second),
+            is_scaled=self.scaler.dynamic or loss_scale != 1,
+            loss_scale=loss_scale,
+            skipped_steps=self.scaler.skipped,
+            peak_memory_bytes=peak_memory_bytes(self.context.device),
+            seconds_left=self._time_left.seconds(progress),
+            launch_bound_share=times.launch_bound_share,
+        )
+        for line in log_lines(report, self.last):
+            self.logger.info(line)
+        own = to_metrics(progress.sums.totals())
+        own_report = replace(report, latest=replace(own, grad_norm=latest.grad_norm), average=own)
+        for line in log_lines(own_report, self.last):
+            self.logger.rank(line)
+        if latest.samples:
+            self._bar.show_loss(latest.loss)
+        self.loggers.scalars(training_scalars(report), report.step)
+        self.last = report
+        self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
+
+    def _report_unreadable_images(self) -> None:
+        unreadable = self._unreadable_images(self.last.average)
+        if unreadable == self.images_per_epoch:
+            raise UserError(
+                f"no training image of epoch {self.last.epoch} can be read; bad_images_*.csv in {self.folder} has the "
+                "reasons"
+            )
+        if unreadable:
+            self.logger.warn(
+                f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
+                "skipped: see bad_images_*.csv"
+            )
+
+    def _unreadable_images(self, epoch: Metrics) -> int:
+        """Never negative: an epoch that was resumed with another batch size may have a few more images."""
+        return max(self.images_per_epoch - epoch.total_samples, 0)

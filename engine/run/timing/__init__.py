@@ -1,0 +1,1 @@
+"""The time of steps and of ranks, and work that has a share of the time of a run."""

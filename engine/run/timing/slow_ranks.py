@@ -1,0 +1,125 @@
+"""Which rank is slower than the others, and why.
+
+The time of a whole step is the same on all ranks: the exchange of gradients waits for the slowest. What differs is the
+time before it: waiting for a batch, and the forward pass.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+
+from utils.distributed import ProcessContext
+from utils.status import RunStatus
+
+SLOWER = 0.2  # than the median
+MIN_SECONDS = 0.005
+BLOCK_STEPS, BLOCKS = 10, 5
+LOADING, FORWARD = "loading the data", "the forward pass"
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that is slow, with seconds per step: its own, and the median of all ranks for the same cause."""
+
+    rank: int
+    cause: str
+    seconds: float
+    median_seconds: float
+    percent: float
+
+
+class SlowRanks:
+    """Finds ranks that are 20% slower than the median for 50 steps, from the times of all ranks.
+
+    The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
+    that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
+    The median is the lower one of two, so that one of two ranks can be slow. A rank is found once; again after five
+    blocks that are not slow, or when the other cause explains each of five blocks.
+
+    compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
+    """
+
+    def __init__(self, compares_forward: bool) -> None:
+        self.causes = (LOADING, FORWARD) if compares_forward else (LOADING,)
+        self._blocks: deque[torch.Tensor] = deque(maxlen=BLOCKS)
+        self._sum: torch.Tensor | None = None
+        self._steps = 0
+        self._told: dict[int, str] = {}
+        self.recovered: list[int] = []
+
+    def add_step(self, seconds: torch.Tensor) -> list[SlowRank]:
+        """seconds: of one step, (ranks, 2): data wait, forward pass. Returns newly found ranks; sets `recovered`."""
+        self.recovered = []
+        seconds = seconds[:, : len(self.causes)]
+        self._sum = seconds.clone() if self._sum is None else self._sum + seconds
+        self._steps += 1
+        if self._steps < BLOCK_STEPS:
+            return []
+        self._blocks.append(self._sum / BLOCK_STEPS)
+        self._sum, self._steps = None, 0
+        if len(self._blocks) < BLOCKS:
+            return []
+        blocks = torch.stack(list(self._blocks))  # (BLOCKS, ranks, causes)
+        slow = _are_slow(blocks.sum(2))
+        self.recovered = [rank for rank in self._told if not slow[:, rank].any()]
+        for rank in self.recovered:
+            del self._told[rank]
+        mean, ranks = blocks.mean(0), slow.all(0).nonzero().flatten().tolist()
+        return [found for rank in ranks if (found := self._judge(rank, mean))]
+
+    def _judge(self, rank: int, mean: torch.Tensor) -> SlowRank | None:
+        """mean: of the blocks, (ranks, causes)."""
+        index = _main_cause(mean, rank)
+        known, cause = self._told.get(rank), self.causes[index]
+        if known == cause or (known and any(_main_cause(block, rank) != index for block in self._blocks)):
+            return None
+        self._told[rank] = cause
+        of_ranks, totals = mean[:, index].tolist(), mean.sum(1).tolist()
+        percent = 100 * (totals[rank] / max(median_low(totals), 1e-9) - 1)
+        return SlowRank(rank, cause, of_ranks[rank], median_low(of_ranks), percent)
+
+
+def _are_slow(seconds: torch.Tensor) -> torch.Tensor:
+    """(blocks, ranks) -> bool (blocks, ranks). `Tensor.median` is the lower one of two."""
+    middle = seconds.median(1, keepdim=True).values
+    return (seconds > (1 + SLOWER) * middle) & (seconds - middle > MIN_SECONDS)
+
+
+def _main_cause(block: torch.Tensor, rank: int) -> int:
+    """The column of (ranks, causes) that exceeds its median most."""
+    return int((block[rank] - block.median(0).values).argmax())
+
+
+class SlowRankReport:
+    """Writes a line of the log and a fact of status.json when a rank is found slow; on the main process only."""
+
+    def __init__(self, ranks: SlowRanks, context: ProcessContext, status: RunStatus) -> None:
+        self.ranks, self.context, self.status = ranks, context, status
+
+    def lines(self, seconds: torch.Tensor) -> list[str]:
+        """Notes for the log; `seconds` as of `SlowRanks.add_step`."""
+        if not self.context.is_main:
+            return []
+        found = self.ranks.add_step(seconds)
+        for slow in found:
+            self.status.update(slow_rank={"rank": slow.rank, "host": self._host(slow.rank), "cause": slow.cause})
+        recovered = self.ranks.recovered
+        if recovered and not found:
+            self.status.update(slow_rank=None)
+        return [f"Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered] + [
+            self._line(slow) for slow in found
+        ]
+
+    def _host(self, rank: int) -> str:
+        return self.context.hosts[rank] if self.context.hosts else self.context.host
+
+    def _line(self, slow: SlowRank) -> str:
+        steps = BLOCK_STEPS * BLOCKS
+        times = f"{1000 * slow.seconds:.0f} ms per step against {1000 * slow.median_seconds:.0f} ms"
+        more = f"{slow.percent:.0f}%" if slow.percent < 1000 else f"{slow.percent / 100:.0f} times"
+        return (
+            f"Warning: rank {slow.rank} on {self._host(slow.rank)} was {more} slower than the median rank for "
+            f"{steps} steps; cause: {slow.cause} ({times})"
+        )

@@ -1,1 +1,0 @@
-"""Log lines, tables, TensorBoard, plots, throughput and MFU."""

@@ -1,0 +1,320 @@
+"""Loggers: TensorBoard's tables as its own backend reads them; wandb and mlflow, as stand-ins and where installed."""
+
+import errno
+import io
+import os
+import sys
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import assert_same_state, states, train
+from PIL import Image
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
+from torch.utils.tensorboard import SummaryWriter
+
+from configs.reading.command_line import parse_command_line
+from engine.run.loggers.background import BackgroundLogger
+from engine.run.loggers.group import LoggerGroup, check_loggers
+from engine.run.loggers.logger import LoggedRun
+from utils.errors import UserError
+from utils.tables import read_rows
+
+RESULT = {"top1": 90.0, "finished": True}
+
+
+def png_of(pixels: np.ndarray) -> bytes:
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "png")
+    return png.getvalue()
+
+
+PNG = png_of(np.zeros((4, 5), dtype=np.uint8))
+
+
+class FakeWandb:
+    """The part of wandb that is used, in place of the library. `calls`: what was logged."""
+
+    def __init__(self, mode: str = "offline") -> None:
+        self.calls, self.summary, self.id, self.url = [], {}, "wandb-id", None
+        self.mode = mode
+
+    def setup(self):
+        return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
+
+    def login(self, prompt, verify):
+        assert not prompt and not verify
+        return False
+
+    def init(self, **arguments):
+        self.calls.append(("init", arguments))
+        return self
+
+    def Image(self, pixels):
+        return pixels.shape
+
+    def log(self, values, step=None):
+        self.calls.append(("log", step, values))
+
+    def finish(self, exit_code):
+        self.calls.append(("finish", exit_code))
+
+
+class FakeMlflow:
+    def __init__(self) -> None:
+        self.calls = []
+
+    def start_run(self, **arguments):
+        self.thread = threading.get_ident()
+        self.calls.append(("start_run", arguments))
+        return SimpleNamespace(info=SimpleNamespace(run_id="mlflow-id"))
+
+    def get_tracking_uri(self):
+        return "sqlite:///mlflow.db"
+
+    def __getattr__(self, name):
+        def record(*args, **kwargs):
+            assert threading.get_ident() == self.thread
+            self.calls.append((name, *args, *kwargs.values()))
+
+        return record
+
+
+@pytest.fixture
+def libraries(monkeypatch) -> tuple[FakeWandb, FakeMlflow]:
+    wandb, mlflow = FakeWandb(), FakeMlflow()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    return wandb, mlflow
+
+
+def hparams_table(root) -> tuple[list[str], list[str], dict[str, dict[str, float]]]:
+    """What TensorBoard's HPARAMS tab shows: columns of options and of metrics, the metrics of each row."""
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(root))
+    multiplexer.Reload()
+    backend, request = Context(TBContext(data_provider=MultiplexerDataProvider(multiplexer, "."))), RequestContext()
+    experiment = backend.experiment_from_metadata(request, "", True, backend.hparams_metadata(request, ""), [])
+    query = api_pb2.ListSessionGroupsRequest(allowed_statuses=[0, 1, 2, 3], slice_size=99)
+    rows = Handler(request_context=request, backend_context=backend, experiment_id="", request=query).run()
+    return (
+        [info.name for info in experiment.hparam_infos],
+        [info.name.tag for info in experiment.metric_infos],
+        {row.name: {metric.name.tag: metric.value for metric in row.metric_values} for row in rows.session_groups},
+    )
+
+
+def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, libraries):
+    """A run that is interrupted and resumed is one row or run everywhere; its weights are those of one without."""
+    wandb, mlflow = libraries
+    plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], cpu, pictures=True)
+    argv = [*digits_argv, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
+    logged = train([*argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
+    train([f"-resume={logged}", *argv], cpu, pictures=True)
+    assert_same_state(states(plain), states(logged))
+
+    options, metrics, rows = hparams_table(tmp_path / "out")
+    assert {"LOGGERS", "NAME", "TRAIN.SMOOTHING", "TRAIN.MAX_STEPS"} <= set(options)  # of both runs
+    assert metrics[:4] == ["best/epoch", "best/loss", "best/top1", "best/top5"] and rows.keys() == {
+        plain.name, logged.name,
+    }  # fmt: skip
+    epochs = read_rows(logged / "metrics.csv")
+    best = max(float(row["val_top1"]) for row in epochs)
+    for row in rows.values():
+        assert row["best/top1"] == pytest.approx(best)
+        assert row["val/top1"] == pytest.approx(float(epochs[-1]["val_top1"]))
+    events = EventAccumulator(str(logged)).Reload()
+    assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # that of the checkpoint's step stays
+
+    inits = [call[1] for call in wandb.calls if call[0] == "init"]
+    assert [init["id"] for init in inits] == [None, "wandb-id"]
+    assert inits[1]["resume"] == "allow" and inits[1]["name"] == logged.name and inits[1]["dir"] == str(logged)
+    assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22 and inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
+    starts = [call[1]["run_id"] for call in mlflow.calls if call[0] == "start_run"]
+    assert starts == [None, "mlflow-id"]
+    assert [call[0] for call in mlflow.calls].count("log_params") == 1
+    curves = {step: values["train/loss"] for _, step, values in logs(wandb) if "train/loss" in values}
+    assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
+    scalars = [call for call in logs(wandb) if "val/confusion" not in call[2]]
+    assert scalars == [("log", step, values) for _, values, step in logs(mlflow, "log_metrics")]
+    assert len(scalars) < len(logs(wandb))
+    assert wandb.summary["result/finished"] and wandb.calls[-1] == ("finish", 0)
+    assert [call[1] for call in mlflow.calls if call[0] == "end_run"] == ["KILLED", "FINISHED"]
+    log = (logged / "log.txt").read_text()
+    assert "----- wandb: wandb-id, offline, in " in log and "----- mlflow: run mlflow-id, sqlite" in log
+
+
+def logs(library, name: str = "log") -> list[tuple]:
+    return [call for call in library.calls if call[0] == name]
+
+
+def test_options_and_images_in_tensorboard(tmp_path):
+    """Text of the options stays text, whatever a value contains."""
+    options = "NAME: '<script>alert(1)</script> ```'\n\nSAVE: '# x'\n"
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    png = png_of(pixels)
+    group = LoggerGroup([], options, {}, print)
+    group.image("confusion", b"not read before the start", 0)
+    group.start(tmp_path, 0)
+    group.image("confusion", png, 7)
+    group.finish(RESULT)
+    group.finish(None)  # a second call
+    events = EventAccumulator(str(tmp_path)).Reload()
+    (image,) = events.Images("confusion")
+    assert image.step == 7 and np.array_equal(np.asarray(Image.open(io.BytesIO(image.encoded_image_string))), pixels)
+    (text,) = events.Tensors("options/text_summary")
+    html = markdown_to_safe_html(text.tensor_proto.string_val[0])
+    assert html.startswith("<pre><code>NAME: '&lt;script&gt;") and html.count("<") == 4 and "# x'" in html
+
+
+def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(SummaryWriter, "close", raise_full_disk)
+    for result in (RESULT, None):
+        group = LoggerGroup([], "", {}, print)
+        group.start(tmp_path, 0)
+        with pytest.raises(OSError) if result else nullcontext():
+            group.finish(result)
+
+
+def raise_full_disk(*args):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_images_and_failures_in_the_libraries(tmp_path, libraries):
+    wandb, mlflow = libraries
+    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, print)
+    group.start(tmp_path, 0)
+    group.scalars({"val/top1": 10.0}, 9)
+    group.image("confusion", PNG, 7)  # of an earlier epoch, evaluated again at the end
+    group.finish(None)
+    assert ("log", None, {"confusion": (4, 5, 3)}) in wandb.calls and wandb.calls[-1] == ("finish", 1)
+    assert mlflow.calls[-2][2:] == ("confusion", 7, True) and mlflow.calls[-1] == ("end_run", "FAILED")
+
+
+class Faulty:
+    """A logger that fails in the calls that are named, and waits for `released`."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.steps, self.released = failing, [], threading.Event()
+        self.released.set()
+
+    def _call(self, name: str) -> None:
+        self.released.wait()
+        if name in self.failing:
+            self.failing = tuple(other for other in self.failing if other != name)
+            raise SystemExit("no\nnetwork")
+
+    def start(self, run):
+        self._call("start")
+
+    def scalars(self, values, step):
+        self._call("scalars")
+        self.steps.append(step)
+
+    def finish(self, result):
+        self._call("finish")
+
+
+def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
+    lines = []
+    logger = BackgroundLogger("wandb", faulty, lines.append, finish_seconds)
+    logger.start(LoggedRun(folder, 0, "", {}))
+    for step in range(3):
+        logger.scalars({"train/loss": 1.0}, step)
+    logger.finish(RESULT)
+    return lines
+
+
+def test_a_failing_logger_warns_once_and_training_continues(tmp_path, monkeypatch):
+    prefix = "----- Warning: LOGGERS: wandb:"
+    assert use(Faulty("start"), tmp_path) == [f"{prefix} SystemExit: no network; the run continues without it"]
+    faulty = Faulty("scalars", "finish")
+    assert use(faulty, tmp_path) == [f"{prefix} SystemExit: no network; some values will be missing there"]
+    assert faulty.steps == [1, 2]
+    slow = Faulty()
+    slow.released.clear()
+    assert use(slow, tmp_path, 0.01) == [
+        f"{prefix} has not taken the last values within 0.01 s; they may be missing there"
+    ]
+    slow.released.set()
+    monkeypatch.setattr("engine.run.loggers.background._MAX_WAITING_CALLS", 2)
+    slow.released.clear()
+    (line,) = use(slow, tmp_path, 0.01)
+    assert line.startswith(f"{prefix} does not keep up: 2 calls wait")
+    slow.released.set()
+
+
+def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    folder = tmp_path / "missing"
+    with pytest.raises(UserError, match=r"^LOGGERS: needs mlflow; pip install mlflow"):
+        train(["-dataset=folder", f"-data_path={folder}", *digits_argv[2:], "LOGGERS=mlflow"], cpu)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # as Python imports a folder of that name
+    with pytest.raises(UserError, match=r"^LOGGERS: wandb cannot be used"):
+        check_loggers(["wandb"])
+
+
+def test_wandb_does_not_ask_for_a_login(libraries):
+    check_loggers(["wandb"])
+    libraries[0].mode = "online"
+    with pytest.raises(UserError, match="no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline"):
+        check_loggers(["wandb"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("[wanb]", "unknown logger wanb; did you mean wandb"),
+        ("tensorboard2", "unknown logger tensorboard2; give wandb or mlflow"),
+        ("[mlflow,mlflow]", "names a logger twice"),
+    ],
+)
+def test_names_of_loggers(value, expected):
+    with pytest.raises(UserError, match=f"^-opts: LOGGERS .*{expected}"):
+        parse_command_line(["-dataset=digits", "-opts", f"LOGGERS={value}"])
+
+
+def log_and_resume(name: str, folder) -> None:
+    """Two processes' worth of calls; they differ in the steps."""
+    for steps_done in (0, 2):
+        group = LoggerGroup([name], "SEED: 0", {"SEED": str(steps_done)}, print)
+        group.start(folder, steps_done)
+        group.scalars({"train/loss": 1.0}, steps_done + 1)
+        group.scalars({"train/loss": 0.5}, steps_done + 2)
+        group.image("val/confusion", PNG, steps_done + 1)
+        group.finish(RESULT)
+
+
+def test_real_wandb(tmp_path, monkeypatch, capsys):
+    """Offline, where wandb is installed; it is not in requirements-dev.txt."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log_and_resume("wandb", tmp_path)
+    assert "Warning" not in capsys.readouterr().out
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 2 and files[0].name == files[1].name
+    assert len(list(tmp_path.glob("wandb/offline-run-*/files/media/images/val/confusion_*.png"))) == 2
+
+
+def test_real_mlflow(tmp_path, monkeypatch, capsys):
+    """With a local database, where mlflow is installed."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    log_and_resume("mlflow", tmp_path)
+    assert "Warning" not in capsys.readouterr().out
+    (run,) = mlflow.MlflowClient().search_runs(["0"])
+    assert run.info.status == "FINISHED" and run.data.params == {"SEED": "0"}
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]

@@ -1,0 +1,154 @@
+"""Reports of a run in the log, CSV tables and TensorBoard; skipped steps; tables of the previous version."""
+
+import math
+
+import pytest
+import torch
+from conftest import train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.precision.loss_scaler import LossScaler
+from engine.progress import EpochProgress
+from engine.run.log import RunLogger
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter
+from engine.run.reporter import Reporter
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
+from engine.run.timing.step_timer import StepTimer, TimerTotals
+from utils.errors import UserError
+from utils.metrics import BatchSums, MetricSums
+from utils.tables import read_rows
+
+BATCH_SIZE, STEPS = 4, 3
+
+
+class SimulatedRun:
+    """A single-process run without a model: the caller gives the loss and gradient norm of each step."""
+
+    def __init__(self, folder, context, report_freq=1) -> None:
+        self.folder, self.context = folder, context
+        logger = RunLogger(folder, context)
+        self.reporter = Reporter(
+            context, folder, logger, LossScaler(context.device), MFUMeter(10**9, None), StepTimer(context.device),
+            num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
+            loggers=LoggerGroup([], "", {}, logger),
+        )  # fmt: skip
+        self.reporter.start(0, 0)
+        self.before_report = lambda: None
+
+    def epoch(self, *steps: tuple[float, float, bool]) -> None:
+        """steps: loss of each sample, gradient norm, whether the step is skipped."""
+        progress = EpochProgress(0, STEPS, STEPS, MetricSums(self.context.device))
+        self.reporter.start_epoch(progress)
+        for loss, grad_norm, skipped in steps:
+            targets = torch.zeros(BATCH_SIZE, dtype=torch.int64)
+            batch = BatchSums.of(torch.tensor(BATCH_SIZE * loss), torch.eye(10)[targets], targets, BATCH_SIZE)
+            progress.sums.add_step(batch, torch.tensor(grad_norm), torch.tensor(skipped))
+            progress.done_steps += 1
+            self.before_report()
+            self.reporter.after_step(progress)
+        self.reporter.end_epoch(progress, None, 1.0)
+        self.reporter.close()
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        return read_rows(self.folder / name)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+
+def scalars(folder, name: str) -> dict[int, float]:
+    events = EventAccumulator(str(folder)).Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+def test_gradient_norms_are_means_over_the_applied_steps(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu, report_freq=2)
+    run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
+    assert [row["grad_norm"] for row in run.rows("steps.csv")] == ["", "2.5"]  # the first report was after step 1
+    (epoch,) = run.rows("metrics.csv")
+    assert epoch["grad_norm"] == "1.75"
+    assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
+
+
+def test_skipped_steps_do_not_count_in_the_loss(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    run.epoch((2.0, 1.0, False), (math.nan, math.nan, True), (3.0, 1.0, False))
+    (epoch,) = run.rows("metrics.csv")
+    assert epoch["train_loss"] == "2.5" and epoch["train_top1"] == "100.0"
+    assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"
+    assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log and "nan" not in run.log
+    assert scalars(tmp_path, "train/loss") == {1: 2.0, 3: 3.0}
+    assert scalars(tmp_path, "train/top1") == {1: 100.0, 3: 100.0}
+
+
+def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    run.epoch(*[(math.nan, math.nan, True)] * STEPS)
+    (epoch,) = run.rows("metrics.csv")
+    assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
+    assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
+    assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
+    assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
+    run.reporter.draw()  # plots without points
+
+
+def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    run.reporter.images_per_epoch = BATCH_SIZE
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)  # more images than expected, as after a resume with another batch size
+    assert run.rows("metrics.csv")[0]["skipped_images"] == "0"
+    progress = EpochProgress(1, 1, 1, MetricSums(cpu.device), done_steps=0)
+    run.reporter.start_epoch(progress)
+    progress.done_steps = 1
+    with pytest.raises(UserError, match=r"no training image of epoch 2 can be read; bad_images_\*\.csv in"):
+        run.reporter.after_step(progress)
+
+
+def test_a_run_records_its_gradient_norms(digits_argv, cpu):
+    folder = train([*digits_argv, "REPORT_FREQ=2"], cpu)
+    steps, epochs = read_rows(folder / "steps.csv"), read_rows(folder / "metrics.csv")
+    norms = {int(row["step"]): float(row["grad_norm"]) for row in steps}
+    assert len(norms) == len(steps) and all(norm > 0 for norm in norms.values())
+    curve = scalars(folder, "train/grad_norm")
+    assert norms == {step: pytest.approx(curve[step], rel=1e-5) for step in norms}
+    assert all(min(norms.values()) < float(row["grad_norm"]) < 2 * max(norms.values()) for row in epochs)
+    assert all(memory > 1e8 for memory in scalars(folder, "train/peak_memory_bytes").values())
+    events = EventAccumulator(str(folder)).Reload()
+    assert b"TRAIN.NUM_EPOCHS" in events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert all(row["images_in_skipped_steps"] == "0" and row["model_flops_utilization"] == "" for row in epochs)
+
+
+def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
+    """In each second there are four steps; the GPU waits 0.2 s for data, and in three steps for the host."""
+    run, now = SimulatedRun(tmp_path, cpu), 0
+
+    def pass_a_second() -> None:
+        nonlocal now
+        now += 1
+
+    run.before_report = pass_a_second
+    monkeypatch.setattr("engine.run.reporter.time.perf_counter", lambda: now)
+    monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
+    for _ in range(2):
+        run.epoch(*[(1.0, 1.0, False)] * STEPS)
+        assert run.reporter.last.data_wait_share == pytest.approx(0.2) and run.reporter.last.launch_bound_share == 0.75
+    for row in run.rows("metrics.csv"):
+        assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
+    assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
+
+
+NEW_COLUMNS = {
+    "metrics.csv": [
+        *("grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"),
+        *("val_mean_ap", "raw_val_mean_ap", "launch_bound_share"),
+    ],
+    "steps.csv": ["grad_norm"],
+}
+
+
+def test_new_columns_are_last():
+    assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
+    assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
+    assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]

@@ -1,0 +1,98 @@
+"""Log lines: they start as in PaddleViT, show unusual values only, and have at most 120 columns."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.run.step_report import StepReport, epoch_line, log_lines
+from utils.metrics import Metrics
+
+REPORT = StepReport(
+    epoch=1,
+    num_epochs=300,
+    epoch_step=21,
+    steps_per_epoch=1251,
+    step=21,
+    lr=0.000095,
+    latest=Metrics(6.9077, 0.0, 0.0, 20480, 0, 1.2345),
+    average=Metrics(6.9077, 0.1, 0.5, 20480, 0, 1.2345),
+    images_per_second=2850.4,
+    data_wait_share=0.004,
+    tflops_per_second=307.2,
+    model_flops_utilization=0.3105,
+    is_scaled=False,
+    loss_scale=1.0,
+    skipped_steps=0,
+    peak_memory_bytes=20_100_000_000,
+    seconds_left=36_180.0,
+)
+PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%"
+
+
+def test_a_usual_report_is_one_line():
+    assert log_lines(REPORT, REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
+
+
+def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
+    scaled = replace(REPORT, is_scaled=True, loss_scale=65536.0)
+    halved = replace(scaled, loss_scale=32768.0)
+    assert log_lines(scaled)[1:] == ["  loss scale 65536"]
+    assert log_lines(scaled, scaled) == log_lines(REPORT, REPORT)
+    assert log_lines(halved, scaled)[1:] == ["  loss scale 32768"]
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.049, False), (0.05, True)])
+def test_a_data_wait_appears_from_5_percent_on(share, shown):
+    lines = log_lines(replace(REPORT, data_wait_share=share), REPORT)
+    assert ("wait 5%" in lines[0]) == shown
+
+
+@pytest.mark.parametrize(("norm", "shown"), [(2.4, False), (24.6, True)])
+def test_a_gradient_norm_appears_above_twice_its_mean(norm, shown):
+    lines = log_lines(replace(REPORT, latest=replace(REPORT.latest, grad_norm=norm)), REPORT)
+    assert lines[1:] == (["  grad norm 24.6 (mean 1.23)"] if shown else [])
+
+
+def test_skipped_steps_appear_when_a_step_was_skipped():
+    before = replace(REPORT, skipped_steps=5)
+    assert log_lines(before, before) == log_lines(REPORT, REPORT)
+    after = replace(before, skipped_steps=7, latest=replace(REPORT.latest, skipped_samples=128))
+    assert log_lines(after, before)[1:] == ["  skipped steps 7"]
+
+
+def test_no_loss_without_samples():
+    empty = Metrics(0.0, 0.0, 0.0, 0, 20480)
+    first, *rest = log_lines(replace(REPORT, latest=empty, average=empty, skipped_steps=21), REPORT)
+    assert "Loss: - (-), Avg Acc: -, 2850 img/s" in first and "skipped steps 21" in first + "".join(rest)
+    assert "nan" not in first
+
+
+def test_longest_lines_have_at_most_120_columns():
+    widest = Metrics(16.9077, 100.0, 100.0, 20480, 128, 0.0012345)
+    longest = replace(
+        REPORT,
+        epoch=1000,
+        num_epochs=1000,
+        epoch_step=12510,
+        steps_per_epoch=12510,
+        latest=replace(widest, grad_norm=1234567.8),
+        average=widest,
+        images_per_second=123456.7,
+        data_wait_share=0.99,
+        is_scaled=True,
+        loss_scale=65536.0,
+        skipped_steps=1234,
+        peak_memory_bytes=139_900_000_000,
+        seconds_left=999 * 86_400,
+    )
+    lines = log_lines(longest)
+    assert len(lines) == 2 and max(map(len, lines)) <= 120
+    assert "wait 99%" in "".join(lines) and lines[1].endswith("skipped steps 1234")
+
+
+def test_the_line_of_an_epoch():
+    rates = ["2850 img/s", "TFLOP/s: 307", "MFU: 31.1%"]
+    assert epoch_line("001/300", 443.0, rates, 0, 132_467.0) == (
+        "----- Epoch[001/300], epoch time: 7m23s, 2850 img/s, TFLOP/s: 307, MFU: 31.1%, time left: 1d12h"
+    )
+    assert epoch_line("300/300", 0.61, [], 3, 0.0) == "----- Epoch[300/300], epoch time: 0.6s, skipped steps: 3"

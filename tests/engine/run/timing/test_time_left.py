@@ -1,0 +1,52 @@
+"""The estimate of the time left, on a simulated clock."""
+
+import pytest
+
+from engine.progress import EpochProgress
+from engine.run.timing import time_left
+from engine.run.timing.time_left import TimeLeft
+from utils.metrics import MetricSums
+
+STEPS = 10
+
+
+class Clock:
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time_left.time, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def position(cpu, epoch: int, done_steps: int) -> EpochProgress:
+    return EpochProgress(epoch, STEPS, STEPS, MetricSums(cpu.device), done_steps)
+
+
+def test_steps_and_evaluations_to_the_last_epoch(clock, cpu):
+    estimate = TimeLeft(num_epochs=3, max_steps=None)
+    estimate.start_epoch(position(cpu, 0, 0))
+    assert estimate.seconds(position(cpu, 0, 0)) is None
+    clock.now += 50  # the first step compiles
+    estimate.start_clock(position(cpu, 0, 1))
+    clock.now += 8
+    assert estimate.seconds(position(cpu, 0, 5)) == 25 * 2  # no evaluation is known
+    clock.now += 10
+    estimate.end_steps()
+    clock.now += 6  # evaluation
+    assert estimate.seconds(position(cpu, 0, 10)) == 20 * 2 + 2 * 6
+    clock.now += 1  # checkpoint
+    estimate.start_epoch(position(cpu, 1, 0))
+    clock.now += 4
+    assert estimate.seconds(position(cpu, 1, 1)) == 19 * 4 + 2 * 7
+
+
+def test_max_steps_ends_the_run_earlier(clock, cpu):
+    estimate = TimeLeft(num_epochs=300, max_steps=25)
+    estimate.start_epoch(position(cpu, 2, 0))
+    clock.now += 3
+    assert estimate.seconds(position(cpu, 2, 3)) == 2
+    clock.now += 2
+    assert estimate.seconds(position(cpu, 2, 5)) == 0
