@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from datasets.shards.location import parse_location
+from datasets.shards.location import is_local, parse_location
 from utils.errors import UserError
 
 
@@ -26,7 +26,7 @@ from utils.errors import UserError
 def test_location(data_path, root, names):
     location = parse_location(data_path)
     assert location.root == root and location.names == (names and tuple(names))
-    assert location.is_local == ("://" not in root)
+    assert is_local(root) == ("://" not in root)
     assert pickle.loads(pickle.dumps(location)) == location
 
 
