@@ -23,9 +23,9 @@ from configs.reading.yaml_io import format_value
 from engine.run.plots import curve, new_figure, plot_curve, write_png
 from engine.run.summary import RunSummary, differing_options, read_run
 from utils.columns import format_duration
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
 from utils.packages import is_installed
+from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table
 
 COLUMNS = (

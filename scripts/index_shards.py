@@ -19,9 +19,9 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, split_flags
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
 from utils.packages import require
+from utils.processes.entry import run_and_report_errors
 
 
 def main(argv: list[str]) -> int:

@@ -17,8 +17,8 @@ from engine.report import REPORT
 from engine.report.contents import read_contents
 from engine.report.page import COMPARISON, run_page, write_comparison
 from utils.atomic_file import atomic_write
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 
 
 def main(argv: list[str]) -> int:
