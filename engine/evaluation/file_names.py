@@ -4,5 +4,4 @@ EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders in that
 SUMMARY, PER_CLASS, CONFUSION, PAIRS, CALIBRATION, MISTAKES = (
     "summary.json", "per_class.csv", "confusion.csv", "confused_pairs.csv", "calibration.csv", "mistakes.csv",
 )  # fmt: skip
-CONFUSION_PICTURE, RELIABILITY_PICTURE = "confusion.png", "reliability.png"
 PICTURES = "pictures"  # a folder in that of the evaluation

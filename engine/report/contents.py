@@ -23,12 +23,11 @@ from engine.evaluation.file_names import (
     TEST_EVALUATION,
 )
 from engine.report.charts import Bin
-from engine.report.formats import to_float
 from engine.run.facts import FACTS, Facts, read_facts
 from engine.run.result import MIN_CLASSES_FOR_TOP5
 from engine.run.summary import RunSummary, read_json, read_run
 from utils.errors import UserError
-from utils.tables import read_rows, unescaped_cell
+from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from engine.report.charts import Chart, Series
 from engine.report.contents import Rows, RunContents
-from engine.report.formats import number, to_float
+from engine.report.formats import number
 from engine.report.scales import Point
+from engine.run.summary import points
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,8 @@ def _rows(run: RunContents, spec: _Spec) -> Rows:
 
 
 def points_of(rows: Rows, column: str, spec: _Spec) -> list[Point]:
-    """(epoch or step, value) of the rows that have both, each as a finite number."""
-    x_column = "step" if spec.by_step else "epoch"
-    cells = ((to_float(row.get(x_column)), to_float(row.get(column))) for row in rows)
-    return [(x, y * spec.factor) for x, y in cells if x is not None and y is not None]
+    """(epoch or step, value)."""
+    return [(x, y * spec.factor) for x, y in points(rows, "step" if spec.by_step else "epoch", column)]
 
 
 def _add_chart(curves: Curves, spec: _Spec, series: list[Series], best: Point | None, title: str | None = None) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.report.contents import RunContents
-from engine.report.formats import duration, gigabytes, number, option, percent, to_float
+from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.run.facts import Attention, Devices, EvaluationData, Model, TrainingData
+from utils.tables import to_float
 
 _METRICS = {"mean_ap": "mean AP", "top1": "top-1"}
 SPLITS = {"train": "training", "val": "validation", "test": "test"}

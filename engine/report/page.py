@@ -17,7 +17,7 @@ from engine.report import REPORT
 from engine.report.charts import element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
-from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, to_float, visible
+from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, visible
 from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
 from engine.report.overview import SPLITS, evaluates_average, facts_of, status_of, tiles_of
 from engine.report.styles import matrix_rules
@@ -28,11 +28,10 @@ from engine.report.tables import (
     most_confused,
     options_off_defaults,
     options_off_recipe,
-    ranked,
     results,
 )
 from utils.atomic_file import atomic_write
-from utils.errors import UserError
+from utils.tables import to_float
 
 COMPARISON = "compare.html"
 MAX_BYTES = 5_000_000
@@ -50,25 +49,6 @@ def write_report(folder: Path) -> Path:
     path = folder / REPORT
     atomic_write(path, run_page(read_contents(folder)))
     return path
-
-
-def write_comparison(folders: Sequence[Path], path: Path) -> list[str]:
-    """Writes a page that compares runs; returns a line for each folder that is not a run.
-
-    Raises:
-        UserError: none of the folders is a run.
-        OSError: the page cannot be written; an older page is unchanged.
-    """
-    runs, problems = [], []
-    for folder in folders:
-        try:
-            runs.append(read_contents(folder))
-        except UserError as problem:
-            problems.append(f"left out: {problem}")
-    if not runs:
-        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
-    atomic_write(path, comparison_page(runs, problems, path.parent))
-    return problems
 
 
 def run_page(run: RunContents) -> str:
@@ -139,8 +119,10 @@ def _gallery(galleries: list[Gallery], dropped: int) -> dict[str, Any]:
 
 
 def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
-    """folder: that of the page, from which its links to the pages of the runs start."""
-    runs = ranked(runs)
+    """The page that compares runs, which are ranked.
+
+    problems: lines about folders that are left out. folder: of the page, from which its links start.
+    """
     entries = [
         {"name": run.summary.name, "index": index, "link": _link(run, folder),
          "has_curves": bool(run.summary.epochs or run.steps)}

@@ -278,7 +278,7 @@ def test_damaged_files_give_a_line_each(run):
 def test_folders_that_are_no_run_are_refused(tmp_path, run):
     with pytest.raises(UserError, match=r"no config\.yaml"):
         write_report(tmp_path)
-    (run / "metrics.csv").write_text("epoch,val_top1\none,2\n")
+    (run / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
     with pytest.raises(UserError, match=r"metrics\.csv: cannot be read"):
         write_report(run)
 
