@@ -20,7 +20,6 @@ from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, visible
 from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
 from engine.report.overview import SPLITS, evaluates_average, facts_of, status_of, tiles_of
-from engine.report.styles import matrix_rules
 from engine.report.tables import (
     class_table,
     compared_options,
@@ -171,7 +170,7 @@ def _environment() -> Environment:
 def _assets() -> tuple[str, str]:
     """The style sheet and the script; their hashes are in the page's policy."""
     folder = Path(__file__).parent / "templates"
-    style = (folder / "style.css").read_text(encoding="utf-8").replace("{{ matrix_rules }}", matrix_rules())
+    style = (folder / "style.css").read_text(encoding="utf-8")
     return style, (folder / "page.js").read_text(encoding="utf-8")
 
 
