@@ -4,8 +4,8 @@
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
 
-The folders are those of runs that trained or evaluated (-eval); others give a line, and files are ignored. A page is
-one HTML file that needs no network.
+Give folders of runs that trained or evaluated (-eval); other folders give a line, and files are ignored. A page is one
+HTML file that needs no network.
 """
 
 import argparse

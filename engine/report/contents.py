@@ -1,4 +1,4 @@
-"""Reads all that the page of a run shows from the files in its folder.
+"""Reads the files in the folder of a run, for its page.
 
 A file that is missing or damaged leaves its part of the page out.
 """
@@ -65,7 +65,7 @@ class Evaluation:
 class RunContents:
     """Attributes:
     steps: rows of `steps.csv`. class_names, preprocessing: of `classes.json`.
-    evaluation: of the validation images, or that of `-eval`. test: of the held-out test images.
+    evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
     recipe: the options of the recipe by dotted key; None if the run does not know it.
     problems: a line for each file that cannot be read.
     """
@@ -86,7 +86,7 @@ class RunContents:
 
 
 def read_contents(folder: Path) -> RunContents:
-    """Raises UserError if the folder is not that of a run, or its options or `metrics.csv` are damaged."""
+    """Raises UserError if it is not the folder of a run, or its options or `metrics.csv` are damaged."""
     summary = read_run(folder)
     problems: list[str] = []
 

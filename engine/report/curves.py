@@ -1,4 +1,4 @@
-"""The curves of a run, and those of several runs over each other."""
+"""The curves of a run, and of several runs in one chart."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,46 +31,22 @@ class _Spec:
 
 
 _SPECS = (
-    _Spec(
-        "Loss",
-        {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
-        "val_loss",
-        log_base=10,
-    ),
-    _Spec(
-        "Top-1",
-        {
-            "train_top1": "training",
-            "val_top1": "validation",
-            "val_top5": "validation top-5",
-            "raw_val_top1": "validation, raw weights",
-        },
-        "val_top1",
-        unit="%",
-        multi_label=False,
-    ),
+    _Spec("Loss", {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
+          "val_loss", log_base=10),
+    _Spec("Top-1", {"train_top1": "training", "val_top1": "validation", "val_top5": "validation top-5",
+                    "raw_val_top1": "validation, raw weights"}, "val_top1", unit="%", multi_label=False),
     _Spec("Training hit@1", {"train_top1": "training hit@1"}, "train_top1", unit="%", multi_label=True),
-    _Spec(
-        "Mean AP",
-        {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"},
-        "val_mean_ap",
-        unit="%",
-    ),
+    _Spec("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
+          unit="%"),
     _Spec("Learning rate", {"lr": "learning rate"}, "lr", by_step=True),
     _Spec("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", by_step=True, log_base=10),
     _Spec("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", by_step=True, log_base=2, steps=True, unused=1),
-    _Spec(
-        "Skipped steps",
-        {"skipped_steps": "skipped steps, total"},
-        "skipped_steps",
-        by_step=True,
-        steps=True,
-        unused=0,
-    ),
+    _Spec("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", by_step=True, steps=True,
+          unused=0),
     _Spec("Throughput", {"images_per_second": "images per second"}, "images_per_second", unit="images/s"),
     _Spec("Data wait", {"data_wait_share": "share of the time"}, "data_wait_share", unit="% of the time", factor=100),
     _Spec("Peak memory", {"peak_memory_bytes": "peak memory"}, "peak_memory_bytes", unit="GB", factor=1e-9),
-)
+)  # fmt: skip
 _OPTIONAL = ("Mean AP", "Top-1", "Training hit@1", "Skipped steps")  # no line if they are missing
 
 

@@ -42,7 +42,7 @@ def write_report(folder: Path) -> Path:
     """Writes `report.html` in the folder of a run that trained or evaluated, from the files in it; returns its path.
 
     Raises:
-        UserError: the folder is not that of a run, or its options or its `metrics.csv` are damaged.
+        UserError: it is not the folder of a run, or its options or its `metrics.csv` are damaged.
         OSError: the page cannot be written; an older page is unchanged.
     """
     path = folder / REPORT
@@ -98,7 +98,7 @@ def _judgement(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _evaluated(evaluation: Evaluation) -> str:
-    """What was measured with what; '' if the summary is missing."""
+    """The images and the weights of the evaluation; '' if the summary is missing."""
     epoch, samples = evaluation.summary.get("epoch"), to_float(evaluation.summary.get("samples"))
     split = SPLITS.get(str(evaluation.summary.get("split")), "")
     images = f"{samples:,.0f} {split} images".replace("  ", " ") if samples else ""

@@ -145,8 +145,8 @@ class Reporter:
     ) -> None:
         """Logs the epoch, and appends it to `metrics.csv`.
 
-        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside that
-        of their average. is_best: whether `validation` is the best so far.
+        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
+        their average. is_best: whether `validation` is the best so far.
         """
         sums = progress.sums.reduced(self.context)
         images_per_second = 0.0

@@ -32,7 +32,7 @@ class RunSummary:
         epochs: rows of `metrics.csv`; empty for an evaluation. options: all options by dotted key.
         best: epoch (from 1) and the metric of the best epoch, in percent; None without an evaluation.
         state: running, finished, stopped, interrupted, failed, killed or unknown.
-        status: the content of `status.json`. result: that of `result.json`; empty while the run is running.
+        status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunSummary:
     """Reads config.yaml, status.json, metrics.csv and result.json; a run that failed early lacks the last two.
 
     Raises:
-        UserError: the folder is not that of a run that trained or evaluated, or a file is damaged.
+        UserError: it is not the folder of a run that trained or evaluated, or a file is damaged.
     """
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
@@ -146,12 +146,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def evaluates(options: dict[str, Any]) -> bool:
-    """Whether the options by dotted key are those of `-eval`."""
+    """Whether the run evaluates (-eval). options: by dotted key."""
     return options["EVAL.ENABLED"] is True
 
 
 def _is_prediction(folder: Path) -> bool:
-    """Whether `-predict` made the folder, whose options are those of an evaluation; a failed one has no table."""
+    """Whether `-predict` made the folder; it has the options of an evaluation. A failed prediction has no table."""
     has_result = (folder / "result.json").exists() or (folder / STATUS).exists()
     return not has_result and (folder.resolve().name.startswith("predict-") or (folder / "predictions.csv").exists())
 

@@ -95,7 +95,7 @@ def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     svg = str(reliability_diagram(bins))
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
-    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50%, 8 images" in svg
+    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
 
 
 def test_after_eight_colours_the_curves_are_dashed():

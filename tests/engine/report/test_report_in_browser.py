@@ -8,7 +8,7 @@ from test_report_page import HOSTILE
 from engine.report.page import write_report
 from scripts.report import main
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 NAMES = ("cat", "dog", "fox", "n" * 300)
 TELEPHONE = 360

@@ -100,8 +100,9 @@ def hparams_table(root) -> tuple[list[str], list[str], dict[str, dict[str, float
     )
 
 
+@pytest.mark.slow
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, libraries):
-    """A run that is interrupted and resumed is one row or run everywhere; its weights are those of one without."""
+    """A run that is interrupted and resumed is one row or run everywhere; loggers do not change its weights."""
     wandb, mlflow = libraries
     plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], cpu, pictures=True)
     argv = [*digits_argv, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
@@ -120,7 +121,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
         assert row["best/top1"] == pytest.approx(best)
         assert row["val/top1"] == pytest.approx(float(epochs[-1]["val_top1"]))
     events = EventAccumulator(str(logged)).Reload()
-    assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # that of the checkpoint's step stays
+    assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # the one at the checkpoint's step stays
 
     inits = [call[1] for call in wandb.calls if call[0] == "init"]
     assert [init["id"] for init in inits] == [None, "wandb-id"]

@@ -1,4 +1,4 @@
-"""curves.png: what it shows, and when."""
+"""curves.png: its panels and curves."""
 
 import pytest
 
