@@ -11,9 +11,10 @@ every pod, it starts the processes of one node.
 
 import sys
 
-from configs.command_line import parse_command_line
-from configs.first_commands import require_selection
-from utils.errors import UserError, run_and_report_errors
+from configs.reading.command_line import parse_command_line
+from configs.reading.first_commands import require_selection
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.launch import exit_with_launcher, launch_node, launch_processes
 from utils.launcher import detect_launcher, has_node_variables
 

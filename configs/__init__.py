@@ -1,4 +1,4 @@
-"""Recipes, and the code that reads options; it needs no torch."""
+"""Recipes, the options of a run (`schema`), and the code that reads them (`reading`); without torch."""
 
 import importlib.util
 import sys

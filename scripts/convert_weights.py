@@ -15,12 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
-from configs.flags import Parser
-from configs.layers import find_run_options
+from configs.reading.command_line import parse_command_line
+from configs.reading.flags import Parser
+from configs.reading.option_layers import find_run_options
 from models.weights.find import find_weights
 from scripts.flags import split_flags
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 
 SCRIPT = "scripts/convert_weights.py"
 NAMELESS = (".npz", ".pdparams")  # their files hold arrays only

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from configs.flags import Parser, entry_parser
+from configs.reading.flags import Parser, entry_parser
 from utils.errors import did_you_mean
 
 
@@ -29,7 +29,7 @@ def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None
 
 
 def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Splits `argv` into the script's own flags and the flags for `configs.command_line`.
+    """Splits `argv` into the script's own flags and the flags for `configs.reading.command_line`.
 
     Raises:
         UserError: a flag is unknown to both.

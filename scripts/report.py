@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.flags import Parser
-from configs.yaml_io import format_value
+from configs.reading.flags import Parser
+from configs.reading.yaml_io import format_value
 from engine.report import REPORT
 from engine.report.contents import RunContents, read_contents
 from engine.report.formats import NO_VALUE
@@ -25,7 +25,8 @@ from engine.report.overview import metric_of, split_of
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, ranked, results
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 from utils.tables import aligned_table
 
 COLUMNS = (

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import main_single_gpu
-from configs.yaml_io import read_yaml
+from configs.reading.yaml_io import read_yaml
 from scripts import report
 from utils.errors import UserError
 

@@ -31,7 +31,7 @@ def test_readers_cannot_run_code(path):
 def test_yaml_is_read_with_safe_loaders_only():
     from yaml import SafeDumper, SafeLoader
 
-    from configs import yaml_io
+    from configs.reading import yaml_io
 
     assert issubclass(yaml_io._StrictLoader, SafeLoader) and issubclass(yaml_io._StrictDumper, SafeDumper)
     loaders = [

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Names, Section
+from configs.schema.section import Names, Section
 
 
 class Amp(Section):

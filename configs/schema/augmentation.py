@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Pair, Probability, Section
+from configs.schema.section import Pair, Probability, Section
 
 _AUTO_AUGMENT = ("original", "originalr", "v0", "v0r", "3a")
 _MAX_MAGNITUDE = 10

@@ -11,8 +11,8 @@ from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.parallel import Parallel
+from configs.schema.section import Names, Path, Section
 from configs.schema.train import Train
-from configs.section import Names, Path, Section
 from utils.errors import did_you_mean
 
 MAX_NAME_CHARS = 100

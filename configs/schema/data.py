@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Floats, Pair, Path, Probability, Section
-from configs.urls import secret_in_url
-from configs.yaml_io import shorten
+from configs.reading.yaml_io import shorten
+from configs.schema.section import Floats, Pair, Path, Probability, Section
+from configs.schema.urls import secret_in_url
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 

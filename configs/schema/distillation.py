@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Path, Probability, Section
+from configs.schema.section import Path, Probability, Section
 
 WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".npz", ".shards")
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)

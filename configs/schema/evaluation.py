@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.section import Section
+from configs.schema.section import Section
 
 
 class Evaluation(Section):

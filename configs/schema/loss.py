@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.section import Floats, Section
+from configs.schema.section import Floats, Section
 
 
 class Loss(Section):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.section import Section
+from configs.schema.section import Section
 
 _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Path, Probability, Section
+from configs.schema.section import Path, Probability, Section
 
 IMAGENET_CLASSES = 1000
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Section
-from configs.yaml_io import format_value
+from configs.reading.yaml_io import format_value
+from configs.schema.section import Section
 
 
 class Parallel(Section):

@@ -27,18 +27,9 @@ class BadImageList:
     The file is created when the first bad image is added. A resumed run appends to the file of the original run.
     """
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
-        self._name = f"bad_images_{rank}.csv"
-        self._listed: set[str] = set()
-        self.file: Path | None = None
-        if folder:
-            self.open(folder)
-
-    def open(self, folder: Path) -> None:
-        """Sets the folder of the list. A list without one must not receive images."""
-        self.file = folder / self._name
-        if self.file.exists():
-            self._listed = {row.get("path", "") for row in read_rows(self.file)}
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.file = folder / f"bad_images_{rank}.csv"
+        self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
 
     def add(self, images: Iterable[BadImage]) -> None:
         rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.layers import RUN_OPTIONS
+from configs.reading.option_layers import RUN_OPTIONS
 from utils.errors import UserError
 
 _LOCK = ".lock"

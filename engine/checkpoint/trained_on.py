@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from configs.reading.weight_options import OPTIONS_ENTRY
+from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
-from configs.weight_options import OPTIONS_ENTRY
-from configs.yaml_io import parse_value
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content
@@ -109,7 +109,7 @@ def _are_floats(values: Any, count: int) -> bool:
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
     """The metadata of an exported file, as JSON, from which `read_trained_on` reads a .safetensors file's.
 
-    description: as from `describe_data`. options: sections of options, `configs.weight_options.options_to_export`.
+    description: as from `describe_data`. options: sections of options, from `options_to_export`.
     """
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
 

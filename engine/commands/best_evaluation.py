@@ -6,7 +6,7 @@ from typing import Any
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.forms import BEST, find_form
+from engine.checkpoint.paths import BEST, saved_path
 from engine.evaluation.file_names import TEST_EVALUATION
 from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
@@ -22,11 +22,11 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
     Writes the evaluation files of the validation, unless the run had the time, and those of the held-out test images if
     there are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
     """
-    run, context = trainer.run, trainer.run.context
+    run, context = trainer.run, trainer.context
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
     if is_written and test is None:
         return {}
-    best = broadcast_object(find_form(run.folder / BEST), context)
+    best = broadcast_object(saved_path(run.folder / BEST), context)
     built = build_eval_model(config.with_model(pretrained=str(best)), context)
     if not is_written:
         _evaluate_validation(trainer, built, epoch)
@@ -35,16 +35,16 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
 
 def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None:
     run = trainer.run
-    name = find_form(run.folder / BEST).name
-    run.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {run.eval_files.folder}")
-    metrics, results = built.evaluator.evaluate(built.compute, run.val_batches)
+    name = saved_path(run.folder / BEST).name
+    run.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {run.validation.files.folder}")
+    metrics, results = built.evaluator.evaluate(built.compute, run.validation.batches)
     if trainer.report:
         trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
 
 
 def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: int, test: Samples) -> dict[str, Any]:
     """Unreadable images are skipped and listed: they must not turn a finished training into a failed one."""
-    run, context = trainer.run, trainer.run.context
+    run, context, num_classes = trainer.run, trainer.context, config.model.num_classes
     data = config.data.model_copy(update={"on_bad_image": "skip"})
     batches = build_eval_loader(data, test, context, config.timeout_seconds, run.bad_images)
     started = time.perf_counter()
@@ -54,8 +54,8 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
         run.logger.warn(f"Warning: test images: {error}")
         return {"error": str(error)}
     seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {find_form(run.folder / BEST).name}, "
-    log_validation(run.logger, title, metrics, run.num_classes, len(test), seconds, split="Test")
+    title = f"Epoch {epoch}, {saved_path(run.folder / BEST).name}, "
+    log_validation(run.logger, title, metrics, num_classes, len(test), seconds, split="Test")
     if context.is_main:
         files = build_eval_files(config, test, built.evaluator, run.folder, TEST_EVALUATION)
         try:

@@ -4,20 +4,19 @@ from pathlib import Path
 
 from torch import nn
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint
-from engine.checkpoint.run_folder import check_writable, is_run_folder
+from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_evaluation import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
 from engine.run.mfu.flops import forward_flops
-from engine.training.build import build_run
 from engine.training.eval_model import build_eval_model
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
-from engine.training.snapshot import restore
 from utils.distributed import ProcessContext
 
 
@@ -32,8 +31,8 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     if context.is_main and not config.eval.enabled:
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger)
-    resumes = found and not config.eval.enabled and is_run_folder(found.path.parent)
-    folder = found.path.parent if resumes else Path(config.save)
+    resumed = found.run_folder if found and not config.eval.enabled else None
+    folder = resumed or Path(config.save)
     check_writable(folder)
     if config.eval.enabled:
         config, model = _build_evaluation(command, context, logger, found)
@@ -51,14 +50,14 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 def _build_training(
     config: Config, context: ProcessContext, logger: RunLogger, folder: Path, found: FoundCheckpoint | None
 ) -> tuple[Config, nn.Module]:
-    config, samples = read_run_data(config, context, found.state if found else None)
+    config, splits = read_run_data(config, context, found.state if found else None)
     options = config.with_model(pretrained=None) if found else config
-    run = build_run(options, samples, context, folder, logger)
-    restore(run, found.state if found else None)
-    logger.info(f"global batch size: {run.layout.describe(context.world_size)}")
-    logger.info(f"steps per epoch: {run.layout.steps_per_epoch}")
-    logger.info(f"peak learning rate: {run.state.schedule.peak_lr:.3g}")
-    return config, run.state.meta_model
+    run, _ = build_run(options, splits, context, logger, lambda _: folder, found)
+    state = run.state
+    logger.info(f"global batch size: {state.layout.describe(context.world_size)}")
+    logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
+    logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
+    return config, state.meta_model
 
 
 def _build_evaluation(
@@ -67,10 +66,7 @@ def _build_evaluation(
     config = command.config
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
-    weights = str(found.path if found else config.model.pretrained)
-    config, _, notes = read_evaluation_data(
-        config.with_model(pretrained=weights), context, command.split, command.prediction
-    )
+    config, _, notes = read_evaluation_data(command.with_weights(found.path) if found else command, context)
     for note in notes:
         logger.note(note)
     return config, build_eval_model(config, context).fp32

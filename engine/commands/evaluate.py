@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from utils.launcher import launcher_words
 
 _PROJECT = Path(__file__).parents[2]

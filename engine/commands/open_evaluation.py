@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.commands.evaluation_data import read_evaluation_data
@@ -39,14 +39,13 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     Raises:
         UserError: as `read_evaluation_data`; no such checkpoint; the weights do not fit the model.
     """
-    config = command.config
-    if config.model.resume:
-        found = find_on_all_ranks(config, context, logger)
+    if command.config.model.resume:
+        found = find_on_all_ranks(command.config, context, logger)
         if found is None:
-            raise nothing_to_evaluate(config)
-        config = config.with_model(pretrained=str(found.path))
+            raise nothing_to_evaluate(command.config)
+        command = command.with_weights(found.path)
         del found  # the content of the checkpoint
-    config, samples, data_notes = read_evaluation_data(config, context, command.split, command.prediction)
+    config, samples, data_notes = read_evaluation_data(command, context)
     built = build_eval_model(config, context)
     for note in (*built.notes, *data_notes):
         logger.note(note)

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command, parse_command_line, to_yaml
-from configs.compare import experiment_mismatch, non_default_lines
-from configs.layers import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.reading.command_line import Command, parse_command_line, to_yaml
+from configs.reading.compare import experiment_mismatch, non_default_lines
+from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
@@ -40,8 +40,10 @@ def log_options(command: Command, logger: RunLogger) -> None:
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     if command.family_defaults:
-        names = ", ".join(f"{section}.{key}" for section, key in command.family_defaults)
+        names = ", ".join(command.family_defaults)
         logger.info(f"----- Of these, defaults of MODEL.TYPE {command.config.model.type}: {names}")
+    for note in () if command.config.eval.enabled else command.notes:
+        logger.info(f"----- {note}")
     if family := FAMILIES.get(command.config.model.type):
         for correction in family.corrections:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable

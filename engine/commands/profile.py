@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from engine.commands.open_run import begin_status, open_new_folder, start_log
 from engine.profiling.profiler import profile_run
-from engine.training.build import build_run
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
 
@@ -13,12 +13,12 @@ from utils.distributed import ProcessContext
 def profile(command: Command, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
     logger = start_log(command, context)
-    config, samples = read_run_data(command.config, context)
+    config, splits = read_run_data(command.config, context)
     config = config.model_copy(update={"loggers": ()})  # a profile is no result
-    run = build_run(config, samples, context, None, logger)
-    folder = open_new_folder(replace(command, config=config), context, logger, "profile-")
-    status = begin_status(folder, context)
-    profile_run(run.in_folder(folder), config.model.name)
+    command = replace(command, config=config)
+    run, _ = build_run(config, splits, context, logger, lambda _: open_new_folder(command, context, logger, "profile-"))
+    status = begin_status(run.folder, context)
+    profile_run(run)
     if context.is_main:
         status.update(state="finished")
     return 0

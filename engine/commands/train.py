@@ -2,22 +2,22 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.sources.samples import Samples
-from engine.checkpoint.run_folder import is_run_folder, lock_run_folder
-from engine.checkpoint.trained_on import write_classes
+from engine.checkpoint.run_folder import lock_run_folder
+from engine.checkpoint.trained_on import describe_data, write_classes
 from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.report import REPORT
 from engine.run.loggers.group import check_loggers
 from engine.run.result import write_result
-from engine.training.build import build_run
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
-from engine.training.snapshot import restore
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 from utils.launcher import launcher_note
@@ -30,7 +30,7 @@ def train(command: Command, context: ProcessContext) -> int:
         trainer, config, test = _open_trainer(command, context, locks)
         locks.callback(trainer.run.reporter.close)  # if training fails
         result = trainer.train()
-        if trainer.run.context.is_main:
+        if trainer.context.is_main:
             write_result(trainer.run.folder, result)  # the evaluation after it may fail
         if result["finished"] and result["epoch"] is not None:
             try:
@@ -60,27 +60,28 @@ def _open_trainer(
     found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
     if config.model.resume and not found:
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
-    config, samples = read_run_data(config, context, found.state if found else None)
+    config, splits = read_run_data(config, context, found.state if found else None)
     command = replace(command, config=config)
     if found:  # it holds all weights, and the pretrained file may be gone
         config = config.with_model(pretrained=None)
-    folder = found.path.parent if found and is_run_folder(found.path.parent) else None
-    run = build_run(config, samples, context, folder, logger)
-    position = restore(run, found.state if found else None)
-    if folder:
-        enter_folder(folder, command, context, logger, position.progress.step)
-    else:
+
+    def open_folder(steps_done: int) -> Path:
+        if found and found.run_folder:
+            enter_folder(found.run_folder, command, context, logger, steps_done)
+            return found.run_folder
         folder = open_new_folder(command, context, logger)
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
-        run = run.in_folder(folder)
+        return folder
+
+    run, position = build_run(config, splits, context, logger, open_folder, found)
     if context.is_main:
-        write_classes(folder, run.description)
-    resume = next_command(command, f"-resume={folder}")
-    trainer = Trainer(run, begin_status(folder, context, resume), position)
+        write_classes(run.folder, describe_data(config.data, run.class_names))
+    resume = next_command(command, f"-resume={run.folder}")
+    trainer = Trainer(run, begin_status(run.folder, context, resume), position)
     if trainer.report:
         trainer.status.on_end = lambda: trainer.report.update(now=True)
-    return trainer, config, samples.test
+    return trainer, config, splits.test
 
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
@@ -110,6 +111,6 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"
         )
-    if trainer.run.context.is_main:
+    if trainer.context.is_main:
         trainer.status.update(**outcome)
     return signal.status if signal else 0

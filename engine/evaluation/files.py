@@ -5,7 +5,7 @@ All figures are in percent, the loss in nats. A class is written by its name, or
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,6 @@ class EvaluationFiles:
     data: Data
     class_names: Sequence[str]
     evaluator: Evaluator
-
-    def in_run(self, folder: Path) -> "EvaluationFiles":
-        """These files in the folder of a run."""
-        return replace(self, folder=folder / self.folder.name)
 
     def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> dict[str, Any]:
         """Writes all files, each atomically; returns the content of `summary.json`, which begins with `about`.

@@ -56,7 +56,7 @@ class MasterWeights:
         self._release()
 
     @property
-    def stored(self) -> nn.Module:
+    def saved(self) -> nn.Module:
         """The model whose weights persist between steps, and which checkpoints hold."""
         return self.master if self.keep_master else self.compute
 
@@ -95,7 +95,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def sync_after_load(self) -> None:
-        """After new weights were loaded into the `stored` model: copies them to the other model."""
+        """After new weights were loaded into the `saved` model: copies them to the other model."""
         for full, half in (*self._frozen, *zip(self._master_parameters, self._compute_parameters, strict=True)):
             if self.keep_master:
                 half.copy_(full)

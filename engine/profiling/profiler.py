@@ -14,7 +14,7 @@ from engine.profiling.measured_training import MeasuredTraining
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.run.facts import Devices
-from engine.training.state import Run
+from engine.training.run import Run
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.torch_compat import is_compiled
 
@@ -24,17 +24,17 @@ _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 
 
-def profile_run(run: Run, model_name: str) -> None:
+def profile_run(run: Run) -> None:
     """Trains some steps on every rank; only the main process is profiled; it writes and prints the page.
 
     A small data set is repeated. The speed is measured first, without the profiler, which slows the steps down.
     """
-    context = run.context
+    context = run.state.context
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         with _profiler(context.device):  # the first start is slow: do it now, or workers would load ahead during it
             pass
-    batches = run.batches.iterate(0, 0, _ENDLESS)
+    batches = run.batches.iterate(0, 0, _ENDLESS, bad_images=run.bad_images)
     phases = replace(run, state=replace(run.state, graph=None))  # a graph of the whole step has no phases
     training = MeasuredTraining(phases, batches)
     training.train(_WARMUP_STEPS)
@@ -48,7 +48,7 @@ def profile_run(run: Run, model_name: str) -> None:
         with _profiler(context.device) as profiler, record_function(WINDOW):
             training.train(_PROFILED_STEPS)
             synchronize(context.device)
-        _write(run, model_name, profiler, images_per_second, memory)
+        _write(run, profiler, images_per_second, memory)
     else:
         training.train(_PROFILED_STEPS)
     run.reporter.close()
@@ -59,18 +59,18 @@ def _profiler(device: torch.device) -> profile:
     return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
 
-def _write(run: Run, model_name: str, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
+def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
     trace = run.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    state, context = run.state, run.context
+    state, context = run.state, run.state.context
     on_gpu = context.device.type == "cuda"
     page = profile_page(
         Profile(
             title=str(Devices(context.world_size, device_name(context.device), state.precision.describe())),
-            model_name=model_name,
-            batch_size=state.batch_size,
+            model_name=state.config.model.name,
+            batch_size=state.config.data.batch_size,
             device_type=context.device.type,
             is_half_precision=state.precision.dtype != torch.float32,
             has_fast_half=has_fast_half_precision(context.device),
@@ -81,7 +81,7 @@ def _write(run: Run, model_name: str, profiler: profile, images_per_second: floa
             images_per_second=images_per_second,
             meter=run.reporter.meter,
             peak_memory_bytes=peak_memory_bytes,
-            communication=state.strategy.communication(state.model),
+            communication=state.strategy.communication(state.wrapped),
         )
     )
     (run.folder / PAGE).write_text(f"{page}\n")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.compare import with_defaults
-from configs.layers import RECIPE_OPTIONS
-from configs.yaml_io import read_yaml
+from configs.reading.compare import with_defaults
+from configs.reading.option_layers import RECIPE_OPTIONS
+from configs.reading.yaml_io import read_yaml
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,

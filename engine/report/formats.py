@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from configs.yaml_io import format_value
+from configs.reading.yaml_io import format_value
 from utils.columns import format_duration
 from utils.errors import escape_control_characters
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from configs.compare import differing_from_defaults
+from configs.reading.compare import differing_from_defaults
 from engine.report.contents import Confusion, Evaluation, RunContents
 from engine.report.formats import NO_VALUE, duration, gigabytes, number, option, percent
 from engine.report.overview import metric_of, split_of, test_of

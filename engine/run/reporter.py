@@ -50,7 +50,7 @@ class Reporter:
     """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
 
     Args:
-        folder: folder of the run; it may be set until `start`.
+        folder: folder of the run.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         max_steps: the run ends after this many steps in all, if not before.
@@ -60,7 +60,7 @@ class Reporter:
     def __init__(
         self,
         context: ProcessContext,
-        folder: Path | None,
+        folder: Path,
         logger: RunLogger,
         scaler: LossScaler,
         meter: MFUMeter,

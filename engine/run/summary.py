@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.compare import with_defaults
-from configs.layers import RUN_OPTIONS
-from configs.yaml_io import read_yaml, shorten
+from configs.reading.compare import with_defaults
+from configs.reading.option_layers import RUN_OPTIONS
+from configs.reading.yaml_io import read_yaml, shorten
 from utils.errors import UserError
 from utils.status import STATUS
 from utils.tables import read_rows, to_float

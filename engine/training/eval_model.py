@@ -54,12 +54,11 @@ def build_evaluator(config: Config, precision: Precision, strategy: Strategy, co
 
 
 def build_eval_files(
-    config: Config, samples: Samples, evaluator: Evaluator, folder: Path | None, name: str = EVALUATION
+    config: Config, samples: Samples, evaluator: Evaluator, folder: Path, name: str = EVALUATION
 ) -> EvaluationFiles:
-    """The files of the evaluations of `samples`, in `name` in the folder of a run, which may be set later."""
+    """The files of the evaluations of `samples`, in `name` in the folder of a run."""
     names = names_of_labels(samples, config.model.num_classes)
-    files = EvaluationFiles(Path(name), samples, config.data, names, evaluator)
-    return files.in_run(folder) if folder else files
+    return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:

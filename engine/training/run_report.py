@@ -13,7 +13,7 @@ from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
 from engine.run.timing.time_share import TimeShare
-from engine.training.state import Run
+from engine.training.run import Run
 from utils.metrics import Metrics
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
@@ -66,7 +66,7 @@ class RunReport:
         if best is None or not (best.model or self._is_end):
             return
         self._best = None
-        run.eval_files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+        run.validation.files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2

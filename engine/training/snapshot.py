@@ -1,22 +1,26 @@
 """Converts the state of a run to the content of a checkpoint and back."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
 from torch import nn
 
-from configs.compare import changed_options
-from configs.yaml_io import format_value
-from engine.checkpoint.reader import read_best
+from configs.reading.command_line import to_yaml
+from configs.reading.compare import changed_options
+from configs.reading.yaml_io import format_value
+from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
+from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
-from engine.training.optimizer import set_lr
-from engine.training.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
-from engine.training.state import Run
-from utils.distributed import broadcast_object
+from engine.run.log import RunLogger
+from engine.training.optimization.optimizer import set_lr
+from engine.training.optimization.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
+from engine.training.state import TrainState
+from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.metrics import Metrics
 
@@ -66,72 +70,75 @@ class RunPosition:
     best_is_unsaved: bool = False
 
 
-def take_snapshot(run: Run, position: RunPosition) -> dict[str, Any]:
+def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequence[str] | None) -> dict[str, Any]:
     """The content of a checkpoint; a collective call. The tensors are those of the run, not copies."""
-    state, strategy, progress = run.state, run.state.strategy, position.progress
-    average = state.average
+    config, strategy, average, progress = state.config, state.strategy, state.average, position.progress
     return {
-        "model": strategy.model_state(state.precision.weights.stored),
+        "model": strategy.model_state(state.precision.weights.saved),
         "ema": strategy.model_state(average.module) if average else None,
         "optimizer": strategy.optimizer_state(state.optimizer),
-        "optimizer_name": run.optimizer_name,
+        "optimizer_name": config.train.optimizer.name,
         "precision": state.precision.state_dict(),
         "epoch": progress.epoch,
         "done_steps": progress.done_steps,
-        "sums": progress.sums.reduced(run.context),
-        "geometry": asdict(run.layout),
+        "sums": progress.sums.reduced(state.context),
+        "geometry": asdict(state.layout),
         "best": position.best.to_entry() if position.best else None,
         "train_seconds": position.clock.seconds,
         "images": position.clock.images,
-        "options": run.options,
-        "schedule_start": state.schedule.start_step / run.layout.steps_per_epoch,
-        **run.description,
+        "options": to_yaml(config),
+        "schedule_start": state.schedule.start_step / state.layout.steps_per_epoch,
+        **describe_data(config.data, class_names),
     }
 
 
-def restore(run: Run, checkpoint: dict[str, Any] | None) -> RunPosition:
-    """Loads a checkpoint into the run and returns its position; without one, the start of the run.
+def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:
+    """Loads a checkpoint into the state of a run and returns its position; without one, the start of the run.
 
     Raises:
         UserError: the options of the run do not fit the checkpoint.
     """
-    if checkpoint is None:
-        return RunPosition(run.new_progress(run.last_epoch), TrainClock())
-    changed = changed_options(checkpoint["options"], run.options)
-    _check_options(run, checkpoint, changed)
-    done_steps = run.layout.steps_done(checkpoint)
-    _load_state(run, checkpoint)
-    progress = run.new_progress(checkpoint["epoch"])
+    if found is None:
+        return RunPosition(state.new_progress(state.config.train.last_epoch), TrainClock())
+    checkpoint, schedule = found.state, state.schedule
+    changed = changed_options(checkpoint["options"], to_yaml(state.config))
+    _check_options(state, checkpoint, changed)
+    done_steps = state.layout.steps_done(checkpoint)
+    _load_state(state, checkpoint)
+    progress = state.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
-    run.logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
-    if changed_batch := run.layout.changed_global_batch(checkpoint):
-        run.logger.info(f"----- Resume: {changed_batch}")
-    _resume_schedule(run, checkpoint["schedule_start"], progress, bool(changed.keys() & SCHEDULE_OPTIONS))
-    progress.lr = run.state.schedule.lr_at(max(progress.step - 1, run.state.schedule.start_step))
-    set_lr(run.state.optimizer, progress.lr)
-    if run.context.is_main:
+    logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
+    if changed_batch := state.layout.changed_global_batch(checkpoint):
+        logger.info(f"----- Resume: {changed_batch}")
+    has_changed = bool(changed.keys() & SCHEDULE_OPTIONS)
+    for line in _resume_schedule(state, checkpoint["schedule_start"], progress, has_changed):
+        logger.info(f"----- {line}")
+    progress.lr = schedule.lr_at(max(progress.step - 1, schedule.start_step))
+    set_lr(state.optimizer, progress.lr)
+    if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
     clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
     if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key != RESTART_SCHEDULE]:
-        run.logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
-    return RunPosition(progress, clock, *_restore_best(run, checkpoint))
+        logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
+    return RunPosition(progress, clock, *_restore_best(found, state.context))
 
 
-def _resume_schedule(run: Run, start: float, progress: EpochProgress, has_changed: bool) -> None:
-    """Continues the schedule, which starts after `start` epochs, or restarts it; logs how changed options continue.
+def _resume_schedule(state: TrainState, start: float, progress: EpochProgress, has_changed: bool) -> list[str]:
+    """Continues the schedule, which starts after `start` epochs, or restarts it; returns lines for the log.
 
-    A repeated command, such as that of a requeued job, has the options of its checkpoint, and does not restart again.
+    A repeated command, as a requeued job runs it, has the options of its checkpoint, and does not restart again.
     """
-    schedule, num_epochs = run.state.schedule, run.plan.num_epochs
-    schedule.start_step = round(start * run.layout.steps_per_epoch)
+    schedule, train, lines = state.schedule, state.config.train, []
+    num_epochs, steps_per_epoch = train.num_epochs, state.layout.steps_per_epoch
+    schedule.start_step = round(start * steps_per_epoch)
     if progress.epoch == num_epochs:
-        run.logger.info(f"----- Resume: all {num_epochs} epochs are done; a larger -epochs continues the training")
+        lines.append(f"Resume: all {num_epochs} epochs are done; a larger -epochs continues the training")
     if not has_changed:
-        return
-    title = f"----- Schedule: from epoch {progress.epoch + 1}, step {progress.done_steps}:"
-    if run.restarts_schedule:
+        return lines
+    title = f"Schedule: from epoch {progress.epoch + 1}, step {progress.done_steps}:"
+    if train.restart_schedule:
         schedule.restart(progress.step)
-        warmup = schedule.warmup_steps / run.layout.steps_per_epoch
+        warmup = schedule.warmup_steps / steps_per_epoch
         decay = f"then a {schedule.description} to epoch {num_epochs}"
         line = f"warm-up in {warmup:g} epochs to {schedule.peak_lr:g}, {decay}"
     else:
@@ -139,11 +146,11 @@ def _resume_schedule(run: Run, start: float, progress: EpochProgress, has_change
             f"the {schedule.description} of {num_epochs} epochs with the peak {schedule.peak_lr:g}, now at "
             f"{schedule.lr_at(progress.step):.3g}; {RESTART_SCHEDULE}=true warms up to the peak from here"
         )
-    run.logger.info(f"{title} {line}")
+    return [*lines, f"{title} {line}"]
 
 
-def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
-    epoch = checkpoint["epoch"]
+def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
+    epoch, train = checkpoint["epoch"], state.config.train
     if checkpoint["done_steps"] and "DATA.BALANCED_SAMPLING" in changed:
         raise UserError(
             f"DATA.BALANCED_SAMPLING: the checkpoint is inside an epoch with "
@@ -152,25 +159,25 @@ def _check_options(run: Run, checkpoint: dict[str, Any], changed: dict[str, tupl
         )
     if "DATA.MULTI_LABEL" in changed:
         raise UserError("DATA.MULTI_LABEL: differs from the checkpoint; set it to the same value to resume")
-    if (checkpoint["ema"] is None) != (run.state.average is None):
+    if (checkpoint["ema"] is None) != (state.average is None):
         raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
-    if checkpoint["optimizer_name"] != run.optimizer_name:
+    if checkpoint["optimizer_name"] != train.optimizer.name:
         raise UserError(
             f"TRAIN.OPTIMIZER.NAME: the checkpoint used {format_value(checkpoint['optimizer_name'])}; use it to resume"
         )
-    if "TRAIN.LAST_EPOCH" in changed and run.last_epoch not in (0, epoch):
-        raise UserError(f"-last_epoch {run.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
-    if epoch > run.plan.num_epochs:
+    if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
+        raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
+    if epoch > train.num_epochs:
         raise UserError(
-            f"TRAIN.NUM_EPOCHS {run.plan.num_epochs}: the checkpoint has {epoch} finished epochs; "
+            f"TRAIN.NUM_EPOCHS {train.num_epochs}: the checkpoint has {epoch} finished epochs; "
             f"set it to {epoch} or more"
         )
 
 
-def _load_state(run: Run, checkpoint: dict[str, Any]) -> None:
-    state, strategy = run.state, run.state.strategy
+def _load_state(state: TrainState, checkpoint: dict[str, Any]) -> None:
+    strategy = state.strategy
     try:
-        _load_weights(strategy, state.precision.weights.stored, checkpoint["model"])
+        _load_weights(strategy, state.precision.weights.saved, checkpoint["model"])
         state.precision.weights.sync_after_load()
         if state.average:
             _load_weights(strategy, state.average.module, checkpoint["ema"])
@@ -187,13 +194,14 @@ def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -
     strategy.load_model_state(model, read_model_state(entry, strategy.model_state(model)))
 
 
-def _restore_best(run: Run, checkpoint: dict[str, Any]) -> tuple[Best | None, bool]:
+def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[Best | None, bool]:
     """The best result, unless its file is missing or belongs to a later epoch; and whether it must be saved again."""
+    checkpoint, folder = found.state, found.run_folder
     best = checkpoint["best"]
     if best is None:
         return None, False
-    is_saved = run.folder is not None and best == read_best(run.folder, run.context)
-    is_saved = broadcast_object(is_saved, run.context)
+    is_saved = folder is not None and best == read_best(folder, context)
+    is_saved = broadcast_object(is_saved, context)
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False

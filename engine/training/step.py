@@ -17,11 +17,11 @@ from engine.parallel.compile import run_eagerly
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress
 from engine.run.timing.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
-from engine.training.distillation import class_logits
-from engine.training.optimizer import set_lr
+from engine.training.losses.distillation import class_logits
+from engine.training.optimization.optimizer import set_lr
 from engine.training.state import TrainState
 from models.build import set_training
-from utils.distributed import ProcessContext, gather_objects
+from utils.distributed import gather_objects
 from utils.errors import UserError
 from utils.metrics import BatchSums
 from utils.seeding import derive_seed, seed_device
@@ -36,7 +36,6 @@ def train_steps(
     batches: Iterator[Batch],
     progress: EpochProgress,
     stop_step: int,
-    context: ProcessContext,
     after_step: Callable[[EpochProgress], None],
 ) -> None:
     """Trains from `progress.done_steps` to step `stop_step` of the epoch; calls `after_step` after each step.
@@ -47,10 +46,10 @@ def train_steps(
     Raises:
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
-    precision = state.precision
-    set_training(precision.weights.compute, state.freeze_backbone)
+    precision, config, accum_iter = state.precision, state.config, state.layout.accum_iter
+    set_training(precision.weights.compute, config.model.freeze_backbone)
     while progress.done_steps < stop_step:
-        step, window = progress.step, progress.window(state.accum_iter)
+        step, window = progress.step, progress.window(accum_iter)
         progress.lr = state.schedule.lr_at(step)
         set_lr(state.optimizer, progress.lr)
         if state.average:
@@ -67,17 +66,17 @@ def train_steps(
                     loss, logits, grad_norm = state.graph.run(partial(_whole_step, state), *inputs)
             else:
                 exchanges = micro_step == window - 1
-                with nullcontext() if exchanges else state.strategy.no_sync(state.model):
+                with nullcontext() if exchanges else state.strategy.no_sync(state.wrapped):
                     loss, logits = forward_backward(state, batch, step, micro_step, window)
             with record_function(LOGGING):
                 sums.append(BatchSums.of(loss, logits, batch.targets, batch.samples))
 
         if not state.graph:
             with record_function(OPTIMIZER), state.timer.launch_check():
-                seed = derive_seed(state.seed, "rounding", step)
-                grad_norm = precision.step(state.optimizer, state.max_norm, seed, state.average)
+                seed = derive_seed(config.seed, "rounding", step)
+                grad_norm = precision.step(state.optimizer, config.train.grad_clip, seed, state.average)
         if precision.scaler.skipped_too_often():
-            raise NonFiniteGradients(_explain_skips(state, batch, step, window, context))
+            raise NonFiniteGradients(_explain_skips(state, batch, step, window))
         progress.done_steps += 1
         with record_function(LOGGING):
             progress.sums.add_step(reduce(add, sums), grad_norm, precision.scaler.last_skipped)
@@ -93,7 +92,8 @@ def forward_backward(
 
 
 def _model_inputs(state: TrainState, batch: Batch, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    seed_device(derive_seed(state.seed, "step", step, micro_step, state.rank), batch.images.device)
+    seed = derive_seed(state.config.seed, "step", step, micro_step, state.context.rank)
+    seed_device(seed, batch.images.device)
     with record_function(TRANSFORM):
         return state.transform(batch)
 
@@ -103,10 +103,10 @@ def _passes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with record_function(FORWARD):
         with timer, state.precision.autocast():
-            outputs = state.model(images)
+            outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
     with record_function(BACKWARD):
-        samples = window * state.batch_size  # on this rank; the exchange of gradients averages over the ranks
+        samples = window * state.config.data.batch_size  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)
 
@@ -114,15 +114,16 @@ def _passes(
 def _whole_step(state: TrainState, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A step without accumulation, for `StepGraph`: the loss (), the logits (B, classes) and the gradient norm ()."""
     loss, logits = _passes(state, images, targets, 1, nullcontext())  # events in a graph measure no time
-    grad_norm = state.precision.step(state.optimizer, state.max_norm, 0, state.average)  # the seed is for O3
+    max_norm = state.config.train.grad_clip
+    grad_norm = state.precision.step(state.optimizer, max_norm, 0, state.average)  # the seed is for O3
     return loss.detach(), logits.detach(), grad_norm
 
 
-def _explain_skips(state: TrainState, batch: Batch, step: int, window: int, context: ProcessContext) -> str:
+def _explain_skips(state: TrainState, batch: Batch, step: int, window: int) -> str:
     """Repeats the last micro-step to find the first non-finite module; a collective call."""
     precision, weights = state.precision, state.precision.weights
     weights.save_batch_stats()
-    with state.strategy.no_sync(state.model), run_eagerly():
+    with state.strategy.no_sync(state.wrapped), run_eagerly():
         found = first_non_finite(
             weights.compute,
             lambda: forward_backward(state, batch, step, window - 1, window),
@@ -130,7 +131,7 @@ def _explain_skips(state: TrainState, batch: Batch, step: int, window: int, cont
         )
     weights.compute.zero_grad(set_to_none=True)
     weights.restore_batch_stats(torch.ones_like(precision.scaler.last_skipped))
-    origin = next(filter(None, gather_objects(found, context)), None)
+    origin = next(filter(None, gather_objects(found, state.context)), None)
     return (
         f"Non-finite gradients for {precision.scaler.consecutive_skipped} consecutive steps, up to step {step + 1}, in "
         f"{precision.name}; aborting. First non-finite value: {origin or 'none when the last step was repeated'}. "

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.forms import BEST, LAST, find_form
+from engine.checkpoint.paths import BEST, LAST, saved_path
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRankReport, SlowRanks
+from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
-from engine.training.snapshot import Best, RunPosition, restore, take_snapshot
-from engine.training.state import Run
+from engine.training.snapshot import Best, RunPosition, take_snapshot
+from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end."""
 
-    def __init__(self, run: Run, status: RunStatus, position: RunPosition | None = None) -> None:
-        """`position`: that of the restored checkpoint; default: the start of the run."""
-        plan = run.plan
-        self.run, self.status = run, status
-        self.position = position or restore(run, None)
-        self.trigger = SaveTrigger(run.context, run.timeout_seconds, plan.save_freq_steps, plan.save_freq_minutes)
-        self.slow_ranks = SlowRankReport(SlowRanks(_forward_is_local(run)), run.context, status)
+    def __init__(self, run: Run, status: RunStatus, position: RunPosition) -> None:
+        """`position`: as `build_run` returns it."""
+        self.run, self.state, self.status, self.position = run, run.state, status, position
+        self.config, self.context = self.state.config, self.state.context
+        saves = self.config.save_freq_steps, self.config.save_freq_minutes
+        self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
+        self.slow_ranks = SlowRankReport(SlowRanks(_forward_is_local(self.state)), self.context, status)
         self.interrupted: Interrupted | None = None
-        self._will_compile = run.compiles
+        self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
-        self.report = RunReport(run) if run.context.is_main else None
+        self.report = RunReport(run) if self.context.is_main else None
 
     @property
     def progress(self) -> EpochProgress:
@@ -76,29 +77,36 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         """From the current position to the end of the last epoch."""
-        done = self.progress.done_batches(self.run.state.accum_iter)
-        return self.run.batches.iterate(self.progress.epoch, done, self.run.plan.num_epochs)
+        done = self.progress.done_batches(self.state.layout.accum_iter)
+        return self.run.batches.iterate(
+            self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.run.bad_images
+        )
+
+    def _is_due(self, epochs_done: int, every: int) -> bool:
+        """Whether an action with a period of `every` epochs is due; it always is after the last epoch."""
+        return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
     def _has_ended(self) -> bool:
-        return self.progress.epoch == self.run.plan.num_epochs or self._stops_early()
+        return self.progress.epoch == self.config.train.num_epochs or self._stops_early()
 
     def _stops_early(self) -> bool:
         """Whether `TRAIN.PATIENCE` ends the run here: a function of the position, equal on all ranks and on resume."""
-        plan, progress, best = self.run.plan, self.progress, self.position.best
-        if plan.patience is None or best is None or progress.done_steps or progress.epoch == plan.num_epochs:
+        train, progress, best = self.config.train, self.progress, self.position.best
+        if train.patience is None or best is None or progress.done_steps or progress.epoch == train.num_epochs:
             return False
-        return plan.is_due(progress.epoch, plan.validate_freq) and progress.epoch - best.epoch >= plan.patience
+        is_evaluated = self._is_due(progress.epoch, self.config.validate_freq)
+        return is_evaluated and progress.epoch - best.epoch >= train.patience
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
-        plan, progress = self.run.plan, self.progress
+        config, progress, max_steps = self.config, self.progress, self.config.train.max_steps
         stop_step = progress.steps
-        if plan.max_steps is not None:
-            stop_step = min(stop_step, plan.max_steps - progress.epoch * progress.steps)
+        if max_steps is not None:
+            stop_step = min(stop_step, max_steps - progress.epoch * progress.steps)
         self.run.reporter.start_epoch(progress)
         self._start_clock()
         try:
-            train_steps(self.run.state, batches, progress, stop_step, self.run.context, self.after_step)
+            train_steps(self.state, batches, progress, stop_step, self.after_step)
         except NonFiniteGradients as error:
             self._abort(error)
         if progress.done_steps < progress.steps:
@@ -106,17 +114,17 @@ class Trainer:
             return False
         epochs_done = progress.epoch + 1
         evaluated = raw = None
-        if plan.is_due(epochs_done, plan.validate_freq):
+        if self._is_due(epochs_done, config.validate_freq):
             evaluated, raw = self._evaluate_all(epochs_done)
         validation, best = evaluated and evaluated.metrics, self.position.best
         is_best = validation is not None and (best is None or best.is_beaten_by(validation))
         if is_best:
             self.position.best = Best.of(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
-        self.position.progress = self.run.new_progress(epochs_done)
-        ends = plan.max_steps is not None and epochs_done * progress.steps >= plan.max_steps
+        self.position.progress = self.state.new_progress(epochs_done)
+        ends = max_steps is not None and epochs_done * progress.steps >= max_steps
         ends = ends or self._stops_early()
-        if is_best or ends or plan.is_due(epochs_done, plan.save_freq):
+        if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
         self.run.reporter.draw()
         if self.report:
@@ -132,7 +140,7 @@ class Trainer:
         self.run.reporter.after_step(progress)
         if self.writer:
             self.writer.check()
-        if self.trigger.should_save(progress.step, self.run.state.timer.take()):
+        if self.trigger.should_save(progress.step, self.state.timer.take()):
             self._save()
         if self.trigger.rank_seconds is not None:
             for note in self.slow_ranks.lines(self.trigger.rank_seconds):
@@ -143,24 +151,25 @@ class Trainer:
 
     def _images_done(self) -> int:
         """Images trained on in this epoch, over all ranks."""
-        return self.progress.done_batches(self.run.state.accum_iter) * self.run.layout.batch_size
+        layout = self.state.layout
+        return self.progress.done_batches(layout.accum_iter) * layout.batch_size
 
     def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None]:
         """The evaluation, and the metrics of the raw weights if EVAL_RAW is set."""
-        state, title = self.run.state, f"Epoch[{epochs_done:03d}/{self.run.plan.num_epochs:03d}], "
+        state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         model = state.eval_model
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
-        if not self.run.plan.evaluates_raw:
+        if not self.config.eval_raw:
             return evaluated, None
         return evaluated, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")[0]
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
-        started = time.perf_counter()
-        metrics, results = self.run.state.evaluator.evaluate(model, self.run.val_batches, self._after_eval_batch)
-        seconds = time.perf_counter() - started
-        log_validation(self.run.logger, title, metrics, self.run.num_classes, self.run.num_val_samples, seconds)
+        started, validation = time.perf_counter(), self.run.validation
+        metrics, results = validation.evaluator.evaluate(model, validation.batches, self._after_eval_batch)
+        seconds, num_classes = time.perf_counter() - started, self.config.model.num_classes
+        log_validation(self.run.logger, title, metrics, num_classes, validation.num_samples, seconds)
         return metrics, results
 
     def _after_eval_batch(self) -> None:
@@ -170,30 +179,30 @@ class Trainer:
 
     def _abort(self, error: NonFiniteGradients) -> None:
         self.run.reporter.stop(self.progress)
-        self.run.state.precision.scaler.restart()
+        self.state.precision.scaler.restart()
         self._save()
         self.wait_until_saved()
-        broadcast_object(None, self.run.context)  # the first rank that raises ends the others: wait for the file
-        raise NonFiniteGradients(f"{error} The last good weights are in {find_form(self.run.folder / LAST)}") from None
+        broadcast_object(None, self.context)  # the first rank that raises ends the others: wait for the file
+        raise NonFiniteGradients(f"{error} The last good weights are in {saved_path(self.run.folder / LAST)}") from None
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
-        content = take_snapshot(self.run, self.position)
+        content = take_snapshot(self.state, self.position, self.run.class_names)
         self.run.reporter.sync()
         if self.writer:
             epoch = content["epoch"]
-            at_epoch_end = content["done_steps"] == 0 and self.run.plan.is_due(epoch, self.run.plan.save_freq)
+            at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
 
     def _build_writer(self) -> "CheckpointWriter | ShardWriter | None":
         """None on a rank that writes no checkpoints."""
-        run, keep = self.run, self.run.plan.keep_checkpoints
-        if run.state.strategy.is_sharded:
+        folder, keep = self.run.folder, self.config.keep_checkpoints
+        if self.state.strategy.is_sharded:
             from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
 
-            return ShardWriter(run.folder, keep, self._on_written, run.context, run.timeout_seconds)
-        return CheckpointWriter(run.folder, keep, self._on_written) if run.context.is_main else None
+            return ShardWriter(folder, keep, self._on_written, self.context, self.config.timeout_seconds)
+        return CheckpointWriter(folder, keep, self._on_written) if self.context.is_main else None
 
     def wait_until_saved(self) -> None:
         if self.writer:
@@ -202,7 +211,7 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self.run.logger.info(f"----- Save model: {path}")
-        step = content["epoch"] * self.run.layout.steps_per_epoch + content["done_steps"]
+        step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.status.update(checkpoint=str(path), epoch=content["epoch"], step=step)
 
     def _result(self) -> dict[str, Any]:
@@ -210,24 +219,23 @@ class Trainer:
         result = {
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
-            "checkpoint": str(find_form(self.run.folder / (BEST if best else LAST))),
+            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
-            "peak_memory_bytes": peak_memory_bytes(self.run.context.device),
-            "device": device_name(self.run.context.device),
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "device": device_name(self.context.device),
             "finished": self._has_ended(),
         }
         if self._stops_early():
-            epochs, patience = self.progress.epoch - best.epoch, self.run.plan.patience
+            epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
             reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
             result |= {"stopped_early": True, "reason": reason}
         return result
 
 
-def _forward_is_local(run: Run) -> bool:
+def _forward_is_local(state: TrainState) -> bool:
     """Whether the forward pass waits for no other rank. Sharded models gather weights in it, and DDP sends buffers.
 
     With a graph of whole steps, the timed pass contains the exchange of gradients.
     """
-    state = run.state
-    return not state.graph and not state.strategy.is_sharded and not any(True for _ in state.model.buffers())
+    return not state.graph and not state.strategy.is_sharded and not any(True for _ in state.wrapped.buffers())

@@ -26,15 +26,14 @@ if detect_launcher():
 
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Config
 from engine.commands.open_run import find_on_all_ranks
 from engine.precision.non_finite import block_of, first_non_finite
 from engine.precision.op_lists import OPS
 from engine.run.log import RunLogger
-from engine.training.build import build_run
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
-from engine.training.snapshot import restore
 from engine.training.step import forward_backward
 from models.build import set_training
 from scripts.amp_report.inspection import (
@@ -48,7 +47,7 @@ from scripts.amp_report.inspection import (
 from scripts.benchmarks.common import write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.distributed import ProcessContext, process_group, single_process
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"
@@ -120,14 +119,14 @@ class NextPass:
             config = config.with_model(pretrained=None)
         # `inspect` compiles the model with the recorder's own backend.
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
-        config, samples = read_run_data(config, context, found.state if found else None)
-        run = build_run(config, samples, context, found.path.parent if found else None, logger)
-        progress = restore(run, found.state if found else None).progress
-        self.state, self.step, self.window = run.state, progress.step, progress.window(run.state.accum_iter)
+        config, splits = read_run_data(config, context, found.state if found else None)
+        run, position = build_run(config, splits, context, logger, lambda _: Path(config.save), found)
+        progress, accum_iter = position.progress, run.state.layout.accum_iter
+        self.state, self.step, self.window = run.state, progress.step, progress.window(accum_iter)
         self.precision, self.compute_model = run.state.precision, run.state.precision.weights.compute
-        done_batches = progress.done_batches(run.state.accum_iter)
+        done_batches = progress.done_batches(accum_iter)
         self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.compute_model, run.state.freeze_backbone)
+        set_training(self.compute_model, config.model.freeze_backbone)
 
     def __call__(self) -> None:
         self.compute_model.zero_grad()

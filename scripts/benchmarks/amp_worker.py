@@ -78,7 +78,7 @@ def probe_batch_size(config: Config, context: ProcessContext) -> None:
     """Trains a few steps. Raises RuntimeError or MemoryError if the batch size does not fit."""
     batches = cycle(ready_batches(config, context))
     state = build_state(config, context)
-    train(state, context, batches, PROBE_STEPS * state.accum_iter)
+    train(state, context, batches, PROBE_STEPS * state.layout.accum_iter)
 
 
 def training_figures(config: Config, context: ProcessContext, iterations: int) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def training_figures(config: Config, context: ProcessContext, iterations: int) -
 
 def train(state: TrainState, context: ProcessContext, batches: Iterator[Batch], iterations: int) -> tuple[float, float]:
     """Trains `iterations` micro-batches. Returns the seconds and the mean loss."""
-    steps = math.ceil(iterations / state.accum_iter)
+    steps = math.ceil(iterations / state.layout.accum_iter)
     progress = new_progress(context, steps, iterations)
-    loop = training_loop(state, context, batches, progress)
+    loop = training_loop(state, batches, progress)
     seconds = timed(lambda: loop(steps), context.device)
     return seconds, to_metrics(progress.sums.totals()).loss
 

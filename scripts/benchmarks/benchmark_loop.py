@@ -25,18 +25,20 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import Batch
+from datasets.transforms.device import build_eval_transform
 from engine.progress import EpochProgress
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from scripts.benchmarks.common import environment, environment_line, interleaved, median_and_range, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, open_trainer, ready_batches, training_loop
 from scripts.flags import flag_parser, split_flags
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_loop.py"
@@ -78,7 +80,7 @@ def measure(config: Config, context: ProcessContext) -> tuple[dict[str, list[flo
     """Seconds of each group of steps by loop, and seconds of each call after a step of the guarded loop."""
     state = build_state(config, context)
     loops = {
-        "ours": training_loop(state, context, cycle(ready_batches(config, context)), new_progress(context)),
+        "ours": training_loop(state, cycle(ready_batches(config, context)), new_progress(context)),
         "bare": bare_loop(build_state(config, context), config.train, ready_batches(config, context)),
     }
     save_freq_steps = config.save_freq_steps or SAVE_FREQ_STEPS
@@ -87,7 +89,7 @@ def measure(config: Config, context: ProcessContext) -> tuple[dict[str, list[flo
         trainer.run.reporter.start_epoch(trainer.progress)
         after_step = TimedCallback(trainer.after_step)
         batches = cycle(ready_batches(config, context))
-        loops["guarded"] = training_loop(trainer.run.state, context, batches, trainer.progress, after_step)
+        loops["guarded"] = training_loop(trainer.run.state, batches, trainer.progress, after_step)
         for loop in loops.values():
             loop(WARMUP_STEPS)
         seconds: dict[str, list[float]] = {name: [] for name in loops}
@@ -115,7 +117,8 @@ def bare_loop(state: TrainState, options: Train, batches: list[Batch]) -> Callab
     precision, model = state.precision, state.precision.weights.master
     optimizer = build_optimizer(model, options)
     scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
-    stream = cycle([(state.evaluator.transform(batch.images), batch.targets) for batch in batches])
+    normalize = build_eval_transform(state.config.data).to(precision.device)
+    stream = cycle([(normalize(batch.images), batch.targets) for batch in batches])
     steps_done = 0
 
     def run(steps: int) -> None:

@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.parallel.build import build_strategy
@@ -41,7 +41,8 @@ from scripts.benchmarks.training_parts import build_state, new_progress, ready_b
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
-from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, did_you_mean
 from utils.launch import launch_processes
 from utils.launcher import detect_launcher
 from utils.tables import markdown_table
@@ -134,10 +135,10 @@ def measure(config: Config, name: str, warmup: int, steps: int, context: Process
     # The exchange of a group of one process takes the host as long as that of more.
     trigger = SaveTrigger(replace(context, world_size=max(2, context.world_size)), config.timeout_seconds)
     after_step = (lambda progress: trigger.should_save(progress.step)) if name == EXCHANGE else (lambda _: None)
-    loop = training_loop(state, context, cycle(ready_batches(config, context)), new_progress(context), after_step)
+    loop = training_loop(state, cycle(ready_batches(config, context)), new_progress(context), after_step)
     loop(warmup)
     seconds = timed(lambda: loop(steps), context.device) / steps
-    images = config.data.batch_size * state.accum_iter * context.world_size
+    images = config.data.batch_size * state.layout.accum_iter * context.world_size
     return {
         "step_seconds": seconds,
         "images_per_second": images / seconds,

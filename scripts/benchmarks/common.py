@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from scripts.benchmarks.programs import error_line
 from scripts.flags import add_flag

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.global_batch import accumulation_steps
+from configs.resolve import resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.run.log import RunLogger
-from engine.training.build import build_run, build_train_state
+from engine.training.build import build_train_state
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.state import TrainState
 from engine.training.step import train_steps
@@ -30,17 +31,17 @@ ENDLESS = 10**6  # samples, batches or steps: more than any benchmark trains
 
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
-    accum_iter = accumulation_steps(config, context.world_size)
-    layout = EpochLayout(ENDLESS, config.data.batch_size, accum_iter, config.seed)
+    config = resolve(config, None, context.world_size)
+    layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
 
 
 def open_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
     """The trainer of a new run that writes its tables and checkpoints to `folder`, and logs to the console."""
-    config, samples = read_run_data(config, context)
-    run = build_run(config, samples, context, folder, RunLogger(None, context))
-    trainer = Trainer(run, RunStatus(folder, context.world_size))
+    config, splits = read_run_data(config, context)
+    run, position = build_run(config, splits, context, RunLogger(None, context), lambda _: folder)
+    trainer = Trainer(run, RunStatus(folder, context.world_size), position)
     trainer.start()
     return trainer
 
@@ -59,13 +60,12 @@ def new_progress(context: ProcessContext, steps: int = ENDLESS, batches: int = E
 
 def training_loop(
     state: TrainState,
-    context: ProcessContext,
     batches: Iterator[Batch],
     progress: EpochProgress,
     after_step: Callable[[EpochProgress], None] = lambda _: None,
 ) -> Callable[[int], None]:
     """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
-    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, context, after_step)
+    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, after_step)
 
 
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.reading.weight_options import options_to_export
 from configs.schema import Config
-from configs.weight_options import options_to_export
 from engine.checkpoint.trained_on import read_trained_on, to_metadata
 from models.build import build_model
 from models.classifiers import classifiers

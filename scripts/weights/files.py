@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from configs.reading.yaml_io import write_yaml
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
-from configs.yaml_io import write_yaml
 from scripts.weights.names import State, to_google, to_paddle_family, to_paddlevit
 from utils.atomic_file import atomic_save
 

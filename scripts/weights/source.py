@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from configs.command_line import parse_command_line
-from configs.layers import find_run_options
+from configs.reading.command_line import parse_command_line
+from configs.reading.option_layers import find_run_options
 from models.weights.find import find_weights
 from utils.errors import UserError
 from utils.shard_folder import SHARDS, is_shard_folder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from utils.errors import UserError
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.command_line import parse_command_line, to_yaml
-from configs.compare import non_default_lines
-from configs.first_commands import require_selection
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.reading.compare import non_default_lines
+from configs.reading.first_commands import require_selection
 from configs.schema import Amp, Config
 from utils.errors import UserError
 

@@ -3,7 +3,7 @@
 import pytest
 from conftest import ROOT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from utils.errors import UserError
 
 

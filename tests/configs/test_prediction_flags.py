@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.command_line import parse_command_line
-from configs.prediction import Prediction
+from configs.reading.command_line import parse_command_line
+from configs.reading.prediction import Prediction
 from utils.errors import UserError
 
 WEIGHTS = "-pretrained=vit.pth"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from utils.errors import UserError
 
 

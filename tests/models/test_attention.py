@@ -9,7 +9,7 @@ from conftest import train
 from timm.layers import Attention
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.attention import (
     AUTO,
     CUDNN,

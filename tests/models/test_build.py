@@ -9,7 +9,7 @@ import timm
 import torch
 from timm.models import VisionTransformer
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from configs.schema.families.vit import TimmModel
 from models.build import build_model, set_training

@@ -7,7 +7,7 @@ import torch
 from conftest import GREY, states, train
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.build import build_model
 from models.convolutions import prepare_convolutions
 from utils.device import use_deterministic_algorithms

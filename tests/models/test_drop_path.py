@@ -5,7 +5,7 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.drop_path import SampleDropBlock, add_residual, num_kept_samples
 from models.vit import build_vit
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from scripts.benchmarks.training_parts import build_state
 from utils.torch_compat import DispatchMode, op_name, tree_leaves
 
@@ -43,7 +43,7 @@ def recorded_pass(*options: str) -> tuple[torch.Tensor, OpRecorder]:
         state = build_state(config, CONTEXT)
         images = torch.zeros(4, 3, config.data.image_size, config.data.image_size, device=GPU)
         with OpRecorder() as recorder, state.precision.autocast():
-            logits = state.model.train()(images)
+            logits = state.wrapped.train()(images)
     return logits, recorder
 
 

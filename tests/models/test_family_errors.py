@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.build import build_model
 from utils.errors import UserError
 

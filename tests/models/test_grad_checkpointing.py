@@ -5,7 +5,7 @@ import torch
 from conftest import assert_same_state, states, train
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.precision.policy import Precision
 from models.build import build_model
 from utils.errors import UserError

@@ -5,7 +5,7 @@ import torch
 from fake_gpu import CONTEXT, fake_gpu
 from timm.layers import PatchEmbed
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from models.patch_embedding import PatchLinear, use_linear_patches
 from scripts.benchmarks.training_parts import build_state
 
@@ -40,4 +40,4 @@ def test_a_gpu_without_op_lists_uses_it(options, expected):
     argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
     with fake_gpu():
         state = build_state(parse_command_line(argv).config, CONTEXT)
-    assert isinstance(state.model.patch_embed.proj, PatchLinear) == expected
+    assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, run_script, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from scripts.amp_report.report import inspect, summary, texts
 from utils.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from engine.commands.run import run

@@ -14,7 +14,7 @@ import torch
 from conftest import TINY_VIT
 from test_benchmark_train import TIMM, parameters
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.run.mfu.flops import training_flops
 from scripts.benchmarks import benchmark_gpu, benchmark_train, device_speed, gpu_archive, gpu_parts, gpu_plan
@@ -220,7 +220,7 @@ PROGRAMS = """
 import os, sys
 sys.path.insert(0, {root!r})
 from scripts.benchmarks.programs import PlainLog, Program
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 child = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(100)"
 def main(argv):
     with Program([sys.executable, "-c", child], {{}}, PlainLog()) as program:

@@ -10,7 +10,7 @@ import torch
 from conftest import samples_for
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_VIT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import DEFAULTS, build_program, figures_of, program_figures, speed_ratios, texts

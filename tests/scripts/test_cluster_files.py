@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from utils.launcher import check_node_variables, detect_launcher, has_node_variables
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Data
 from datasets.decoding.decode import open_image
 from datasets.loading.batches import build_eval_loader
@@ -45,8 +45,7 @@ def digits_run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(digits_run) -> TrainedModel:
-    config = parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]).config
-    return open_trained(config, CPU)
+    return open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
 
 
 @pytest.fixture(scope="module")

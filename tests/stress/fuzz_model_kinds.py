@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from timm.models import VisionTransformer
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import FORMAT, load_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from models.weights.fit import load_pretrained

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from engine.report.contents import read_contents
 from engine.report.page import comparison_page, run_page
 from utils.errors import UserError

@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family, shifted
 from configs.schema.families.lists import Counts, check_lengths
 from configs.schema.model import Model
-from configs.section import Floats
+from configs.schema.section import Floats
 
 
 class CoaT(Model):

@@ -9,7 +9,7 @@ from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family, Rename, shifted
 from configs.schema.model import Model
-from configs.section import Section
+from configs.schema.section import Section
 
 
 class Convolutions(Section):

@@ -9,7 +9,7 @@ from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family, transformer_arguments
 from configs.schema.families.lists import Counts, check_divisible, check_lengths
 from configs.schema.families.vit import UnusedAttentionKeys
-from configs.section import Floats
+from configs.schema.section import Floats
 
 
 def _as_tuples(value: Any) -> Any:

@@ -9,7 +9,7 @@ from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family, shifted
 from configs.schema.families.lists import Counts, check_lengths
 from configs.schema.model import Model
-from configs.section import Ints, Names
+from configs.schema.section import Ints, Names
 
 BlockTypes = Annotated[Names, Field(description="the blocks of a stage: bottle (convolution) or attn (attention)")]
 STEM_WIDTH, STEM_STRIDE = 64, 4

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from configs.section import Ints, Section
+from configs.schema.section import Ints, Section
 
 
 def _positive(values: tuple[int, ...]) -> tuple[int, ...]:

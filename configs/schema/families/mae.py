@@ -10,7 +10,7 @@ from configs.schema.families.deit import DEIT
 from configs.schema.families.family import Family, dropout_arguments
 from configs.schema.families.vit import check_heads
 from configs.schema.model import Model
-from configs.section import Probability, Section
+from configs.schema.section import Probability, Section
 
 
 class Encoder(Section):

@@ -8,7 +8,7 @@ from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family
 from configs.schema.model import Model
-from configs.section import Section
+from configs.schema.section import Section
 
 
 class MixerKeys(Section):

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.schema.model import Model
-from configs.section import Section
+from configs.schema.section import Section
 
 
 def check_heads(section: Section) -> None:

@@ -10,7 +10,7 @@ from configs.schema.families.defaults import family_defaults
 from configs.schema.families.family import Family
 from configs.schema.families.lists import Counts, check_divisible, check_lengths
 from configs.schema.model import Model
-from configs.section import Bools, Floats, Section
+from configs.schema.section import Bools, Floats, Section
 
 
 class Trans(Section):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.yaml_io import parse_value
+from configs.reading.yaml_io import parse_value
 from engine.run.loggers.logger import LoggedRun
 from utils.errors import UserError
 

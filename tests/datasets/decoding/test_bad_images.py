@@ -20,13 +20,13 @@ from conftest import (
 )
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.run.log import RunLogger
-from engine.training.build import build_run
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
 from utils.errors import Findings, UserError
@@ -91,7 +91,7 @@ def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder
 
 def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp_path, cpu):
     config = parse_command_line(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0")).config
-    run = build_run(*read_run_data(config, cpu), cpu, tmp_path, RunLogger(None, cpu))
+    run, _ = build_run(*read_run_data(config, cpu), cpu, RunLogger(None, cpu), lambda _: tmp_path)
     state, model = run.state, run.state.precision.weights.compute
     state.transform.mixup = None  # must not be called
     batch = next(batch for batch in run.batches.iterate(0, 0, 1) if batch.bad)

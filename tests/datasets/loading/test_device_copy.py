@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import assert_same_state, samples_for
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.batches import build_train_batches
 from utils.distributed import ProcessContext
 

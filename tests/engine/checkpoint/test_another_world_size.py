@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, run_ranks, step_rows, train
+from conftest import GREY, TINY_VIT, only_run, step_rows, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.loading.sampler import epoch_order
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
@@ -31,12 +31,12 @@ def argv_for(output: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
+def runs(tmp_path_factory, ranks) -> dict[str, Path]:
     """Runs of two ranks, unbroken and resumed from a run of one; and a run of one, to be resumed from two."""
     root = tmp_path_factory.mktemp("runs")
     train(argv_for(root / "1 to 2", f"TRAIN.MAX_STEPS={STOP}"), CPU)
     resumed = [f"-resume={only_run(root / '1 to 2')}", *argv_for(root / "1 to 2")]
-    run_ranks(2, argv_for(root / "2"), argv_for(root / "2 to 1", f"TRAIN.MAX_STEPS={STOP}"), resumed)
+    ranks(2).run(argv_for(root / "2"), argv_for(root / "2 to 1", f"TRAIN.MAX_STEPS={STOP}"), resumed)
     return {folder.name: only_run(folder) for folder in root.iterdir()}
 
 
@@ -79,7 +79,7 @@ def test_the_log_and_the_options_say_what_was_derived(runs):
     for factors in ("2 rank(s) x 3", "1 rank(s) x 6"):
         line = f"Global batch: 96 = batch size 16 x {factors} accumulation step(s); TRAIN.ACCUM_ITER is not used\n"
         assert line in log
-    assert "ACCUM_ITER: 1\n" in (runs["2 to 1"] / "config.yaml").read_text()
+    assert "ACCUM_ITER: 6\n" in (runs["2 to 1"] / "config.yaml").read_text()
 
 
 def test_a_number_of_ranks_that_does_not_divide_it_is_refused_before_the_data_is_read(monkeypatch, tmp_path):

@@ -2,7 +2,7 @@
 
 from conftest import assert_same_state, states, step_rows, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 
 
 def test_flags_set_epochs_and_learning_rate():

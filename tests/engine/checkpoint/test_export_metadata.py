@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from utils.errors import UserError

@@ -3,7 +3,7 @@
 import pytest
 from conftest import only_run, run_folders, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from utils.errors import UserError

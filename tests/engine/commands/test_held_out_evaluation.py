@@ -8,9 +8,9 @@ import pytest
 from conftest import only_run, read_result, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
-from engine.training.schedule import Schedule
+from engine.training.optimization.schedule import Schedule
 from utils.errors import UserError
 
 TINY = [

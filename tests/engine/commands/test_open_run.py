@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import assert_same_state, read_result, run_folders, states, train
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.next_command import next_command
 from engine.commands.open_run import start_log
 from engine.commands.run import run

@@ -11,7 +11,7 @@ import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema.families.vit import TimmModel
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from timm.models import VisionTransformer
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from utils.errors import UserError
 from utils.memory_shortage import IN_LOADING

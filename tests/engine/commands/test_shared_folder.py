@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets import registry
 from engine.commands import shared_folder
 from engine.commands.shared_folder import blind_hosts, check_same_checkpoint, check_shared, wait_for

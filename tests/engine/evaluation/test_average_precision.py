@@ -12,7 +12,7 @@ from test_evaluate import results_on
 from test_evaluation_files import files_for
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from engine.evaluation.multi_label import average_precisions, mean_average_precision, score_classes
 from engine.evaluation.results import SampleResults

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Config
 from datasets.transforms.device import build_eval_transform
 from engine.evaluation import evaluate

@@ -12,7 +12,7 @@ from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.fsdp import FSDP
 from engine.precision.policy import Precision
-from engine.training.weight_average import WeightAverage
+from engine.training.optimization.weight_average import WeightAverage
 
 GPU = torch.device("cuda:0")
 OFFLOAD = "PARALLEL.OFFLOAD=true"
@@ -37,7 +37,7 @@ def last(folder: Path) -> dict:
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, options):
     """Clipping, average, evaluation, loss scale, shards."""
     if OFFLOAD in options and group_of_one.device.type == "cpu":
-        pytest.skip("needs a GPU; sharding_worker.py trains without one")
+        pytest.skip("needs a GPU; sharding_cases.py trains without one")
     monkeypatch.setattr("engine.training.build.build_strategy", FSDP)  # which uses none for one rank
     options = ["PARALLEL.STRATEGY=fsdp", *options, "DETERMINISTIC=true"]
     whole = last(train(argv_for(tmp_path / "whole", *options), group_of_one))

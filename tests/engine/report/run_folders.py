@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from engine.run.facts import FACTS, Devices, EvaluationData, Fact, Model, RunWarning, Start, TrainingData, to_json
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 

@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.run.log import RunLogger
 from engine.run.loggers.background import BackgroundLogger
 from engine.run.loggers.group import LoggerGroup, check_loggers

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Parallel
 from engine.parallel.ddp import DDP
 from models.build import build_model
@@ -30,7 +30,7 @@ VIT += ["DATA.BATCH_SIZE=8", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MODEL_EMA=true", "TRA
 )
 def test_the_host_does_not_wait_in_a_step(gpu, options):
     config = parse_command_line(["-dataset=fake", "-opts", *VIT, *options]).config
-    train = training_loop(build_state(config, gpu), gpu, cycle(ready_batches(config, gpu)), new_progress(gpu))
+    train = training_loop(build_state(config, gpu), cycle(ready_batches(config, gpu)), new_progress(gpu))
     train(20)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from scripts.report import main as report

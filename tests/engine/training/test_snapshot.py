@@ -3,9 +3,9 @@
 import torch
 from conftest import GREY, TINY_VIT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.run.log import RunLogger
-from engine.training.build import build_run
+from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import Best
 from engine.training.trainer import Trainer
@@ -29,8 +29,9 @@ def test_a_tie_in_top1_is_broken_by_the_lower_loss():
 def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):
     options = [*TINY_VIT, *GREY, "TRAIN.MODEL_EMA=true", f"SAVE={tmp_path}"]
     config = parse_command_line(["-dataset", "digits", "-opts", *options]).config
-    run = build_run(*read_run_data(config, OTHER_RANK), OTHER_RANK, tmp_path, RunLogger(None, OTHER_RANK))
-    trainer = Trainer(run, status=None)
+    data = read_run_data(config, OTHER_RANK)
+    run, position = build_run(*data, OTHER_RANK, RunLogger(None, OTHER_RANK), lambda _: tmp_path)
+    trainer = Trainer(run, None, position)
     assert trainer.writer is None
     gathered = []
     strategy = run.state.strategy
@@ -38,6 +39,6 @@ def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):
         gather = getattr(strategy, method)
         monkeypatch.setattr(strategy, method, lambda part, gather=gather: gathered.append(part) or gather(part))
     trainer._save()
-    expected = [run.state.precision.weights.stored, run.state.average.module, run.state.optimizer]
+    expected = [run.state.precision.weights.saved, run.state.average.module, run.state.optimizer]
     assert [id(part) for part in gathered] == [id(part) for part in expected]
     assert not list(tmp_path.glob("*.pth"))

@@ -15,14 +15,14 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Parallel
 from datasets.transforms.device import TrainTransform
 from engine.parallel.ddp import DDP
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer
-from engine.training.schedule import Schedule
+from engine.training.optimization.optimizer import build_optimizer
+from engine.training.optimization.schedule import Schedule
 from engine.training.step_graph import StepGraph, build_step_graph
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data
 from datasets.batch import Batch
+from datasets.transforms.device import build_eval_transform
 from engine.precision import policy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer
+from engine.training.optimization.optimizer import build_optimizer
 from engine.training.state import TrainState
 from models.build import build_model
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
@@ -74,8 +75,8 @@ def kernels_of(step: Callable[[], object]) -> Counter[str]:
 
 def bare_step(state: TrainState, config: Config) -> Callable[[], None]:
     """A plain loop over the same compute model: passes, clipping, fused AdamW on its weights."""
-    model, batch = state.model, ready_batches(config, CPU)[0]
-    images, optimizer = state.evaluator.transform(batch.images), build_optimizer(model, config.train)
+    model, batch = state.wrapped, ready_batches(config, CPU)[0]
+    images, optimizer = build_eval_transform(config.data)(batch.images), build_optimizer(model, config.train)
 
     def step() -> None:
         with state.precision.autocast():
@@ -92,7 +93,7 @@ def bare_step(state: TrainState, config: Config) -> Callable[[], None]:
 def test_a_step_has_few_more_ops_than_a_bare_loop(options):
     config = config_of(*options)
     state = build_state(config, CPU)
-    loop = training_loop(state, CPU, cycle(ready_batches(config, CPU)), new_progress(CPU))
+    loop = training_loop(state, cycle(ready_batches(config, CPU)), new_progress(CPU))
     ours = kernels_of(lambda: loop(1))
     bare = kernels_of(bare_step(state, config))
     assert ours.total() - bare.total() <= MAX_MORE_OPS, (ours - bare, bare - ours)
@@ -104,7 +105,7 @@ def test_the_average_adds_four_ops():
     totals = []
     for average in ("false", "true"):
         config = config_of(*MODES["ResNet-50"], f"TRAIN.MODEL_EMA={average}")
-        loop = training_loop(build_state(config, CPU), CPU, cycle(ready_batches(config, CPU)), new_progress(CPU))
+        loop = training_loop(build_state(config, CPU), cycle(ready_batches(config, CPU)), new_progress(CPU))
         totals.append(kernels_of(lambda loop=loop: loop(1)).total())
     assert totals[1] - totals[0] <= 4
 
@@ -145,7 +146,7 @@ def train_on_meta(*options: str) -> None:
     }
     images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device=META.device)
     batch = Batch(images, torch.zeros(4, dtype=torch.int64, device=META.device), 4, drawn)
-    training_loop(build_state(config, META), META, cycle([batch]), new_progress(META))(3)
+    training_loop(build_state(config, META), cycle([batch]), new_progress(META))(3)
 
 
 AUGMENTATION = [

@@ -3,7 +3,7 @@
 import torch
 from conftest import GREY, TINY_VIT
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.ddp import DDP
 from engine.training.build import build_train_state
@@ -34,5 +34,5 @@ def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatc
     state = build(group_of_one)
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)
     with state.precision.autocast():
-        state.model(images).sum().backward()
-    assert all(parameter.grad is not None for parameter in state.model.parameters())
+        state.wrapped(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in state.wrapped.parameters())

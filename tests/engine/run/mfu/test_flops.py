@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from configs.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import forward_flops, training_flops
 from models.build import build_model

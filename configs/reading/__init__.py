@@ -1,0 +1,1 @@
+"""Command line, YAML files and the options of weights -> one checked `Config`."""

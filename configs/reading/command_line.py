@@ -1,0 +1,179 @@
+"""Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from configs.reading.checks import check_options, nearest_key
+from configs.reading.flags import FLAGS, entry_parser
+from configs.reading.model_family import read_family
+from configs.reading.model_flag import set_model
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.prediction import Prediction, Split, read_prediction, read_split
+from configs.reading.weight_options import add_weight_options
+from configs.reading.yaml_io import parse_value, write_yaml
+from configs.resolve import complete
+from configs.schema import Config
+from configs.schema.config import MAX_NAME_CHARS
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import known_keys, model_type
+from configs.schema.section import Section
+from utils.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line.
+
+    config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
+    family_defaults: dotted keys of the options whose values are the defaults of the model family.
+    notes: lines for the log about options that differ from the given ones.
+    script: the entry script. recipe: the file of -cfg. selects_run: whether there is any YAML file, data set or model.
+    prediction: of -predict. split: of -split, to evaluate or to predict.
+    """
+
+    config: Config
+    given: dict[str, Any]
+    dry_run: bool
+    profile: bool
+    num_processes: int | None
+    script: str
+    recipe: Path | None
+    selects_run: bool
+    family_defaults: tuple[str, ...]
+    notes: tuple[str, ...]
+    prediction: Prediction | None
+    split: Split | None
+
+    @property
+    def name(self) -> str:
+        """The command in `engine.commands` that runs it."""
+        if self.dry_run or self.profile:
+            return "dry_run" if self.dry_run else "profile"
+        if self.prediction:
+            return "predict"
+        return "eval" if self.config.eval.enabled else "train"
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME."""
+        is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
+        name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
+        return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
+
+    def with_weights(self, file: Path) -> "Command":
+        """This command with `file` as MODEL.PRETRAINED."""
+        return replace(self, config=self.config.with_model(pretrained=str(file)))
+
+
+def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
+    """Reads the command line and its YAML files: flags -> layers of options -> family and warm-up -> `Config`.
+
+    Raises:
+        UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file.
+        SystemExit: after -h.
+    """
+    arguments = _parse_flags(argv, prog)
+    prediction, split = read_prediction(arguments), read_split(arguments)
+    recipe = _recipe(arguments.cfg) if arguments.cfg else None
+    layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
+    completed = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
+    config = check_options(completed.values, layers)
+    if arguments.profile:
+        _check_profile(arguments.dry_run, config)
+    return Command(
+        config=config,
+        given=layers.values,
+        dry_run=arguments.dry_run,
+        profile=arguments.profile,
+        num_processes=arguments.ngpus,
+        script=prog,
+        recipe=recipe,
+        selects_run=bool(
+            recipe or "MODEL" in layers.values or {"DATASET", "DATA_PATH"} & layers.values.get("DATA", {}).keys()
+        ),
+        family_defaults=completed.family_defaults,
+        notes=completed.notes,
+        prediction=prediction,
+        split=split,
+    )
+
+
+def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
+    parser = entry_parser(prog)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0][:80]
+        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
+    if arguments.ngpus is not None and arguments.ngpus < 1:
+        raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
+    return arguments
+
+
+def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: bool) -> OptionLayers:
+    """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts."""
+    layers = OptionLayers()
+    weights = arguments.pretrained if evaluates else None
+    if file := recipe or find_run_options(arguments.resume, weights):
+        layers.add_recipe(file)
+    elif weights and not arguments.resume:
+        add_weight_options(layers, weights)
+    if arguments.model:
+        set_model(layers, arguments.model)
+    for flag in (flag for flags in FLAGS.values() for flag in flags):
+        value = getattr(arguments, flag.name)
+        for key in flag.keys if value is not None else ():
+            layers.add_key(key, value, f"-{flag.name}")
+    if arguments.predict is not None:
+        layers.add_key("EVAL.ENABLED", True, "-predict")
+    if arguments.amp_dtype:
+        layers.add_key("AMP.ENABLED", True, "-amp_dtype")
+    for option in arguments.opts:
+        _add_option(layers, option)
+    return layers
+
+
+def _add_option(layers: OptionLayers, option: str) -> None:
+    key, equals, text = option.partition("=")
+    if not equals:
+        raise UserError(f"-opts {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
+    if not any(key in known_keys(family) for family in MODEL_SECTIONS):
+        raise UserError(f"-opts: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
+    layers.add_key(key, parse_value(text), "-opts")
+
+
+def _check_profile(dry_run: bool, config: Config) -> None:
+    others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+    for flag in (flag for flag, given in others.items() if given):
+        raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
+
+
+def _recipe(file: str) -> Path:
+    """The path of -cfg; raises UserError for a file without a name, as PaddleViT has one: it gives the run its name."""
+    path = Path(file)
+    if path.name in (".yaml", ".yml"):
+        others = sorted(other.name for other in path.parent.glob("?*.yaml") if other.name != path.name)
+        example = f", or give another such as {path.parent / others[0]}" if others else ""
+        raise UserError(f"-cfg {file}: the file has no name before {path.name}; rename it{example}")
+    return path
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`."""
+    return write_yaml(_to_dict(config))
+
+
+def _to_dict(section: Section) -> dict[str, Any]:
+    values = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            values[field.alias] = _to_dict(value)
+        else:
+            values[field.alias] = _without_tuples(value)
+    return values
+
+
+def _without_tuples(value: Any) -> Any:
+    return [_without_tuples(part) for part in value] if isinstance(value, tuple) else value

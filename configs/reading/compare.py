@@ -1,0 +1,93 @@
+"""Compares the options of two runs: what differs, and whether they are of the same experiment."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from configs.reading.command_line import to_yaml
+from configs.reading.option_layers import expand_switches, flatten
+from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
+from configs.schema import Config
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import model_type
+from utils.columns import wrap_parts
+from utils.errors import UserError
+
+_INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
+# They change how the model is trained or computed, but not its weights.
+_SAME_WEIGHTS = (
+    "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
+    "MODEL.FREEZE_BACKBONE",
+)  # fmt: skip
+
+
+def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
+    """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
+
+    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks had its default value.
+    """
+    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    return {
+        key: (before.get(key), value)
+        for key, value in after.items()
+        if key not in (*_INITIAL_WEIGHTS, "NAME") and before.get(key) != value
+    }
+
+
+def experiment_mismatch(options_file: Path, config: Config) -> str | None:
+    """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
+
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), the model (MODEL without paths of
+    weights, dropout and kernels) and SEED.
+    """
+    try:
+        before = with_defaults(read_yaml(options_file)[0])
+    except UserError as error:
+        return str(error)
+    for key, value in flatten(parse_value(to_yaml(config))):
+        follows_data = key == "MODEL.NUM_CLASSES" and value is None
+        if follows_data or not _identifies_experiment(key):
+            continue
+        if _comparable(key, before.get(key)) != _comparable(key, value):
+            return f"{key} {shorten(before.get(key))}, this run has {shorten(value)}"
+    return None
+
+
+def _identifies_experiment(key: str) -> bool:
+    is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
+    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "SEED")
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """One folder may be named in several ways."""
+    return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
+
+
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Options by dotted key, with the defaults of the keys that are not given."""
+    # Not checked: general defaults, such as the image size, need not be possible for each family.
+    defaults = Config.model_construct(model=MODEL_SECTIONS[model_type(values)].model_construct())
+    return dict(flatten(parse_value(to_yaml(defaults)))) | dict(flatten(expand_switches(values)))
+
+
+def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
+    defaults = with_defaults({"MODEL": {"TYPE": options["MODEL.TYPE"]}}) | {"MODEL.TYPE": Config().model.type}
+    return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
+
+
+def non_default_options(config: Config) -> dict[str, str]:
+    """The options that differ from their defaults by dotted key, as short texts."""
+    options = dict(flatten(parse_value(to_yaml(config))))
+    return {key: format_value(value) for key, (value, _) in differing_from_defaults(options).items()}
+
+
+def non_default_lines(config: Config) -> str:
+    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
+
+    Without those of the training, if the run only evaluates.
+    """
+    unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    options = non_default_options(config)
+    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused)]
+    return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -1,0 +1,110 @@
+"""The flags of the entry scripts, and the parser of all command lines."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from configs.reading.key_help import HelpAction
+from configs.reading.prediction import add_prediction_flags
+from utils.errors import UserError
+
+_EXAMPLES = """examples:
+  train      python main_single_gpu.py -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
+  two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
+  evaluate   python main_single_gpu.py -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
+  predict    python main_single_gpu.py -predict photos -resume=output/vit_base_patch16_224-20260101-12-00
+  resume     python main_single_gpu.py -resume=output/vit_base_patch16_224-20260101-12-00
+  any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
+
+All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
+"""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that sets YAML keys."""
+
+    name: str
+    keys: tuple[str, ...]
+    type: type
+    help: str
+    value: Any = True  # of a flag without an argument
+
+
+FLAGS = {
+    "run": (
+        Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
+        Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision with dtype float16 or bfloat16"),
+        Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
+        Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
+        Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
+        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
+        Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
+    ),
+    "data": (
+        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
+        Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
+        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), int, "images per device and forward pass"),
+        Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
+        Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),
+        Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
+    ),
+    "weights and output": (
+        Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: .safetensors, .pth, .npz, .pdparams"),
+        Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
+        Flag("resume", ("MODEL.RESUME",), str, "resume a checkpoint: a file, a run folder, or auto (the newest)"),
+        Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
+        Flag("name", ("NAME",), str, "name of the run's folder"),
+    ),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises errors as `UserError` and accepts no abbreviated flags.
+
+    `allow_abbrev=False` applies to flags with two dashes only, so that `-e` would stand for `-eval`. The overridden
+    method is a private one of argparse (checked with Python 3.11 to 3.14).
+    """
+
+    def _get_option_tuples(self, option_string: str) -> list:
+        return []
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (-h lists the flags)")
+
+
+def entry_parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        usage="%(prog)s -cfg FILE [flags]",
+        description="Trains or evaluates a Vision Transformer. Order: defaults < BASE files < YAML < flags < -opts.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+
+    def add(group: Any, name: str, **kwargs: Any) -> None:
+        group.add_argument(f"-{name}", f"--{name}", **kwargs)
+
+    key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
+    parser.add_argument("-h", "--help", "-help", nargs="?", metavar="KEY", action=HelpAction, help=key_help)
+    add(parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)")
+    add(parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            if flag.type is bool:
+                add(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
+            else:
+                metavar = {int: "N", float: "X", str: "X"}[flag.type]
+                add(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
+    add_prediction_flags(parser.add_argument_group("prediction"))
+    group = parser.add_argument_group("other")
+    add(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
+    add(group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)")
+    add(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
+    add(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
+    add(group, "debug", action="store_true", help="show the traceback of an error")
+    return parser

@@ -1,0 +1,33 @@
+"""The options in the metadata of an exported .safetensors file: its model, and its data as an evaluation needs them."""
+
+import json
+import os
+from typing import Any
+
+from configs.reading.model_flag import architecture
+from configs.reading.option_layers import OptionLayers
+from utils.safetensors_metadata import read_metadata
+
+OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
+# Where the data are, how they are split, and what the model sees of them.
+DATA_KEYS = (
+    "DATASET", "DATA_PATH", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED", "IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE",
+    "CROP_PCT", "IMAGENET_MEAN", "IMAGENET_STD",
+)  # fmt: skip
+
+
+def options_to_export(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The part of the options of a run that travels with its weights."""
+    model = architecture(options["MODEL"]) | {"NUM_CLASSES": options["MODEL"].get("NUM_CLASSES")}
+    return {"MODEL": model, "DATA": {key: value for key, value in options["DATA"].items() if key in DATA_KEYS}}
+
+
+def add_weight_options(layers: OptionLayers, weights: str) -> None:
+    """Adds the options in the metadata of `weights`; nothing for a file of another program, or a damaged one."""
+    if not os.path.isfile(weights):
+        return
+    try:
+        options = options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return
+    layers.add(options, f"{weights}: metadata")

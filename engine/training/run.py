@@ -1,0 +1,151 @@
+"""A training run: its state, its data, and its folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.reading.command_line import to_yaml
+from configs.reading.compare import non_default_options
+from configs.schema import Config
+from datasets.decoding.bad_images import BadImageList
+from datasets.loading.batches import BatchSource, build_eval_loader
+from datasets.loading.loader import Loader
+from datasets.sources.checks import notes_on
+from engine.checkpoint.reader import FoundCheckpoint
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.files import EvaluationFiles
+from engine.run.facts import Devices, Fact, Model, TrainingData
+from engine.run.log import RunLogger
+from engine.run.loggers.group import LoggerGroup
+from engine.run.mfu.meter import MFUMeter, build_mfu_meter
+from engine.run.reporter import Reporter
+from engine.training.build import build_train_state
+from engine.training.eval_model import build_eval_files, build_evaluator
+from engine.training.losses.loss import read_class_weights
+from engine.training.optimization.schedule import lr_warning
+from engine.training.optimization.weight_average import average_warning
+from engine.training.run_data import DataSplits, build_batches
+from engine.training.snapshot import RunPosition, restore
+from engine.training.state import TrainState
+from utils.device import cpu_warning
+from utils.distributed import ProcessContext
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The evaluations of an epoch: the validation images of this rank, and the files about the best epoch."""
+
+    evaluator: Evaluator
+    batches: Loader
+    num_samples: int
+    files: EvaluationFiles
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run in its folder.
+
+    Attributes:
+        batches: for training, on this rank.
+        bad_images: this rank's list of images that cannot be read.
+        class_names: of the data, None if it has none.
+    """
+
+    folder: Path
+    logger: RunLogger
+    state: TrainState
+    batches: BatchSource
+    validation: Validation
+    bad_images: BadImageList
+    reporter: Reporter
+    class_names: Sequence[str] | None
+
+
+def build_run(
+    config: Config,
+    splits: DataSplits,
+    context: ProcessContext,
+    logger: RunLogger,
+    open_folder: Callable[[int], Path],
+    found: FoundCheckpoint | None = None,
+) -> tuple[Run, RunPosition]:
+    """Builds all parts of a training run, identical on every rank, and restores the checkpoint `found`.
+
+    config, splits: as `read_run_data` returns them. open_folder: number of steps done -> the folder of the run. It is
+    called when options, data, weights and checkpoint have been checked. Nothing is written before.
+
+    Raises:
+        UserError: an option, the weights or the checkpoint are wrong.
+    """
+    data, timeout = config.data, config.timeout_seconds
+    batches, layout = build_batches(config, splits, context)
+    class_weights = read_class_weights(config.loss, splits.train.targets, config.model.num_classes, context.device)
+    state, notes = build_train_state(config, context, layout, class_weights, splits.class_names)
+    _log_parts(state, splits, notes, logger)
+    precision = state.precision
+    meter = build_mfu_meter(state.meta_model, data, precision.dtype, precision.tf32, context)
+    parameters = sum(parameter.numel() for parameter in state.meta_model.parameters())
+    logger.record(Model(parameters, meter.flops_per_image, meter.peak_flops_per_second))
+    for warning in (*splits.warnings, *_warnings(state)):
+        logger.warn(f"Warning: {warning}")
+    position = restore(state, logger, found)
+    folder = open_folder(position.progress.step)
+    bad_images = BadImageList(folder, context.rank)
+    evaluator = build_evaluator(config, precision, state.strategy, context)
+    validation = Validation(
+        evaluator,
+        build_eval_loader(data, splits.val, context, timeout, bad_images),
+        len(splits.val),
+        build_eval_files(config, splits.val, evaluator, folder),
+    )
+    reporter = _build_reporter(state, folder, logger, meter)
+    return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names), position
+
+
+def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], logger: RunLogger) -> None:
+    context, layout = state.context, state.layout
+    for note in notes:
+        logger.note(note)
+    if layout.whole_steps:
+        logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
+    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.record(
+        TrainingData(
+            training=len(splits.train),
+            validation=len(splits.val),
+            test=len(splits.test) if splits.test else 0,
+            classes=len(splits.train.class_names),
+            model_classes=state.config.model.num_classes,
+        )
+    )
+    if context.is_main:
+        for note in notes_on(splits.train, splits.val, splits.test):
+            logger.note(f"Data: {note}")
+
+
+def _warnings(state: TrainState) -> list[str]:
+    """Options that do not fit the size of this run, or this device."""
+    train, layout = state.config.train, state.layout
+    warnings = (
+        lr_warning(train, layout.global_batch_size),
+        average_warning(train, train.num_epochs * layout.steps_per_epoch),
+        cpu_warning(state.context.device),
+    )
+    return [warning for warning in warnings if warning]
+
+
+def _build_reporter(state: TrainState, folder: Path, logger: RunLogger, meter: MFUMeter) -> Reporter:
+    config, layout = state.config, state.layout
+    return Reporter(
+        state.context,
+        folder,
+        logger,
+        state.precision.scaler,
+        meter,
+        state.timer,
+        num_epochs=config.train.num_epochs,
+        report_freq=config.report_freq,
+        images_per_epoch=layout.batches_per_epoch * layout.batch_size,
+        max_steps=config.train.max_steps,
+        loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
+    )
