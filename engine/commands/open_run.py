@@ -91,7 +91,7 @@ def find_on_all_ranks(
 
 
 def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
-    """Reads what the main process reads, until it has found a valid checkpoint. All ranks verify shards together."""
+    """Reads the same checkpoints as the main process, until one is valid. All ranks verify a sharded one together."""
     found = error = None
     while path := broadcast_object(None, context):
         try:
@@ -142,7 +142,7 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
 
 
 def _write_recipe(folder: Path, command: Command) -> None:
-    """Writes the options of the recipe alone, for the report page; a resumed run keeps those of its start.
+    """Writes the options of the recipe alone, for the report page; a resumed run keeps the options of its start.
 
     A recipe that is complete only with flags, such as one that needs -pretrained, leaves no file.
     """
