@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from configs.reading.flags import Parser, entry_parser
+from configs.reading.flags import Parser, add_flag, entry_parser
 from utils.errors import did_you_mean
 
 
@@ -22,10 +21,6 @@ def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
     )
     add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     return parser
-
-
-def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
-    parser.add_argument(f"-{name}", f"--{name}", **options)
 
 
 def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -18,7 +18,6 @@ from configs.schema import Config
 from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
-from configs.schema.section import Section
 from utils.errors import UserError, did_you_mean
 
 
@@ -161,19 +160,4 @@ def _recipe(file: str) -> Path:
 
 def to_yaml(config: Config) -> str:
     """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`."""
-    return write_yaml(_to_dict(config))
-
-
-def _to_dict(section: Section) -> dict[str, Any]:
-    values = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            values[field.alias] = _to_dict(value)
-        else:
-            values[field.alias] = _without_tuples(value)
-    return values
-
-
-def _without_tuples(value: Any) -> Any:
-    return [_without_tuples(part) for part in value] if isinstance(value, tuple) else value
+    return write_yaml(config.model_dump(by_alias=True))

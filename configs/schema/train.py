@@ -31,8 +31,8 @@ class Train(Augmentation, Distillation):
     warmup_epochs: float = Field(
         32,
         ge=0,
-        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of a NUM_EPOCHS that a flag, -opts or a "
-        "file above sets to this number or less",
+        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or "
+        "-opts lowers them to the warm-up or less",
     )
     weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
