@@ -144,7 +144,7 @@ class LossScaler(torch.amp.GradScaler):
         return {key: state[key] for key in _SAVED_KEYS if key in state} | {"counts": self._counts.tolist()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores the scale and the counts. The rules, and a constant scale, are those of this run's options."""
+        """Restores the scale and the counts. The rules, and a constant scale, come from this run's options."""
         saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
         super().load_state_dict(super().state_dict() | saved)
         self._counts.copy_(torch.tensor(state["counts"]))

@@ -1,4 +1,4 @@
-"""What a training run writes about its best epoch while it runs."""
+"""The files about the best epoch of a run, and its page, written while it trains."""
 
 import json
 from collections.abc import Callable

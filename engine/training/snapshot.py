@@ -71,7 +71,7 @@ class RunPosition:
 
 
 def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """The content of a checkpoint; a collective call. The tensors are those of the run, not copies."""
+    """The content of a checkpoint; a collective call. The tensors are not copied."""
     config, strategy, average, progress = state.config, state.strategy, state.average, position.progress
     return {
         "model": strategy.model_state(state.precision.weights.saved),

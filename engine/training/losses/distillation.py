@@ -42,7 +42,7 @@ def build_step_loss(
 
     With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
     call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
-    mean; so does one with MODEL.FREEZE_BACKBONE, since it stays in evaluation mode.
+    mean. So does a student with MODEL.FREEZE_BACKBONE, since it stays in evaluation mode.
 
     Raises:
         UserError: as `build_teacher`.
@@ -65,7 +65,7 @@ def build_step_loss(
 
 
 def class_logits(outputs: Outputs) -> torch.Tensor:
-    """The logits (B, classes) that count for top-1: those of an evaluation, thus the mean of two heads."""
+    """The logits (B, classes) for top-1: the mean of two heads, as in an evaluation."""
     return outputs if isinstance(outputs, torch.Tensor) else sum(outputs) / len(outputs)
 
 

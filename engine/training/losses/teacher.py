@@ -69,7 +69,7 @@ def _rescale(own: Data, student: Data, device: torch.device) -> tuple[torch.Tens
 
 @dataclass(frozen=True)
 class _Source:
-    """What is known about a teacher before it is built. num_classes: None if only the tensors of the file tell it."""
+    """A teacher before it is built. num_classes: None if only the tensors of the file have it."""
 
     name: str
     weights: str

@@ -8,7 +8,7 @@ def rates(folder) -> dict[int, float]:
 
 
 def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
-    """22 steps per epoch; the schedule is that of a run that had the larger number from the start."""
+    """22 steps per epoch; the schedule equals the schedule of a run that had the larger number from the start."""
     folder = train([*digits_argv, "REPORT_FREQ=1"], cpu)
     train([f"-resume={folder}"], cpu)
     assert "----- Resume: all 2 epochs are done; a larger -epochs continues the training" in capsys.readouterr().out

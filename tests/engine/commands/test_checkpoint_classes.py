@@ -138,7 +138,7 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
 
 
 def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
-    """They are not the user's, and equal those of the checkpoint."""
+    """They are not the user's: the values of the checkpoint replace them without a warning."""
     argv = ["-dataset=folder", "-opts", "MODEL.TYPE=swin"]
     command = parse_command_line(argv)
     data, given = command.config.data, command.given["DATA"]

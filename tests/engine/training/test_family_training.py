@@ -173,7 +173,7 @@ def test_tensors_with_several_names_are_averaged_once():
 
 
 def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
-    """The loss is that of the family's normalization, which its file does not write."""
+    """The loss follows from the family's normalization, which its file does not write."""
     size, rng = 64, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):

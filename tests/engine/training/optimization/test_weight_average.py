@@ -82,7 +82,7 @@ RAW = ("raw_val_loss", "raw_val_top1", "raw_val_top5")
 
 
 def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
-    """They are those of a run without an average; the average decides the best checkpoint."""
+    """The raw weights equal the weights of a run without an average; the average decides the best checkpoint."""
     both = train([*digits_argv, *AVERAGE, "EVAL_RAW=true"], cpu)
     average, raw = train([*digits_argv, *AVERAGE], cpu), train(digits_argv, cpu)
     for row, of_average, of_raw in zip(rows(both), rows(average), rows(raw), strict=True):
