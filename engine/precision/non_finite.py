@@ -101,7 +101,7 @@ class _FiniteHooks:
             self._set_origin("the gradient at the input", path)
 
     def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        if self._finite_output_gradient.get(module) and not _all_finite([parameter.grad]):
+        if self._finite_output_gradient.get(module) and not _all_finite(float_tensors(parameter.grad)):
             self._set_origin(f"the gradient of the {name}", path)
 
 

@@ -63,7 +63,7 @@ class RunReport:
 
     def _write_evaluation(self) -> None:
         best, run = self._best, self.run
-        if best is None or not (best.model or self._is_end):
+        if best is None or best.results is None or not (best.model or self._is_end):
             return
         self._best, files = None, run.validation.files
         files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")

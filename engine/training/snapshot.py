@@ -50,7 +50,7 @@ class Best:
 
     def is_beaten_by(self, metrics: Metrics) -> bool:
         """By a higher score, or by a lower loss if the score is equal."""
-        score = self.scores.get("mean_ap", self.scores.get("top1"))
+        score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
         if metrics.score == score:
             return self.loss is not None and metrics.loss < self.loss
         return metrics.score > score

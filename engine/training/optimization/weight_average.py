@@ -40,7 +40,7 @@ class WeightAverage(ModelEmaV3):
             self._update_weight.fill_(1 - self.get_decay(step + 1))  # timm counts from 1
 
     @torch.no_grad()
-    def update(self, skipped: torch.Tensor) -> None:
+    def update(self, skipped: torch.Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`
         """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device.
 
         `on_host` this allocates the size of the weights in host memory.
@@ -54,13 +54,13 @@ class WeightAverage(ModelEmaV3):
         else:
             fused_lerp_(averages, values, self._update_weight, skipped)
         if self._copied:
-            torch._foreach_copy_(*self._copied)
+            targets, values = self._copied
+            torch._foreach_copy_(targets, values)
 
     def module_on(self, device: torch.device) -> nn.Module:
         """The averaged model on `device`: a copy if the average is kept in host memory."""
-        if self.device in (None, device):
-            return self.module
-        return copy.deepcopy(self.module).to(device)
+        module: nn.Module = self.module
+        return module if self.device in (None, device) else copy.deepcopy(module).to(device)
 
 
 def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
