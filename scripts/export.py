@@ -19,7 +19,8 @@ from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import split_flags, split_source
 from scripts.weights.source import find_source
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.packages import require
 
 SCRIPT = "scripts/export.py"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the tests. Passes its arguments to pytest.
+# Sets up .venv and runs the fast tests; `-m slow` runs the slow ones. Passes its arguments to pytest.
 set -euo pipefail
 source "$(dirname "$0")/venv.sh"
 use_venv requirements.txt requirements-export.txt requirements-dev.txt
-.venv/bin/python -m pytest -n 2 --dist loadscope "$@"
+.venv/bin/python -m pytest -n 2 --dist worksteal "$@"

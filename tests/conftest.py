@@ -2,17 +2,20 @@
 
 import base64
 import csv
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pool import RankPool, environment
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
@@ -33,9 +36,6 @@ TINY_VIT = [
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
     "TRAIN.MAX_STEPS=null",  # a run that is resumed has that of its own options
 ]  # fmt: skip
-LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "PMI_", "MPI_", "AMPVIT_",
-)  # fmt: skip
 EMPTY_PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
@@ -46,10 +46,23 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
     with suppress(ModuleNotFoundError):
-        import hypothesis
+        from hypothesis import settings
 
-        hypothesis.settings.register_profile("no deadline", deadline=None)  # no test asserts a time
-        hypothesis.settings.load_profile("no deadline")
+        examples = 200 if _selects_slow_tests(config) else 15
+        settings.register_profile("examples", max_examples=examples, deadline=None)  # no test asserts a time
+        settings.load_profile("examples")
+
+
+def _selects_slow_tests(config: pytest.Config) -> bool:
+    return config.option.markexpr == "slow"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Property tests are in both sets: with few examples in the fast one, with many in the slow one."""
+    for item in items:
+        if _selects_slow_tests(config) and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.slow)
 
 
 class _Module(pytest.Module):
@@ -124,8 +137,7 @@ def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -
     return build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
 
-@pytest.fixture
-def digits_argv(tmp_path) -> list[str]:
+def digits_flags(output: Path) -> list[str]:
     """Flags of a run on the digits data set; it takes one to two seconds.
 
     Without scikit-learn, the images are noise, so that GPU tests need the required packages only.
@@ -134,7 +146,30 @@ def digits_argv(tmp_path) -> list[str]:
     name = "digits"
     if not is_installed("sklearn"):
         name, options = "fake", [*options, "MODEL.NUM_CLASSES=1000"]
-    return [f"-dataset={name}", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *options]
+    return [f"-dataset={name}", "-batch_size=64", f"-output={output}", "-opts", *options]
+
+
+@pytest.fixture
+def digits_argv(tmp_path) -> list[str]:
+    return digits_flags(tmp_path / "out")
+
+
+@pytest.fixture(scope="session")
+def trained_digits(tmp_path_factory) -> Callable[..., Path]:
+    """The folder of the run of `digits_flags` with more options; trained once per session. For reading only."""
+    context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options], context))
+
+
+@pytest.fixture
+def digits_run(tmp_path, trained_digits) -> Callable[..., Path]:
+    """A copy of the folder of `trained_digits`, in the output folder of `digits_argv`."""
+
+    def copy(*options: str) -> Path:
+        source = trained_digits(*options)
+        return shutil.copytree(source, tmp_path / "out" / source.name)
+
+    return copy
 
 
 def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus: str = "") -> str:
@@ -143,17 +178,17 @@ def run_script(*argv: str, launcher: tuple[str, ...] = (), status: int = 0, gpus
     gpus: the visible ones, separated by commas.
     """
     command = [sys.executable, *launcher, *argv]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
-    environment = inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=ROOT, env=environment(gpus), capture_output=True, text=True, timeout=300)
     output = result.stdout + result.stderr
     assert result.returncode == status, output
     return output
 
 
-def run_ranks(ranks: int, *commands: Iterable[str], gpus: str = "") -> str:
-    """Runs the commands of an entry script one after the other in the same processes, as `run_script` does."""
-    return run_script("tests/ranks_worker.py", str(ranks), json.dumps(list(map(list, commands))), gpus=gpus)
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[..., RankPool]]:
+    """The pool of so many ranks (and of these GPUs): `ranks(2)(function, *arguments)`."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda *size: stack.enter_context(closing(RankPool(*size))))
 
 
 def only_run(output: Path, kind: str = "train") -> Path:

@@ -4,11 +4,13 @@ import csv
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY_VIT, only_run, read_result, run_ranks
+from conftest import ROOT, TINY_VIT, only_run, read_result
 from PIL import Image
+from rank_pool import RankPool
 
 from configs.schema import Data
 from datasets.registry import DATASETS, has_splits
@@ -38,19 +40,14 @@ def command(jpegs, output, *flags):
     return ["-dataset=imagenet2012", *sizes, *flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=3", "TRAIN.NUM_EPOCHS=1"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_commands_need_the_required_packages_only(ranks, jpegs, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
     """Worker processes and other ranks inherit the hidden packages."""
     hidden = hide_packages(monkeypatch)
     assert hidden >= {"obstore", "braceexpand", "scikit-learn", "scipy", "tensorboard", "matplotlib", "pytest"}
-    run_ranks(
-        ranks,
-        command(jpegs, tmp_path),
-        command(jpegs, tmp_path, "-eval", "-resume=auto"),
-        command(jpegs, tmp_path, "-predict", "-resume=auto"),
-        command(jpegs, tmp_path, "-profile"),
-        command(jpegs, tmp_path, "-dry_run"),
-    )
+    commands = [[], ["-eval", "-resume=auto"], ["-predict", "-resume=auto"], ["-profile"], ["-dry_run"]]
+    with closing(RankPool(2)) as pool:
+        pool.run(*(command(jpegs, tmp_path, *flags) for flags in commands))
     folder = only_run(tmp_path)
     log = (folder / "log.txt").read_text()
     assert log.count("Not installed:") == 1 and log.count("pip install tensorboard matplotlib") == 1
@@ -64,6 +61,7 @@ def test_commands_need_the_required_packages_only(ranks, jpegs, tmp_path, monkey
     assert (only_run(tmp_path, "profile") / "profile.md").exists()
 
 
+@pytest.mark.slow
 def test_the_gpu_tests_are_collected_without_optional_packages(monkeypatch):
     """Modules that import an optional package are skipped; none of them has a test that needs a GPU."""
     every = collected_gpu_tests()
@@ -91,9 +89,9 @@ def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     shards = Data(DATASET="tar", DATA_PATH=str(tmp_path))
     for use, message in (
-        (lambda: DATASETS["digits"](Data(), "train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
+        (lambda: DATASETS["digits"](Data())("train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
         (
-            lambda: DATASETS["tar"](shards, "train"),
+            lambda: DATASETS["tar"](shards),
             "DATA.DATASET tar: needs obstore, braceexpand; pip install ",
         ),
         (lambda: has_splits(shards), "DATA.DATASET tar: needs obstore, "),
@@ -115,8 +113,7 @@ def test_features_that_are_left_out_are_named_for_the_commands_that_have_them(mo
     require("this test", "torch", "json")
 
 
-@pytest.mark.parametrize("flag", ["-h", "-batchsize=3"])
-@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+@pytest.mark.parametrize(("script", "flag"), [("main_single_gpu.py", "-h"), ("main_multi_gpu.py", "-batchsize=3")])
 def test_help_and_wrong_flags_need_no_torch(script, flag, monkeypatch):
     monkeypatch.setenv("HIDDEN_PACKAGES", "torch numpy")
     monkeypatch.setenv("HIDDEN_MODULES", "torch numpy")

@@ -20,6 +20,7 @@ def digits(output, *options: str) -> list[str]:
     return [sys.executable, "main_single_gpu.py", *argv]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(signal.SIGHUP not in TERMINATION_SIGNALS, reason="the tests run under nohup")
 def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     """The kernel sends SIGHUP, and every later write to the terminal fails, that of the progress bar included."""
@@ -50,6 +51,7 @@ def test_sighup_is_ignored_under_nohup():
         assert printed.stdout.strip() == handled
 
 
+@pytest.mark.slow
 def test_run_with_closed_standard_streams(tmp_path):
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1")]
     assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=300).returncode == 0
@@ -58,6 +60,7 @@ def test_run_with_closed_standard_streams(tmp_path):
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint
 
 
+@pytest.mark.slow
 def test_run_whose_reader_has_gone(tmp_path):
     """Such as `| head -1`: the log file has all lines."""
     process = subprocess.Popen(

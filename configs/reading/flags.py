@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
+from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
 from utils.errors import UserError
 
@@ -15,7 +16,7 @@ _EXAMPLES = """examples:
   resume     python main_single_gpu.py -resume=output/vit_base_patch16_224-20260101-12-00
   any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
-All keys with units and defaults: configs/schema/.
+All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 """
 
 
@@ -86,8 +87,11 @@ def entry_parser(prog: str) -> Parser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
 
+    key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
+    parser.add_argument("-h", "--help", "-help", nargs="?", metavar="KEY", action=HelpAction, help=key_help)
     add_flag(
         parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)"
     )

@@ -1,6 +1,6 @@
 """When a run saves inside an epoch, and when it stops early: after steps, after minutes, on signals.
 
-The exchange that the ranks need for it carries their times of a step, too.
+The ranks exchange their requests, and with them their times of a step.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from utils.distributed import DelayedMax, ProcessContext
 from utils.signals import Interrupted, PendingSignal
 
-_SAVE = 1  # a request of the main process; that of a signal is _SAVE + its number
+_SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
 
 
 class SaveTrigger:
@@ -59,6 +59,7 @@ class SaveTrigger:
         number = self.signals.number
         request = self._exchange(_SAVE + number if number else _SAVE if is_time else 0, seconds)
         if request > _SAVE:
+            self.signals.note(request - _SAVE)
             raise Interrupted(request - _SAVE)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
         return is_step or request == _SAVE

@@ -7,7 +7,7 @@ from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
-from datasets.sources.image_checks import check_images
+from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, read_trained_on
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options

@@ -11,7 +11,7 @@ from datasets.loading.batches import BatchSource, build_train_batches, shard_win
 from datasets.loading.shard_order import describe_shuffle
 from datasets.registry import has_test_split, read_samples, resolve_grey_range
 from datasets.sources.class_names import number_of_classes
-from datasets.sources.image_checks import check_images
+from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.distributed import ProcessContext

@@ -47,7 +47,7 @@ from scripts.amp_report.inspection import (
 from scripts.benchmarks.common import write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.distributed import ProcessContext, process_group, single_process
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"

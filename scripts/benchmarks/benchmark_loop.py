@@ -37,7 +37,8 @@ from scripts.benchmarks.training_parts import build_state, new_progress, open_tr
 from scripts.flags import flag_parser, split_flags
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_loop.py"

@@ -41,7 +41,8 @@ from scripts.benchmarks.training_parts import build_state, new_progress, ready_b
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
-from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, did_you_mean
 from utils.launch import launch_processes
 from utils.launcher import detect_launcher
 from utils.tables import markdown_table

@@ -55,7 +55,8 @@ from scripts.benchmarks.training_parts import build_plain_model, build_state, re
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, timed, visible_gpus
 from utils.distributed import single_process
-from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, did_you_mean
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_train.py"

@@ -1,6 +1,6 @@
 """The families of MODEL.TYPE: those that timm builds, and those of PaddleViT's that it does not have."""
 
-from typing import Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
@@ -72,8 +72,11 @@ def _model_type(section: Any) -> str | None:
     return name.lower() if isinstance(name, str) else None
 
 
-# The section MODEL: its keys are those of the family that TYPE names.
-AnyModel = Annotated[
-    Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list of types
-    Discriminator(_model_type),
-]
+# The section MODEL, with the keys of the family that TYPE names.
+if TYPE_CHECKING:
+    AnyModel = Model
+else:
+    AnyModel = Annotated[
+        Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list
+        Discriminator(_model_type),
+    ]

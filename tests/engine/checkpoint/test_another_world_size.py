@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, run_ranks, step_rows, train
+from conftest import GREY, TINY_VIT, only_run, step_rows, train
 
 from configs.reading.command_line import parse_command_line
 from datasets.loading.sampler import epoch_order
@@ -31,12 +31,12 @@ def argv_for(output: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
+def runs(tmp_path_factory, ranks) -> dict[str, Path]:
     """Runs of two ranks, unbroken and resumed from a run of one; and a run of one, to be resumed from two."""
     root = tmp_path_factory.mktemp("runs")
     train(argv_for(root / "1 to 2", f"TRAIN.MAX_STEPS={STOP}"), CPU)
     resumed = [f"-resume={only_run(root / '1 to 2')}", *argv_for(root / "1 to 2")]
-    run_ranks(2, argv_for(root / "2"), argv_for(root / "2 to 1", f"TRAIN.MAX_STEPS={STOP}"), resumed)
+    ranks(2).run(argv_for(root / "2"), argv_for(root / "2 to 1", f"TRAIN.MAX_STEPS={STOP}"), resumed)
     return {folder.name: only_run(folder) for folder in root.iterdir()}
 
 

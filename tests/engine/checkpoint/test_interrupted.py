@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,17 @@ from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.trainer import Trainer
-from utils.signals import PendingSignal, defer_signals
+from utils.signals import TERMINATION_SIGNALS, PendingSignal, defer_signals
 from utils.status import read_status
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_the_tests() -> Iterator[None]:
+    """A process that was interrupted raises no exception on later signals."""
+    handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
@@ -115,13 +124,12 @@ def process_of_rank(rank: int, launcher: int) -> int:
     raise LookupError(f"no process of rank {rank}")
 
 
+@pytest.mark.slow
 def test_signal_to_one_rank_interrupts_both(tmp_path):
     process = start_two_ranks(tmp_path)
-    start = time.monotonic()
     os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # rank 0 receives no signal
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
-    assert time.monotonic() - start < 30
     folder = only_run(tmp_path)
     command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
     assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed

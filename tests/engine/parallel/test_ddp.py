@@ -1,18 +1,20 @@
 """Gradients of three ranks: buckets, 16-bit hooks, non-finite values, exact resume, a run of one rank continued."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, run_script, states, step_rows, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, states, step_rows, train
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
-from configs.schema import Parallel
+from configs.schema import Amp, Parallel
 from engine.parallel.ddp import DDP
+from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 
 RANKS = 3
-ONE = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 HOOKS = ("bf16", "fp16")
 STEPS = 5
 
@@ -26,57 +28,89 @@ def argv_for(output: Path, *more: str) -> list[str]:
     return ["-dataset=digits", "-batch_size=16", "-num_workers=0", f"-output={output}", "-opts", *options, *more]
 
 
+OPTIONS = {
+    "none": {},
+    "25 MiB": {"BUCKET_MB": 25.0},
+    "per parameter": {"BUCKET_MB": 0.0},
+    "bf16": {"COMM_HOOK": "bf16"},
+    "fp16": {"COMM_HOOK": "fp16"},
+}
+
+
+def exchange(context: ProcessContext, name: str) -> dict:
+    """Gradients after the exchange in two passes over the same data; then a step with a gradient of 1e6 on rank 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(5)))
+    precision = Precision(Amp(), context.device)
+    compute_model, strategy = precision.attach(model), DDP(context.device, Parallel.model_validate(OPTIONS[name]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images = torch.randn(3, 8, 400)[context.rank % 3]
+    wrapped = strategy.wrap(compute_model, images)
+
+    def gradients(factor: float = 1.0) -> torch.Tensor:
+        precision.scaler.backward(wrapped(images).square().sum() * factor, samples=8)
+        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).clone()
+        model.zero_grad()
+        return found
+
+    first, second = gradients(), gradients()
+    own = torch.autograd.grad(model(images).square().sum() / 8, list(model.parameters()))
+    mean = torch.cat([part.flatten() for part in own]) / context.world_size
+    torch.distributed.all_reduce(mean)
+    before = parameters_to_vector(model.parameters()).clone()
+    precision.scaler.backward(wrapped(images).square().sum() * (1e6 if context.rank == 1 else 1.0), samples=8)
+    infinite = any(parameter.grad.isinf().any().item() for parameter in model.parameters())
+    precision.step(optimizer, max_norm=None, seed=0)
+    return {
+        "error": ((first - mean).norm() / mean.norm()).item(),
+        "checksum": first.double().sum().item(),
+        "repeats": torch.equal(first, second),
+        "infinite": infinite,
+        "updates": not torch.equal(parameters_to_vector(model.parameters()), before),
+        "communication": asdict(strategy.communication(wrapped)),
+    }
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> tuple[list[dict], Path]:
-    """The report of each rank, and the folder of the runs."""
-    root, random = tmp_path_factory.mktemp("runs"), ("MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8")
-    train(argv_for(root / "continued", "TRAIN.MAX_STEPS=2"), ONE)
-    train(argv_for(root / "one rank"), ONE)
-    commands = [[*argv_for(root / "continued"), f"MODEL.RESUME={only_run(root / 'continued')}"]]
-    for hook in HOOKS:
-        options = (f"PARALLEL.COMM_HOOK={hook}", *random)
-        whole, parts = (argv_for(root / hook / name, *options) for name in ("whole", "parts"))
-        commands += [whole, [*parts, "TRAIN.MAX_STEPS=2"], [*parts, "MODEL.RESUME=auto"]]
-    printed = run_script(str(Path(__file__).with_name("ddp_worker.py")), str(RANKS), json.dumps(commands))
-    reports = [json.loads(line) for line in printed.splitlines() if line.startswith('{"rank"')]
-    return sorted(reports, key=lambda report: report["rank"]), root
+def exchanged(ranks) -> dict[str, list[dict]]:
+    """Kind of exchange -> the report of each rank."""
+    return {name: ranks(RANKS)(exchange, name) for name in OPTIONS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error"), [("none", 1e-6), ("25 MiB", 1e-6), ("per parameter", 1e-6), ("bf16", 5e-3), ("fp16", 6e-4)]
 )
-def test_each_rank_has_the_mean_gradient(ranks, name, error):
-    """The error of a hook is that of its dtype: a rounding before and during the sum."""
-    reports = [report[name] for report in ranks[0]]
-    assert len(reports) == RANKS and len({report["checksum"] for report in reports}) == 1
-    assert all(report["error"] < error for report in reports)
+def test_each_rank_has_the_mean_gradient(exchanged, name, error):
+    """A hook rounds to its dtype before and during the sum.
+
+    DDP regroups its buckets after its first pass, which the warm-up runs: the first step sums as all later steps.
+    """
+    reports = exchanged[name]
+    assert len({report["checksum"] for report in reports}) == 1
+    assert all(report["error"] < error and report["repeats"] for report in reports)
     assert error < 1e-5 or reports[0]["error"] > error / 20
 
 
-@pytest.mark.parametrize("name", ["none", "25 MiB", "per parameter", "bf16", "fp16"])
-def test_the_first_step_sums_as_all_later_steps(ranks, name):
-    """DDP regroups its buckets after its first pass, which the warm-up runs, with and without a hook."""
-    assert all(report[name]["repeats"] for report in ranks[0])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "overflows"), [("fp16", True), ("bf16", False), ("none", False)])
+def test_a_gradient_beyond_the_range_of_fp16_is_seen_by_all_ranks(exchanged, name, overflows):
+    assert all((report["infinite"], report["updates"]) == (overflows, not overflows) for report in exchanged[name])
 
 
-def test_a_gradient_beyond_the_range_of_fp16_is_seen_by_all_ranks(ranks):
-    for report in ranks[0]:
-        assert report["fp16"]["infinite"] and not report["fp16"]["updates"]
-        assert not report["bf16"]["infinite"] and report["bf16"]["updates"]
-        assert not report["none"]["infinite"] and report["none"]["updates"]
-
-
-def test_the_figures_of_the_exchange(ranks):
-    figures = {name: ranks[0][0][name]["communication"] for name in ranks[0][0] if name != "rank"}
-    parameters = 5 * (400 * 400 + 400)
-    assert {name: values["buckets"] for name, values in figures.items()} == {
-        "none": 2, "25 MiB": 1, "per parameter": 10, "bf16": 2, "fp16": 2,
-    }  # fmt: skip
-    for name, values in figures.items():
-        is_half = name in ("bf16", "fp16")
-        assert values["bytes_per_step"] == parameters * (2 if is_half else 4)
-        assert values["dtype"] == {"bf16": "bfloat16", "fp16": "float16"}.get(name, "float32")
-        assert 0 <= values["hidden_seconds"] <= values["seconds"] < 60
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "buckets", "dtype"),
+    [
+        ("none", 2, "float32"), ("25 MiB", 1, "float32"), ("per parameter", 10, "float32"), ("bf16", 2, "bfloat16"),
+        ("fp16", 2, "float16"),
+    ],
+)  # fmt: skip
+def test_the_figures_of_the_exchange(exchanged, name, buckets, dtype):
+    found = exchanged[name][0]["communication"]
+    assert (found["buckets"], found["dtype"]) == (buckets, dtype)
+    assert found["bytes_per_step"] == 5 * (400 * 400 + 400) * getattr(torch, dtype).itemsize
+    assert 0 <= found["hidden_seconds"] <= found["seconds"]
 
 
 def test_a_torch_without_figures_leaves_them_unknown():
@@ -85,16 +119,24 @@ def test_a_torch_without_figures_leaves_them_unknown():
     assert (found.buckets, found.seconds, found.hidden_seconds) == (None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", HOOKS)
-def test_resume_is_exact_with_each_hook(ranks, hook):
-    whole, parts = (only_run(ranks[1] / hook / name) for name in ("whole", "parts"))
+def test_resume_is_exact_with_each_hook(tmp_path, ranks, hook):
+    options = (f"PARALLEL.COMM_HOOK={hook}", "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8")
+    whole, parts = (argv_for(tmp_path / name, *options) for name in ("whole", "parts"))
+    ranks(RANKS).run(whole, [*parts, "TRAIN.MAX_STEPS=2"], [*parts, "MODEL.RESUME=auto"])
+    whole, parts = (only_run(tmp_path / name) for name in ("whole", "parts"))
     assert_same_state(states(parts), states(whole))
     assert states(parts)["done_steps"] == STEPS and "Resume: epoch 1, step 2\n" in (parts / "log.txt").read_text()
 
 
-def test_three_ranks_continue_a_run_of_one(ranks):
+@pytest.mark.slow
+def test_three_ranks_continue_a_run_of_one(tmp_path, cpu, ranks):
     """With DATA.GLOBAL_BATCH_SIZE, and without dropout and mixup, which depend on the rank."""
-    folders = [only_run(ranks[1] / name) for name in ("one rank", "continued")]
+    whole = train(argv_for(tmp_path / "one rank"), cpu)
+    continued = train(argv_for(tmp_path / "continued", "TRAIN.MAX_STEPS=2"), cpu)
+    ranks(RANKS).run([*argv_for(tmp_path / "continued"), f"MODEL.RESUME={continued}"])
+    folders = [whole, continued]
     (one, many), (rows, expected) = map(states, folders), map(step_rows, folders)
     assert rows == expected and len(rows) == STEPS
     assert one["geometry"] == many["geometry"] | {"batch_size": 16, "accum_iter": 6}

@@ -37,7 +37,7 @@ def last(folder: Path) -> dict:
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, options):
     """Clipping, average, evaluation, loss scale, shards."""
     if OFFLOAD in options and group_of_one.device.type == "cpu":
-        pytest.skip("needs a GPU; sharding_worker.py trains without one")
+        pytest.skip("needs a GPU; sharding_cases.py trains without one")
     monkeypatch.setattr("engine.training.build.build_strategy", FSDP)  # which uses none for one rank
     options = ["PARALLEL.STRATEGY=fsdp", *options, "DETERMINISTIC=true"]
     whole = last(train(argv_for(tmp_path / "whole", *options), group_of_one))

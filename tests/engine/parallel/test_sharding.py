@@ -1,34 +1,35 @@
 """FSDP and HSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
 
-import json
+import copy
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from conftest import run_script
+import sharding_cases as cases
+import torch
+from sharding_cases import FSDP, against_ddp, difference, whole
+from torch import nn
 
 from configs.reading.command_line import parse_command_line
-from engine.training.optimization.optimizer import check_sharded_optimizer
+from engine.parallel.build import build_strategy
+from engine.parallel.strategy import Sharding
+from engine.precision.non_finite import first_non_finite
+from engine.precision.norms import keeps_fp32_weights
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, check_sharded_optimizer
+from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
+from utils.torch_compat import process_group_timeout
 
-CASES = (
-    "fp32,non_finite,bf16,op_lists,o2,o2_dtypes,fp16_fused,fp16_unfused,hsdp,timeouts,offload,half_sums,frozen,keeps_gathered,"
-    "optimizers,memory,resumed,evaluation,origin,shared_modules,refused"
-)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> list[dict]:
-    """The reports of both ranks."""
-    return json.loads(run_worker("2", CASES))
+CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
+AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=1e6", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
+OP_LISTS = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 
 
 @pytest.fixture
-def report(ranks) -> dict:
-    return ranks[0]
-
-
-def run_worker(*arguments: str) -> str:
-    output = run_script("tests/engine/parallel/sharding_worker.py", *arguments)
-    return next(line for line in output.splitlines() if line.startswith("[{"))
+def both(ranks):
+    """Calls a function on two ranks."""
+    return ranks(2)
 
 
 def is_equal(found: dict) -> bool:
@@ -36,90 +37,169 @@ def is_equal(found: dict) -> bool:
     return found["weights"] < 1e-6 < 1e-4 < found["moved"] and found["norms"] < 1e-6
 
 
-def test_fp32_training_with_accumulation_clipping_and_average_equals_ddp(report):
-    """20 steps, the weights and their average."""
-    assert is_equal(report["fp32"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sharded", "steps"),
+    [
+        (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP, 20),
+        ([BF16, CLIP], FSDP, 5),
+        ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP, 5),
+        ([BF16, "MODEL.FREEZE_BACKBONE=true"], FSDP, 5),
+        (
+            ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],
+            [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
+            5,
+        ),
+    ],
+    ids=["fp32", "bf16", "op lists", "frozen", "kept gathered"],
+)
+def test_training_equals_ddp(both, options, sharded, steps):
+    assert is_equal(both(against_ddp, options, sharded, steps)[0])
 
 
-def test_non_finite_gradient_on_one_rank_changes_no_weight(ranks):
-    for report in ranks:
-        assert report["non_finite"]["unchanged"] == 0 and report["non_finite"]["skipped"] == 1
-        assert report["non_finite"]["weights"] < 1e-6
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SHARDED_OPTIMIZERS))
+def test_optimizers_equal_ddp(both, name):
+    options = [f"TRAIN.OPTIMIZER.NAME={name}", CLIP, "TRAIN.LAYER_DECAY=0.8"]
+    assert is_equal(both(against_ddp, options, FSDP, 4)[0])
 
 
-@pytest.mark.parametrize("case", ["bf16", "op_lists", "frozen", "keeps_gathered"])
-def test_training_equals_ddp(report, case):
-    """O1; op lists and recomputed activations; a frozen backbone; parameters kept gathered."""
-    assert is_equal(report[case])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [FP16, [*FP16, "TRAIN.OPTIMIZER.NAME=lamb"]], ids=["fused", "not fused"])
+def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
+    report, _ = both(against_ddp, options)
+    ddp, sharded = report["skipped"]
+    assert is_equal(report) and ddp == sharded > 0
 
 
-def test_hsdp_meshes_equal_ddp(report):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sharded"),
+    [([BF16, "AMP.LEVEL=O2", *AVERAGE], FSDP), ([], [*FSDP, "PARALLEL.REDUCE_DTYPE=bfloat16"])],
+    ids=["O2", "bf16 sums"],
+)
+def test_training_is_as_close_to_ddp_as_bf16_sums_allow(both, options, sharded):
+    """bf16 has 8 bits. In O2 DDP sums the gradients in bf16, and sharded training in fp32 by default."""
+    report, _ = both(against_ddp, options, sharded)
+    assert report["weights"] < 2**-5 * report["moved"]
+    assert 0 < report["norms"] < 2**-8
+
+
+@pytest.mark.slow
+def test_non_finite_gradient_on_one_rank_changes_no_weight(both):
+    for report in both(cases.non_finite):
+        assert report["unchanged"] == 0 and report["skipped"] == 1 and report["weights"] < 1e-6
+
+
+@pytest.mark.slow
+def test_hsdp_meshes_equal_ddp(both):
     """One group of two ranks, and two groups of one."""
-    assert all(map(is_equal, report["hsdp"]))
+    assert all(map(is_equal, both(cases.hsdp)[0]))
 
 
-def test_all_groups_of_a_mesh_have_the_timeout(ranks):
-    assert [report["timeouts"] for report in ranks] == [[77] * 4] * 2
+def timeouts(context: ProcessContext) -> Any:
+    """Seconds, of the groups of each mesh."""
+    set_collective_timeout(context, 77)
+    found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
+    for shards in (1, 2):
+        mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh
+        found += [process_group_timeout(context.device, group).seconds for group in mesh.get_all_groups()]
+    return found
 
 
-def test_parameters_in_host_memory_train_as_others(ranks):
+@pytest.mark.slow
+def test_all_groups_of_a_mesh_have_the_timeout(both):
+    assert both(timeouts) == [[77] * 4] * 2
+
+
+@pytest.mark.slow
+def test_parameters_in_host_memory_train_as_others(both):
     """PARALLEL.OFFLOAD in fp32, fp16 with its scaler, and O2, bit for bit, with the norms of all steps."""
-    assert [report["offload"] for report in ranks] == [[[0.0, True]] * 3] * 2
+    assert both(cases.offload) == [[[0.0, True]] * 3] * 2
 
 
-def test_optimizers_equal_ddp(report):
-    assert len(report["optimizers"]) == 9
-    assert all(map(is_equal, report["optimizers"].values()))
-
-
-@pytest.mark.parametrize("case", ["fp16_fused", "fp16_unfused"])
-def test_loss_scale_falls_on_all_ranks_as_under_ddp(report, case):
-    assert is_equal(report[case])
-    ddp, sharded = report[case]["skipped"]
-    assert ddp == sharded > 0
-
-
-def test_o2_gathers_half_weights_and_fp32_norms(report):
-    passes, kept = report["o2_dtypes"]["passes"], report["o2_dtypes"]["kept"]
-    assert kept == ["torch.float32"]
-    for path, dtype in passes.items():
+@pytest.mark.slow
+def test_o2_gathers_half_weights_and_fp32_norms(both):
+    report, _ = both(cases.o2_dtypes)
+    assert report["kept"] == ["torch.float32"]
+    for path, dtype in report["passes"].items():
         assert dtype == ("torch.float32" if "norm" in path else "torch.bfloat16"), path
 
 
-@pytest.mark.parametrize("case", ["o2", "half_sums"])
-def test_training_is_as_close_to_ddp_as_bf16_sums_allow(report, case):
-    """bf16 has 8 bits. In O2 DDP sums the gradients in bf16, and sharded training in fp32 by default."""
-    assert report[case]["weights"] < 2**-5 * report[case]["moved"]
-    assert 0 < report[case]["norms"] < 2**-8
-
-
-def test_each_rank_holds_half_of_parameters_gradients_moments_and_average(ranks):
+@pytest.mark.slow
+def test_each_rank_holds_half_of_parameters_gradients_moments_and_average(both):
     """All but the class token, whose first dimension cannot be divided."""
-    for report in ranks:
-        ddp, sharded = report["memory"]
-        assert all(0.49 < part / whole < 0.51 for part, whole in zip(sharded, ddp, strict=True))
-    for whole, *parts in zip(ranks[0]["memory"][0], *(report["memory"][1] for report in ranks), strict=True):
-        assert sum(parts) == whole
+    reports = both(cases.memory)
+    for ddp, sharded in reports:
+        assert all(0.49 < part / total < 0.51 for part, total in zip(sharded, ddp, strict=True))
+    for total, *parts in zip(reports[0][0], *(sharded for _, sharded in reports), strict=True):
+        assert sum(parts) == total
 
 
-def test_state_moves_between_sharded_and_whole(report):
+@pytest.mark.slow
+def test_state_moves_between_sharded_and_whole(both):
     """From shards bit for bit; from DDP and to DDP within the rounding of its sums."""
-    assert report["resumed"]["shards to fsdp"] == report["resumed"]["fsdp to fsdp"] == 0
-    assert max(report["resumed"].values()) < 1e-6
+    report, _ = both(cases.resumed)
+    assert report["shards to fsdp"] == report["fsdp to fsdp"] == 0
+    assert max(report.values()) < 1e-6
 
 
-def test_evaluation_between_steps_sees_the_current_weights(report):
-    """Gathered parameters that stayed after an evaluation would be those of an earlier step."""
-    assert max(report["evaluation"]) < 1e-6
+@pytest.mark.slow
+def test_evaluation_between_steps_sees_the_current_weights(both):
+    """Gathered parameters that stayed after an evaluation would be parameters of an earlier step."""
+    assert max(both(cases.evaluation)[0]) < 1e-6
 
 
-def test_search_for_the_first_non_finite_module_sees_gathered_gradients(ranks):
-    assert [report["origin"] for report in ranks] == [None, "the gradient of the weight of 1"]
+def origin(context: ProcessContext) -> Any:
+    """A weight's gradient overflows on rank 1 alone; all ranks search."""
+    config = parse_command_line(["-opts", *FSDP]).config
+    strategy = build_strategy(config.parallel, context)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    strategy.shard(model, None, Sharding(None, keeps_fp32_weights))
+    images = torch.ones(2, 4) * (1e10 if context.rank == 1 else 1.0)
+    found = first_non_finite(model, lambda: (model(images) * 1e30).sum().backward(), strategy.gather_in_turn(model))
+    return found and str(found)
 
 
-def test_blocks_that_share_a_module_are_not_separate_units(report):
+@pytest.mark.slow
+def test_search_for_the_first_non_finite_module_sees_gathered_gradients(both):
+    assert both(origin) == [None, "the gradient of the weight of 1"]
+
+
+class SharingBlocks(nn.Module):
+    """Lists of blocks in a list, as in Twins; two blocks have the same module, as in CoaT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        blocks = (nn.Sequential(nn.Linear(4, 4), other) for other in (shared, nn.GELU(), shared))
+        self.blocks = nn.ModuleList([nn.ModuleList(blocks), nn.ModuleList([nn.Linear(4, 4)])])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for block in (block for stage in self.blocks for block in stage):
+            images = block(images)
+        return images
+
+
+def shared_modules(context: ProcessContext) -> Any:
+    """The number of units, and the largest difference between a gradient and the gradient of the whole model."""
+    config = parse_command_line(["-opts", *FSDP]).config
+    torch.manual_seed(0)
+    plain, images = SharingBlocks(), torch.ones(2, 4)
+    sharded = copy.deepcopy(plain)
+    about = build_strategy(config.parallel, context).shard(sharded, None, Sharding(None, keeps_fp32_weights))
+    for model in (plain, sharded):
+        model(images).square().sum().backward()
+    gradients = [
+        {name: whole(parameter.grad) for name, parameter in model.named_parameters()} for model in (plain, sharded)
+    ]
+    return about.partition(" units")[0], difference(*gradients)
+
+
+@pytest.mark.slow
+def test_blocks_that_share_a_module_are_not_separate_units(both):
     """Of four blocks, two share no module; they and the rest of the model are the units."""
-    units, gradients = report["shared_modules"]
+    units, gradients = both(shared_modules)[0]
     assert units == "3" and gradients < 1e-6
 
 
@@ -130,12 +210,13 @@ def test_optimizers_with_norms_of_whole_weights_are_refused_in_host_memory():
         check_sharded_optimizer(lamb, offload=True)
 
 
-def test_options_that_do_not_work_are_refused_in_one_line(report):
-    errors = report["refused"]
+@pytest.mark.slow
+def test_options_that_do_not_work_are_refused_in_one_line(both):
+    errors, _ = both(cases.refused)
     assert "\n" not in "".join(errors.values())
-    assert "batch norms (0)" in errors["batch norm"] and errors["batch norm"].endswith("use ddp")
+    assert "batch norms (0)" in errors["batch norm"]
     assert "AMP.LEVEL=O2" in errors["O3"]
-    assert "adam, adamw, adamwdl, lamb, lars" in errors["optimizer"]
+    assert all(name in errors["optimizer"] for name in SHARDED_OPTIMIZERS)
     assert "TRAIN.MODEL_EMA_FORCE_CPU" in errors["average"]
     assert "PARALLEL.OFFLOAD" in errors["offload"]
-    assert "2 processes cannot be divided into groups of 3; set it to one of 2" in errors["groups"]
+    assert "groups of 3" in errors["groups"]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, run_ranks, samples_for, train
+from conftest import GREY, TINY_VIT, only_run, samples_for, train
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
@@ -120,21 +120,20 @@ def noise(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def trained(request, tmp_path_factory) -> dict[str, dict]:
+def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
     """The devices, and the last checkpoint of each precision."""
-    ranks = 2 if request.param.startswith("two") else 1
+    count = 2 if request.param.startswith("two") else 1
     outputs = {name: tmp_path_factory.mktemp(name) for name in PRECISIONS}
     flags = [
-        ["-dataset=fake", f"-batch_size={32 // ranks}", f"-output={output}", "-opts", *OPTIONS, PRECISIONS[name]]
+        ["-dataset=fake", f"-batch_size={32 // count}", f"-output={output}", "-opts", *OPTIONS, PRECISIONS[name]]
         for name, output in outputs.items()
     ]
-    if ranks == 1:
+    if count == 1:
         context = ONE_GPU if request.param == "one GPU" else ONE_RANK
         for argv in flags:
             train(argv, context)
     else:
-        gpus = "0,1" if request.param == "two GPUs" else ""
-        run_ranks(ranks, *flags, gpus=gpus)
+        ranks(2, "0,1" if request.param == "two GPUs" else "").run(*flags)
     checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
     return {"devices": request.param, **checkpoints}
 

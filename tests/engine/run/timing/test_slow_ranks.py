@@ -1,16 +1,19 @@
 """A rank that is slower than the others: found after 50 steps, with its cause, once; noise is not found."""
 
 import re
-import subprocess
-import sys
+import time
 from pathlib import Path
 
+import pytest
 import torch
+from conftest import GREY, TINY_VIT, only_run
+from rank import run_commands
+from timm.models.vision_transformer import VisionTransformer
 
+from datasets.loading.loader import Loader
 from engine.run.timing.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
+from utils.distributed import ProcessContext
 from utils.status import RunStatus, read_status
-
-WORKER = Path(__file__).with_name("slow_rank_worker.py")
 
 
 def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, SlowRank]]:
@@ -81,14 +84,26 @@ def test_a_forward_pass_that_waits_for_other_ranks_is_not_compared():
     assert [slow.cause for _, slow in feed(ranks, 100, EVEN, EVEN, (0.09, 0.1))] == [LOADING]
 
 
-def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path):
-    """Two processes, two runs. Rank 1 sleeps in every batch, then in every forward pass."""
-    ended = subprocess.run([sys.executable, WORKER, tmp_path], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    for case, cause in (("loading", LOADING), ("forward", FORWARD)):
-        (log,) = (tmp_path / case).glob("*/log.txt")
-        (line,) = re.findall(r"Warning: (rank .*)", log.read_text())
-        pattern = r"rank 1 on \S+ was \d+(%| times) slower than the median rank for 50 steps; cause: (.*) \(\d+ ms .*\)"
-        assert re.fullmatch(pattern, line)[2] == cause
-        slow = read_status(log.parent)["slow_rank"]
-        assert (slow["rank"], slow["cause"]) == (1, cause)
+def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) -> None:
+    """Rank 1 sleeps in every batch, or in every forward pass."""
+    to_device, forward = Loader._to_device, VisionTransformer.forward
+    seconds = 0.05 * (context.rank == 1)
+    options = [*TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=9", "TRAIN.MAX_STEPS=56", "VALIDATE_FREQ=100", "SAVE_FREQ=100"]
+    with pytest.MonkeyPatch.context() as patch:
+        if cause == LOADING:
+            patch.setattr(Loader, "_to_device", lambda *arguments: (time.sleep(seconds), to_device(*arguments))[1])
+        else:
+            patch.setattr(VisionTransformer, "forward", lambda *images: (time.sleep(seconds), forward(*images))[1])
+        run_commands(context, [["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", [LOADING, FORWARD])
+def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
+    ranks(2)(train_with_a_slow_rank, cause, tmp_path)
+    folder = only_run(tmp_path)
+    (line,) = re.findall(r"Warning: (rank .*)", (folder / "log.txt").read_text())
+    pattern = r"rank 1 on \S+ was \d+(%| times) slower than the median rank for 50 steps; cause: (.*) \(\d+ ms .*\)"
+    assert re.fullmatch(pattern, line)[2] == cause
+    slow = read_status(folder)["slow_rank"]
+    assert (slow["rank"], slow["cause"]) == (1, cause)

@@ -1,0 +1,110 @@
+"""A resumed run checks the checkpoint and its folder: changed options, a lock, a missing or discarded best epoch."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import rows, train
+
+from configs.reading.command_line import parse_command_line
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import lock_run_folder
+from engine.commands.run import run
+from utils.errors import UserError
+
+INVALID_CHANGES = {
+    "TRAIN.OPTIMIZER.NAME=SGD": r"OPTIMIZER\.NAME.*AdamW",
+    "TRAIN.MODEL_EMA=true": "MODEL_EMA",
+    "TRAIN.LAST_EPOCH=1": "-last_epoch 1.*epoch 0",
+    "MODEL.EMBED_DIM=32": "another model.*cls_token",
+    "SEED=5": "inside an epoch",
+    "DATA.REPEATED_AUGMENTATION=3": r"DATA\.REPEATED_AUGMENTATION 1.* 3",
+}
+
+
+@pytest.fixture
+def stopped(digits_run) -> Path:
+    """The folder of a run that stopped after three steps."""
+    return digits_run("TRAIN.MAX_STEPS=3")
+
+
+def test_resume_rejects_invalid_changes(stopped, digits_argv, cpu):
+    before = (stopped / "config.yaml").read_text()
+    for option, expected in INVALID_CHANGES.items():
+        with pytest.raises(UserError, match=f"(?s){expected}"):
+            train([f"-resume={stopped}", *digits_argv, option], cpu)
+    assert (stopped / "config.yaml").read_text() == before
+
+
+def test_resume_does_not_need_the_pretrained_file(stopped, digits_argv, cpu):
+    argv = [f"-resume={stopped}", *digits_argv, "MODEL.PRETRAINED=gone.pth"]
+    assert load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=4"], cpu) / "last.pth")["done_steps"] == 4
+
+
+def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv, cpu):
+    argv = ["-dry_run", f"-resume={stopped}", *digits_argv]
+    with pytest.raises(UserError, match="another model"):
+        run(parse_command_line([*argv, "MODEL.EMBED_DIM=32"]), cpu)
+    run(parse_command_line([*argv, "MODEL.PRETRAINED=gone.pth"]), cpu)
+    assert load_checkpoint(stopped / "last.pth")["done_steps"] == 3
+
+
+def test_resume_from_before_the_best_epoch_discards_the_best(digits_argv, cpu):
+    """The run resumes from before its best epoch: that epoch is discarded, and the next evaluation is the best."""
+    argv = [*digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"]
+    folder = train(argv, cpu)
+    assert load_checkpoint(folder / "best.pth")["best"]["epoch"] == 2
+    train([f"-resume={folder / 'epoch-001.pth'}", *argv], cpu)
+    assert load_checkpoint(folder / "last.pth")["best"] == load_checkpoint(folder / "best.pth")["best"]
+
+
+def test_resume_rewrites_a_missing_best_checkpoint(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu)
+    best = load_checkpoint(folder / "best.pth")["best"]
+    (folder / "best.pth").unlink()
+    train([f"-resume={folder}", *digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
+    assert load_checkpoint(folder / "best.pth")["best"] == load_checkpoint(folder / "last.pth")["best"] == best
+
+
+def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_argv, cpu, monkeypatch):
+    """The previous run may still write; the resumed run waits for the lock and then reads the checkpoint."""
+    early = (stopped / "last.pth").read_bytes()
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
+    late = (stopped / "last.pth").read_bytes()
+    (stopped / "last.pth").write_bytes(early)
+
+    @contextmanager
+    def write_then_lock(path):
+        (path / "last.pth").write_bytes(late)
+        yield
+
+    monkeypatch.setattr("engine.commands.train.lock_run_folder", write_then_lock)
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
+    assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
+
+
+def test_resume_with_another_batch_size(stopped, digits_argv, cpu):
+    """Allowed if a whole number of new steps covers the same samples in the same order; otherwise an error."""
+    for option, expected in (("DATA.BATCH_SIZE=80", "192 samples.* batch size 80"), ("SEED=9", "SEED 0.* SEED 9")):
+        with pytest.raises(UserError, match=expected):
+            train([f"-resume={stopped}", *digits_argv, option], cpu)
+    train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=3"], cpu)
+    (first, *_) = [row["step"] for row in rows(stopped)]
+    assert first == "15"  # 44 batches of 32, 3 per step
+
+
+def test_differing_options_are_listed(stopped, digits_argv, cpu, capsys):
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4", "REPORT_FREQ=2"], cpu)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "options that differ" in line)
+    assert "REPORT_FREQ: 20, now 2" in line and "TRAIN.MAX_STEPS: 3, now 4" in line
+
+
+def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypatch):
+    monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.2)
+    with (
+        lock_run_folder(stopped),
+        pytest.raises(UserError, match=rf"{stopped}.*process {os.getpid()}"),
+    ):
+        train([f"-resume={stopped}", *digits_argv], cpu)
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)

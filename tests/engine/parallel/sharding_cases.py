@@ -1,0 +1,277 @@
+"""Functions that the ranks of test_sharding.py call: training as DDP and sharded, and the differences."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from configs.reading.command_line import parse_command_line
+from configs.resolve import resolve
+from configs.schema import Parallel
+from datasets.batch import Batch
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.parallel.build import build_strategy
+from engine.parallel.strategy import Sharding, Strategy
+from engine.precision.norms import keeps_fp32_weights
+from engine.progress import EpochProgress
+from engine.training.build import build_train_state
+from engine.training.state import TrainState
+from engine.training.step import train_steps
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.metrics import MetricSums
+from utils.sharded import local_tensor
+
+BATCH = 4
+BASE = [
+    *TINY_VIT, *GREY, "DATA.BATCH_SIZE=4", "TRAIN.BASE_LR=1e-3", "TRAIN.LINEAR_SCALED_LR=null", "TRAIN.WARMUP_EPOCHS=0",
+    "TRAIN.OPTIMIZER.EPS=1e-4",  # gradients that are zero but for rounding do not count
+]  # fmt: skip
+FSDP = ["PARALLEL.STRATEGY=fsdp"]
+
+
+def build(options: list[str], context: ProcessContext) -> TrainState:
+    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, None, context.world_size)
+    layout = EpochLayout(1000, config.data.batch_size * context.world_size, config.train.accum_iter, config.seed)
+    return build_train_state(config, context, layout)[0]
+
+
+def batches(context: ProcessContext, size: int = 8, channels: int = 1):
+    generator = torch.Generator().manual_seed(context.rank)
+    while True:
+        images = torch.randint(0, 256, (BATCH, channels, size, size), dtype=torch.uint8, generator=generator)
+        yield Batch(images, torch.randint(0, 10, (BATCH,), generator=generator), BATCH)
+
+
+def train(state: TrainState, context: ProcessContext, steps: int = 5, data: Any = None) -> list[float]:
+    """Returns the gradient norm of each step."""
+    progress, norms = EpochProgress(0, 10**6, 10**6, MetricSums(context.device)), []
+    step = state.precision.step
+
+    def recorded(*arguments: Any) -> torch.Tensor:
+        norms.append(step(*arguments))
+        return norms[-1]
+
+    state.precision.step = recorded
+    train_steps(state, data or batches(context), progress, steps, lambda progress: None)
+    state.precision.step = step
+    return [norm.item() for norm in norms]
+
+
+def whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    return value.full_tensor().clone() if hasattr(value, "full_tensor") else copy.deepcopy(value)
+
+
+def weights(state: TrainState) -> dict[str, torch.Tensor]:
+    """Whole weights of the model and of its average."""
+    found = dict(whole(state.strategy.model_state(state.precision.weights.saved)))
+    if state.average:
+        average = whole(state.strategy.model_state(state.average.module))
+        found |= {f"average.{name}": value for name, value in average.items()}
+    return found
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys(), one.keys() ^ other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+def against_ddp(context: ProcessContext, options: list[str], sharded: list[str] = FSDP, steps: int = 5) -> dict:
+    """The largest differences of weights, and of gradient norms, after the training; and how far it moved."""
+    results = []
+    for strategy in ([], sharded):
+        state = build([*options, *strategy], context)
+        start = weights(state)
+        norms = train(state, context, steps)
+        results.append((weights(state), norms, state.precision.scaler.skipped))
+    (ddp, norms, skipped), (fsdp, sharded_norms, sharded_skipped) = results
+    return {
+        "weights": difference(ddp, fsdp),
+        "moved": difference(ddp, start),
+        "norms": max(relative(*pair) for pair in zip(norms, sharded_norms, strict=True)),
+        "skipped": [skipped, sharded_skipped],
+    }
+
+
+def relative(one: float, other: float) -> float:
+    """Two values that are not finite are equal."""
+    return abs(one - other) / one if math.isfinite(one) else float(math.isfinite(other))
+
+
+def non_finite(context: ProcessContext) -> Any:
+    """One rank has an infinite activation in step 3: no rank changes a weight in it."""
+    results = []
+    for strategy in ([], FSDP):
+        state = build(["TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", *strategy], context)
+        train(state, context, steps=3)
+        before = weights(state)
+        block = state.precision.weights.compute.blocks[1]
+        if context.rank == 1:
+            handle = block.register_forward_hook(lambda module, inputs, output: output * math.inf)
+        train(state, context, steps=1)
+        if context.rank == 1:
+            handle.remove()
+        unchanged = difference(before, weights(state))
+        train(state, context, steps=3)
+        results.append((weights(state), unchanged, state.precision.scaler.skipped))
+    (ddp, *_), (fsdp, unchanged, skipped) = results
+    return {"unchanged": unchanged, "skipped": skipped, "weights": difference(ddp, fsdp)}
+
+
+def o2_dtypes(context: ProcessContext) -> Any:
+    """The dtypes of the parameters in the forward pass, and between steps."""
+    state = build(["AMP.ENABLED=true", "AMP.LEVEL=O2", *FSDP], context)
+    model, seen = state.precision.weights.compute, {}
+
+    def see(path: str, module: nn.Module, *rest: Any) -> None:
+        seen[path] = str(next(module.parameters(recurse=False)).dtype)
+
+    for path, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_hook(partial(see, path))
+    train(state, context, steps=1)
+    return {"passes": seen, "kept": sorted({str(parameter.dtype) for parameter in model.parameters()})}
+
+
+def hsdp(context: ProcessContext) -> Any:
+    """Groups of two ranks, and of one, the only one of its host."""
+    options, sharded = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5"], ["PARALLEL.STRATEGY=hsdp"]
+    alone = replace(context, local_world_size=1)
+    pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
+    return [against_ddp(context, options, pairs), against_ddp(alone, options, sharded)]
+
+
+def offload(context: ProcessContext) -> Any:
+    """Parameters, gradients, moments and average in host memory, against the same run without OFFLOAD."""
+    options = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
+    found = []
+    for more in ([], ["AMP.ENABLED=true", "AMP.DTYPE=float16"], ["AMP.ENABLED=true", "AMP.LEVEL=O2"]):
+        results = []
+        for offloads in (False, True):
+            with offload_on_a_cpu() if offloads else nullcontext():
+                state = build([*FSDP, *options, *more], context)
+            norms = train(state, context)
+            results.append((weights(state), norms))
+        found.append([difference(results[0][0], results[1][0]), results[0][1] == results[1][1]])
+    return found
+
+
+@contextmanager
+def offload_on_a_cpu() -> Iterator[None]:
+    """Makes PARALLEL.OFFLOAD work without a GPU: the check, and pinned memory, which needs one, are left out."""
+
+    def offloading(options: Parallel, context: ProcessContext) -> Strategy:
+        strategy = build_strategy(options, context)
+        strategy.options = options.model_copy(update={"offload": True})
+        return strategy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.training.build.build_strategy", offloading)
+        patch.setattr("engine.parallel.fsdp.CPUOffloadPolicy", partial(CPUOffloadPolicy, pin_memory=False))
+        yield
+
+
+def measured_step(step: Callable, sizes: list[int], optimizer: torch.optim.Optimizer, *rest: Any) -> torch.Tensor:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    sizes.append(num_bytes(parameter.grad for parameter in parameters))
+    return step(optimizer, *rest)
+
+
+def memory(context: ProcessContext) -> Any:
+    """Bytes per rank: parameters, gradients, moments, average; of DDP and sharded."""
+    results = []
+    for strategy in ([], FSDP):
+        state = build(["TRAIN.MODEL_EMA=true", *strategy], context)
+        gradients: list[int] = []
+        state.precision.step = partial(measured_step, state.precision.step, gradients)
+        train(state, context, steps=1)
+        states = state.optimizer.state.values()
+        moments = [value for values in states for name, value in values.items() if name != "step"]
+        model, average = state.precision.weights.master, state.average.module
+        parts = [num_bytes(model.parameters()), *gradients, num_bytes(moments), num_bytes(average.parameters())]
+        results.append(parts)
+    return results
+
+
+def num_bytes(tensors: Any) -> int:
+    return sum(local_tensor(tensor).numel() * tensor.element_size() for tensor in tensors)
+
+
+def resumed(context: ProcessContext) -> Any:
+    """Three steps, the state, three more: sharded from sharded, sharded from DDP, DDP from sharded."""
+    options, report = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"], {}
+    names = {"ddp": [], "fsdp": FSDP}
+    saved, ends = {}, {}
+    for name, strategy in names.items():
+        state, data = build([*options, *strategy], context), batches(context)
+        train(state, context, 3, data)
+        taken = [
+            state.strategy.model_state(state.precision.weights.saved),
+            state.strategy.model_state(state.average.module),
+            state.strategy.optimizer_state(state.optimizer),
+        ]
+        saved[name] = whole(taken[0]), whole(taken[1]), whole(taken[2])
+        if name == "fsdp":
+            saved["shards"] = copy.deepcopy(taken)
+        train(state, context, 3, data)
+        ends[name] = weights(state)
+    for source, target in (("shards", "fsdp"), ("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp")):
+        state, data = build(["SEED=7", *options, *names[target]], context), batches(context)
+        model, average, optimizer = saved[source]
+        state.strategy.load_model_state(state.precision.weights.saved, model)
+        state.strategy.load_model_state(state.average.module, average)
+        state.strategy.load_optimizer_state(state.optimizer, copy.deepcopy(optimizer))
+        for _ in range(3):
+            next(data)
+        train(state, context, 3, data)
+        report[f"{source} to {target}"] = difference(weights(state), ends["fsdp" if source == "shards" else source])
+    return report
+
+
+def evaluation(context: ProcessContext) -> Any:
+    """Logits of the average, and of the raw weights, before and after more training."""
+    images, results = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), []
+    for strategy in ([], FSDP, [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"]):
+        state = build(["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", *strategy], context)
+        data, logits = batches(context), []
+        for _ in range(2):
+            train(state, context, 2, data)
+            for model in (state.eval_model, state.precision.weights.compute):
+                with state.strategy.evaluation(model):
+                    logits.append(model.eval()(images).clone())
+        results.append(torch.stack(logits))
+    return [float((result - results[0]).abs().max()) for result in results[1:]]
+
+
+def refused(context: ProcessContext) -> Any:
+    """The error of each list of options."""
+    cases = {
+        "O3": ["AMP.ENABLED=true", "AMP.LEVEL=O3"],
+        "optimizer": ["TRAIN.OPTIMIZER.NAME=muon"],
+        "average": ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"],
+        "offload": ["PARALLEL.OFFLOAD=true"],
+        "groups": ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=3"],
+    }
+    errors = {}
+    for name, options in cases.items():
+        try:
+            build([*FSDP, *options], context)
+        except UserError as error:
+            errors[name] = str(error)
+    try:
+        strategy = build_strategy(parse_command_line(["-opts", *FSDP]).config.parallel, context)
+        strategy.shard(nn.Sequential(nn.BatchNorm1d(2)), None, Sharding(None, keeps_fp32_weights))
+    except UserError as error:
+        errors["batch norm"] = str(error)
+    return errors
