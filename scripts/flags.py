@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from configs.reading.flags import Parser, entry_parser
+from configs.reading.flags import Parser, add_flag, entry_parser
 from utils.errors import did_you_mean
 
 
@@ -24,10 +23,6 @@ def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
     )
     add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     return parser
-
-
-def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
-    parser.add_argument(f"-{name}", f"--{name}", **options)
 
 
 def split_flags(

@@ -21,7 +21,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
     The file has a random name: a folder of the same name on the disk of another host does not pass.
 
     Raises:
-        UserError: on all ranks; it names the host of rank 0 and those that do not see the folder.
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the folder.
     """
     if _is_one_host(context):
         return
@@ -48,7 +48,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     It writes nothing: a run that is evaluated may be read-only.
 
     Raises:
-        UserError: on all ranks; it names the host of rank 0 and those that do not see the checkpoint.
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.
     """
     if _is_one_host(context):
         return
@@ -75,7 +75,7 @@ def _is_one_host(context: ProcessContext) -> bool:
 
 
 def _size(file: Path) -> int:
-    """Of a file that is opened first: a network file system then asks its server instead of its cache."""
+    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size
 

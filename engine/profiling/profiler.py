@@ -89,7 +89,7 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
 
 
 def _ops(profiler: profile, on_gpu: bool) -> list[Op]:
-    """The slowest first, by their own time: on a GPU that of their kernels."""
+    """The slowest first, by their own time; on a GPU by the time of their kernels."""
     ops = []
     for row in profiler.key_averages():
         if row.device_type == DeviceType.CPU and not row.is_user_annotation:

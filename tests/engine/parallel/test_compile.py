@@ -39,12 +39,6 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"] - 1  # without the graph of the compiler check
 
 
-def test_flag_sets_the_option():
-    assert parse_command_line(["-compile"]).config.train.compile == "default"
-    assert parse_command_line(["-compile", "-opts", "TRAIN.COMPILE=max"]).config.train.compile == "max"
-    assert parse_command_line([]).config.train.compile == "none"
-
-
 def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
@@ -122,10 +116,6 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
     """With `max` and without accumulation, CUDA graphs replay the passes."""
     argv = ["-amp", *digits_argv, f"TRAIN.ACCUM_ITER={accum_iter}", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"]
     assert_close_training(argv, mode, gpu)
-
-
-def test_compiled_training_equals_eager_training(digits_argv, cpu):
-    assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
 
 
 RESNET = [

@@ -101,7 +101,7 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
         state.precision.weights.compute.get_submodule(path).register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
 
 
 @pytest.mark.parametrize("amp", [["AMP=false"], ["AMP=true"], ["AMP.ENABLED=true", "AMP.DTYPE=float16"],
@@ -179,7 +179,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         state.transform.register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
     argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
     folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
