@@ -11,9 +11,7 @@ from datasets.loading.sampler import epoch_order
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 GLOBAL_BATCH = 96  # 1,437 samples: 14 steps per epoch; without the option 15, the last of 64 or fewer samples
@@ -80,13 +78,6 @@ def test_the_log_and_the_options_say_what_was_derived(runs):
         line = f"Global batch: 96 = batch size 16 x {factors} accumulation step(s); TRAIN.ACCUM_ITER is not used\n"
         assert line in log
     assert "ACCUM_ITER: 6\n" in (runs["2 to 1"] / "config.yaml").read_text()
-
-
-def test_a_number_of_ranks_that_does_not_divide_it_is_refused_before_the_data_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr("engine.training.run_data.read_samples", None)
-    five = ProcessContext(0, 0, 5, 5, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"^DATA.GLOBAL_BATCH_SIZE 96: .* on 5 ranks: use 4 or 6 ranks, or .*SIZE=80$"):
-        read_run_data(parse_command_line(argv_for(tmp_path)).config, five)
 
 
 def test_a_global_batch_that_changes_on_resume_is_one_line(digits_argv, cpu, capsys):
