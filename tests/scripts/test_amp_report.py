@@ -36,12 +36,13 @@ def assert_lists_apply(report: dict) -> None:
     assert report["never_ran"] == []
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_listed_ops_run_in_their_dtypes(cpu, compiled):
     torch._dynamo.reset()
     assert_lists_apply(inspect(parse_command_line(["-amp", "-opts", *OPTIONS, *LISTS]).config, cpu, compiled))
 
 
+@pytest.mark.slow
 def test_the_script_under_ddp(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     file = tmp_path / "report.json"

@@ -134,6 +134,7 @@ def test_an_unknown_mode_is_a_one_line_error(capsys):
 # Measurements
 
 
+@pytest.mark.slow
 def test_a_run_prints_the_tables_and_writes_the_files(tmp_path, capsys):
     files = ["-json", str(tmp_path / "a.json"), f"-picture={tmp_path / 'a.png'}"]
     benchmark_amp.main(["-modes=fp32,O1-bf16", "-repeats", "1", "-iterations=2", *files, *TINY])

@@ -23,6 +23,7 @@ def one_rank():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_rank")
 def test_every_variant_runs_in_one_process(tmp_path, cpu):
     file = tmp_path / "parallel.json"
@@ -39,6 +40,7 @@ def figures(seconds: float, batch_size: int) -> dict:
     return {"step_seconds": seconds, "images_per_second": batch_size / seconds, "peak_memory_bytes": 1e9}
 
 
+@pytest.mark.slow
 def test_the_first_variant_calibrates_the_planner():
     configs = {f"{name}-{size}": variant_config(REST, name, size) for size in (4, 8) for name in ("one", "fsdp")}
     variants = {key: figures(0.001, config.data.batch_size) for key, config in configs.items()}

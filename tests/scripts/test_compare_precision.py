@@ -51,6 +51,7 @@ def test_one_seed_gives_no_verdict():
     assert figures["O1-bf16"]["below_baseline"] is None
 
 
+@pytest.mark.slow
 def test_each_mode_is_trained_with_each_seed(tmp_path, capsys, monkeypatch):
     """Two of the four runs are real: each takes several seconds."""
     real = {("fp32", 1), ("O1-bf16", 0)}
@@ -75,6 +76,7 @@ def test_each_mode_is_trained_with_each_seed(tmp_path, capsys, monkeypatch):
         assert f"ENABLED: {'false' if mode == 'fp32' else 'true'}\n" in options
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_a_result(tmp_path):
     found = train([f"-pretrained={tmp_path / 'none.pth'}", *TINY], "fp32", 0, tmp_path)
     assert "none.pth" in found["failed"]

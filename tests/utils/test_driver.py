@@ -107,6 +107,7 @@ def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine, di
     assert cpu_warning(CPU) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (torch.version.cuda and shutil.which("gcc")), reason="needs a build with CUDA, and gcc")
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="a GPU works here")
 def test_the_cuda_runtime_finds_an_old_driver(tmp_path):

@@ -1,5 +1,6 @@
 """A resumed run with more epochs or another learning rate: the schedule continues, or restarts once."""
 
+import pytest
 from conftest import assert_same_state, states, step_rows, train
 
 from configs.reading.command_line import parse_command_line
@@ -43,6 +44,7 @@ def test_another_decay_continues_from_the_same_step(digits_argv, cpu, capsys):
     assert [rates(folder)[number] for number in (27, 59, 60)] == [1e-6, 1e-3, 1e-4]  # after 33 steps
 
 
+@pytest.mark.slow
 def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_argv, cpu, tmp_path, capsys):
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.MAX_STEPS=25"]
     restart = ["-epochs=4", "-lr=2e-4", "-opts", "TRAIN.RESTART_SCHEDULE=true"]

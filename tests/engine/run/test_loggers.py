@@ -114,6 +114,7 @@ def hparams_table(root) -> tuple[list[str], list[str], dict[str, dict[str, float
     )
 
 
+@pytest.mark.slow
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, libraries):
     """A run that is interrupted and resumed is one row or run everywhere; its weights are those of one without."""
     wandb, mlflow = libraries

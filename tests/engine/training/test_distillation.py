@@ -326,6 +326,7 @@ RANKS = {
 }
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
     """In bfloat16 the gradients of two ranks are sums over other parts of a batch."""
 

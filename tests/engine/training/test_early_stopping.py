@@ -29,6 +29,7 @@ def test_a_run_ends_after_its_patience(argv, cpu, capsys):
     assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
 
 
+@pytest.mark.slow
 def test_a_stopped_run_stops_at_once_unless_its_patience_is_raised(argv, cpu):
     folder = train(argv, cpu)
     ended = states(folder)

@@ -59,6 +59,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert f"{max(scores):.2f}% mAP" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_exactly(argv, cpu, tmp_path):
     whole = train(argv, cpu)
     argv[4] = f"-output={tmp_path / 'parts'}"
