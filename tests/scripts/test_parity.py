@@ -138,8 +138,8 @@ def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     ).eval()  # fmt: skip
     torch.nn.init.normal_(ours.head.weight, generator=torch.Generator().manual_seed(0))
     model.head.load_state_dict(ours.head.state_dict())
-    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(model(images), ours(images), rtol=0, atol=1e-5)
+    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(model.double()(images), ours.double()(images), rtol=0, atol=1e-10)
     rates = [(one.pos_drop.p, one.blocks[0].attn.attn_drop.p, one.blocks[3].mlp.drop1.p) for one in (model, ours)]
     assert rates[0] == rates[1] == (0.1, 0.2, 0.1)
     assert model.blocks[3].drop_path1.drop_prob == ours.blocks[3].drop_path1.drop_prob == pytest.approx(0.1)
