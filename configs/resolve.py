@@ -1,42 +1,154 @@
-"""The global batch: batch size x gradient accumulation steps x world size."""
+"""Options, facts of the data and number of ranks -> the one `Config` of a run.
 
-from configs.schema import Config
+Pure functions without torch. `complete` adds the defaults of the model family and fits the warm-up, before the options
+are checked; `resolve` fills in the number of classes, the gray range and the accumulation steps. No other code decides
+them. Both return a resolved run unchanged, so that a resumed run is resolved again from its `config.yaml`.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from configs.reading.option_layers import OptionLayers, flatten, merge
+from configs.schema import Config, Train
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from utils.errors import UserError
 
+WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
 
-def accumulation_steps(config: Config, world_size: int) -> int:
-    """The micro-steps of an optimizer step: as many as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
 
-    The only place that derives them. The options keep what the user gave, so that a resumed run derives them again.
+@dataclass(frozen=True)
+class DataFacts:
+    """The facts of the data that options depend on.
+
+    classes: number of classes. named: whether the data names its classes; labels that are numbers may leave some out.
+    gray_range: the values of 16-bit grayscale that become 0 and 255, as DATA.GREY_RANGE: auto measures them; None: the
+    whole range.
+    """
+
+    classes: int
+    named: bool = False
+    gray_range: tuple[float, float] | None = None
+
+
+def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+    """The options with all values that follow from the data and the number of ranks.
+
+    facts: None before the data is read. An evaluation has no accumulation steps.
 
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks.
     """
-    total = config.data.global_batch_size
+    data, model, train = options.data, options.model, options.train
+    if not options.eval.enabled:
+        train = train.model_copy(update={"accum_iter": accumulation_steps(options, num_ranks)})
+    if facts and data.grey_range == "auto":
+        data = data.model_copy(update={"grey_range": facts.gray_range})
+    if facts and model.num_classes is None:
+        model = model.model_copy(update={"num_classes": facts.classes})
+    return options.model_copy(update={"data": data, "model": model, "train": train})
+
+
+def warnings(config: Config, facts: DataFacts) -> list[str]:
+    """A line for each value of a resolved run that fits its data or its length badly."""
+    found, train = [], config.train
+    if facts.named and config.model.num_classes > facts.classes:
+        found.append(
+            f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the "
+            f"key to train {facts.classes}"
+        )
+    if train.warmup_epochs > train.num_epochs / 2:
+        found.append(
+            f"{WARMUP} is {train.warmup_epochs:g}, more than half of NUM_EPOCHS {train.num_epochs}; lower it, such as "
+            f"to {train.num_epochs / 10:g}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Options with the defaults of the model family and a warm-up that fits, not yet checked.
+
+    family_defaults: dotted keys whose values are the defaults of the family.
+    notes: lines for the log about values that differ from the given ones.
+    """
+
+    values: dict[str, Any]
+    family_defaults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> Completed:
+    """General defaults < defaults of the family < `given`, whose MODEL.TYPE is `family_name`.
+
+    model_only: data and training keep their options; only the defaults of the section MODEL are added.
+    """
+    family, written = FAMILIES.get(family_name), {key for key, _ in flatten(given.values)}
+    values: dict[str, Any] = {"MODEL": {}, "TRAIN": {}}
+    for section, defaults in (family.defaults if family else {}).items():
+        if section == "MODEL" or not model_only:
+            values[section] = copy.deepcopy(defaults)
+    if "TRAIN.SQRT_SCALED_LR" in written:  # it excludes the other rule to scale the learning rates
+        values["TRAIN"].pop("LINEAR_SCALED_LR", None)
+    used = tuple(key for key, _ in flatten(values) if key not in written)
+    merge(values, given.values)
+    model, train = values["MODEL"], values["TRAIN"]
+    if not isinstance(train, dict):  # an error that the check of the options reports
+        return Completed(values, used)
+    if "distilled" in MODEL_SECTIONS[family_name].model_fields:
+        model.setdefault("DISTILLED", train.get("DISTILLATION_TYPE") not in (None, "none"))
+    note = _fit_warmup(train, given)
+    return Completed(values, used, (note,) if note else ())
+
+
+def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> str | None:
+    """Makes the warm-up a tenth of the epochs if it is not shorter than the run; returns a line for the log.
+
+    A warm-up that is given together with NUM_EPOCHS, or in a higher layer, is the user's for these epochs, and stays.
+    """
+    epochs, warmup = (train.get(key, _train_default(key)) for key in ("NUM_EPOCHS", "WARMUP_EPOCHS"))
+    are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
+    if not are_numbers or warmup < epochs or given.level(WARMUP) >= given.level(EPOCHS):
+        return None
+    train["WARMUP_EPOCHS"] = epochs / 10
+    source = given.origin(("TRAIN", "WARMUP_EPOCHS")) or "default: "
+    return (
+        f"{WARMUP} is {epochs / 10:g}, a tenth of NUM_EPOCHS {epochs}: {source}{warmup:g} is not less than NUM_EPOCHS"
+    )
+
+
+def _train_default(key: str) -> Any:
+    return Train.model_fields[key.lower()].default
+
+
+def accumulation_steps(options: Config, num_ranks: int) -> int:
+    """The micro-steps of an optimizer step: as many as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
+
+    Raises:
+        UserError: the global batch is not a multiple of the batch size over all ranks.
+    """
+    total = options.data.global_batch_size
     if total is None:
-        return config.train.accum_iter
-    batch_size = config.data.batch_size
-    steps, rest = divmod(total, batch_size * world_size)
+        return options.train.accum_iter
+    batch_size = options.data.batch_size
+    steps, rest = divmod(total, batch_size * num_ranks)
     if rest:
         raise UserError(
-            f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * world_size} (batch size {batch_size} "
-            f"x {world_size} rank(s)); {_fix(total, batch_size, world_size)}"
+            f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * num_ranks} (batch size {batch_size} "
+            f"x {num_ranks} rank(s)); {_fix(total, batch_size, num_ranks)}"
         )
     return steps
 
 
-def _fix(total: int, batch_size: int, world_size: int) -> str:
+def _fix(total: int, batch_size: int, num_ranks: int) -> str:
     """The largest batch size that fits; if there is none, numbers of ranks and a global batch that do."""
-    share, rest = divmod(total, world_size)
+    share, rest = divmod(total, num_ranks)
     if not rest:
-        return f"use -batch_size={_largest_divisor(share, batch_size)}"
-    below = next(ranks for ranks in range(world_size, 0, -1) if total % ranks == 0)
-    above = next((ranks for ranks in range(world_size, 8 * world_size) if total % ranks == 0), None)
+        largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
+        return f"use -batch_size={largest}"
+    below = next(ranks for ranks in range(num_ranks, 0, -1) if total % ranks == 0)
+    above = next((ranks for ranks in range(num_ranks, 8 * num_ranks) if total % ranks == 0), None)
     ranks = f"{below} or {above} ranks" if above else f"{below} rank{'s' * (below > 1)}"
-    micro_batch = batch_size * world_size
+    micro_batch = batch_size * num_ranks
     nearest = max(1, round(total / micro_batch)) * micro_batch
-    return f"no batch size divides it on {world_size} ranks: use {ranks}, or DATA.GLOBAL_BATCH_SIZE={nearest}"
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+    return f"no batch size divides it on {num_ranks} ranks: use {ranks}, or DATA.GLOBAL_BATCH_SIZE={nearest}"

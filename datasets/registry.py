@@ -1,39 +1,51 @@
-"""The table DATA.DATASET -> data source, and reading a data set with all checks."""
+"""The table DATA.DATASET -> data source; reads a data set with all checks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from configs.schema import Data
+from datasets.sources.arrays.cifar import cifar10, cifar100
+from datasets.sources.arrays.in_memory import digits, fake
+from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.cifar import cifar10, cifar100
-from datasets.sources.class_folders import caltech101, caltech256, folder, has_class_folders
 from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.files.class_folders import caltech101, caltech256, folder, has_class_folders
+from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
+from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.held_out import check_test_split, find_test_split
-from datasets.sources.in_memory import digits, fake
-from datasets.sources.lists import csv_tables, has_lists, imagenet2012
-from datasets.sources.packed import packed
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.tar import tar_shards
-from datasets.sources.unlabelled import unlabelled
 from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
-# Each source takes the DATA options and a split, 'train' or 'val'; a source in `UNSPLIT` also 'all', one in
-# `held_out.WITH_TEST` also 'test'. It raises a UserError if nothing can be read.
-DATASETS: dict[str, Callable[[Data, str], Samples]] = {
-    "imagenet2012": imagenet2012,
-    "folder": folder,
-    "csv": csv_tables,
-    "caltech101": caltech101,
-    "caltech256": caltech256,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "packed": packed,
-    "tar": lambda data, split: tar_shards().tar(data, split),
-    "digits": digits,
-    "fake": fake,
+T = TypeVar("T")
+
+
+def _tar(data: Data) -> Callable[[str], Samples]:
+    return tar_shards().TarShards(data).samples  # finds and indexes the shards once for all splits
+
+
+def _source(read: Callable[[Data, str], Samples]) -> Callable[[Data], Callable[[str], Samples]]:
+    return lambda data: partial(read, data)
+
+
+# Each entry opens a data set with the DATA options, and returns a function that reads a split, 'train' or 'val'; in
+# `UNSPLIT` also 'all', in `held_out.WITH_TEST` also 'test'. Both raise a UserError if nothing can be read.
+DATASETS: dict[str, Callable[[Data], Callable[[str], Samples]]] = {
+    "imagenet2012": _source(imagenet2012),
+    "folder": _source(folder),
+    "csv": _source(csv_tables),
+    "caltech101": _source(caltech101),
+    "caltech256": _source(caltech256),
+    "cifar10": _source(cifar10),
+    "cifar100": _source(cifar100),
+    "packed": _source(packed),
+    "tar": _tar,
+    "digits": _source(digits),
+    "fake": _source(fake),
 }
 _HUB_PREFIXES = ("hf:", "hfds/", "hfids/")  # the last two are timm's
 UNSPLIT = ("folder", "csv", "tar")  # may come without splits
@@ -47,10 +59,10 @@ def read_samples(
     class_names: Sequence[str] | None = None,
     predicts: bool = False,
 ) -> list[Samples]:
-    """The samples of each split, with every check that does not open an image.
+    """Reads the samples of each split, with every check that does not open an image.
 
     A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
-    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, those of a checkpoint, if
+    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
     and no label, and 'train' may be of any size and lack classes.
 
@@ -76,38 +88,46 @@ def read_samples(
 
 
 def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
-    """The images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
+    """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
 
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.
     """
-
-    def read() -> tuple[list[Samples], UserError | None]:
-        try:
-            return [unlabelled(path)], None
-        except UserError as error:
-            return [], error
-
-    (samples,) = _on_all_ranks(read, context)
+    samples = _on_all_ranks(lambda: unlabelled(path), context)
     _set_grey_range(samples, data)
     return samples
 
 
-def _on_all_ranks(read: Callable[[], tuple[list[Samples], UserError | None]], context: ProcessContext) -> list[Samples]:
-    """The samples that `read` returns, first on the main process; every rank raises the main process's error.
+def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
+    """Calls `read` on the main process, and then on the others; every rank raises the main process's error.
 
-    Another host that does not have the same data raises an error that names it. Reading may take any time, such as that
-    of indexing shards.
+    Another host that does not have the same data raises an error that names it. `read` may take any time, as indexing
+    shards does.
     """
-    result = work_while_others_wait(lambda: read() if context.is_main else ([], None), context)
-    if error := broadcast_object(result[1], context):
+    result = _on_main(read, context)
+    if context.is_main:
+        return work_while_others_wait(lambda: result, context)
+    try:
+        return work_while_others_wait(read, context)
+    except UserError as error:
+        if context.hosts and context.host != context.hosts[0]:
+            raise type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}") from None
+        raise
+
+
+def _on_main(read: Callable[[], T], context: ProcessContext) -> T | None:
+    """Calls `read` on the main process, whose error every rank raises; returns None on the other ranks."""
+
+    def outcome() -> tuple[T | None, UserError | None]:
+        try:
+            return (read() if context.is_main else None), None
+        except UserError as error:
+            return None, error
+
+    result, error = work_while_others_wait(outcome, context)
+    if error := broadcast_object(error, context):
         raise error
-    samples, error = work_while_others_wait(lambda: result if context.is_main else read(), context)
-    if error and context.hosts and context.host != context.hosts[0]:
-        error = type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}")
-    if error:
-        raise error
-    return samples
+    return result
 
 
 def _set_grey_range(samples: Samples, data: Data) -> None:
@@ -128,7 +148,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 
 def has_splits(data: Data) -> bool:
-    """Whether the data set comes in splits, so that the split 'all' is only a part of it."""
+    """Tells whether the data set comes in splits, so that the split 'all' is only a part of it."""
     if data.dataset not in UNSPLIT:
         return True
     if data.dataset == "tar":
@@ -138,18 +158,8 @@ def has_splits(data: Data) -> bool:
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
-    """`find_test_split` of the main process, whose error every rank raises. Every rank must call it."""
-
-    def find() -> tuple[tuple[bool, str | None], UserError | None]:
-        try:
-            return find_test_split(data) if context.is_main else (False, None), None
-        except UserError as error:
-            return (False, None), error
-
-    found, error = broadcast_object(work_while_others_wait(find, context), context)
-    if error:
-        raise error
-    return found
+    """Calls `find_test_split` on the main process, whose error every rank raises. Every rank must call it."""
+    return broadcast_object(_on_main(lambda: find_test_split(data), context), context)
 
 
 def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
@@ -173,19 +183,14 @@ def _read(
     splits: tuple[str, ...],
     class_names: Sequence[str] | None,
     predicts: bool,
-) -> tuple[list[Samples], UserError | None]:
-    samples, findings = {}, []
-    try:
-        is_tar = data.dataset == "tar"  # found and indexed once for all splits
-        source = tar_shards().TarShards(data).samples if is_tar else partial(DATASETS[data.dataset], data)
-    except UserError as error:
-        return [], error
+) -> list[Samples]:
+    samples, findings, read_split = {}, [], DATASETS[data.dataset](data)
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
             if split == "test":
                 check_test_split(data)
-            samples[split] = source(source_split)
+            samples[split] = read_split(source_split)
         except UserError as error:
             findings.append(str(error))
     for split, of_split in samples.items():
@@ -202,10 +207,10 @@ def _read(
         findings += of_split.findings + find_invalid_labels(of_split, split, num_classes)
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
-    if not findings:
-        return list(samples.values()), None
-    findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
-    return samples, combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
+    if findings:
+        findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
+        raise combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
+    return list(samples.values())
 
 
 def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[str]:

@@ -20,7 +20,8 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
 from scripts.flags import positive, split_flags, split_source
 from scripts.weights.source import find_source
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 SCRIPT = "scripts/average_checkpoints.py"
 
@@ -42,13 +43,13 @@ def main(argv: list[str]) -> int:
         raise UserError("-greedy: a soup needs two runs or more; name them after the flag")
     if run and not sources[0].is_dir():
         raise UserError(f"{run}: is a file; give the folder of a run, or several files after -greedy")
-    config = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT).config
+    command = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT)
     from scripts.weights.averages import write_soup, write_uniform  # importing torch and timm takes seconds
 
     if flags.greedy:
-        write_soup(sources, config, output)
+        write_soup(sources, command, output)
     else:
-        write_uniform(sources[0], flags.best, config, output)
+        write_uniform(sources[0], flags.best, command, output)
     return 0
 
 

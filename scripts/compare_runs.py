@@ -23,7 +23,8 @@ from configs.reading.yaml_io import format_value
 from engine.run.plots import curve, new_figure, plot_curve, write_png
 from engine.run.summary import RunSummary, differing_options, read_run
 from utils.columns import format_duration
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 from utils.packages import is_installed
 from utils.tables import aligned_table
 

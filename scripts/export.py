@@ -19,7 +19,8 @@ from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import split_flags, split_source
 from scripts.weights.source import find_source
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.packages import require
 
 SCRIPT = "scripts/export.py"
@@ -36,12 +37,12 @@ def main(argv: list[str]) -> int:
     source = find_source(path)
     if flags.output:
         check_target(flags.output, flags.format, source)
-    config = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT).config
+    command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
     if flags.format == "onnx":
         require("-format onnx", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
-    return run(source, config, flags.format, flags.output)
+    return run(source, command, flags.format, flags.output)
 
 
 def _parser() -> argparse.ArgumentParser:

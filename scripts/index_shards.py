@@ -9,7 +9,6 @@ for shards that have not changed; others are read again. An interrupted indexing
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +17,36 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
-from datasets.shards.find import find_shards
-from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
-from datasets.shards.location import parse_location
-from datasets.shards.shard import Shard
-from datasets.shards.storage.cache import cache_folder
-from datasets.shards.storage.store import ShardStore
 from scripts.flags import add_flag, new_file, split_flags
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
+from utils.packages import require
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     config = parse_command_line(rest).config
+    require("scripts/index_shards.py", "obstore", "braceexpand")
+    from datasets.shards.find import find_shards
+    from datasets.shards.indexing.build import open_index
+    from datasets.shards.location import parse_location
+    from datasets.shards.storage.cache import cache_folder
+    from datasets.shards.storage.store import ShardStore
+
     location = parse_location(config.data.data_path)
     output = flags.output or (Path(location.root, INDEX_NAME) if location.is_local else None)
     if output is None:
         raise UserError(f"{location.root}: is not a folder of this host; give a file with -output, and copy it there")
     store = ShardStore(location.root, config.timeout_seconds)
     found = find_shards(location, store)
-    splits = found.splits or {"all": found.unsplit}
-    shards = [shard for split in splits.values() for shard in split]
-    index, notes = open_index(store, shards, cache_folder(config.data.cache_dir), found.label_key)
+    folder = cache_folder(config.data.cache_dir)
+    index, notes = open_index(store, store.head(found.names), folder, found.label_key)
     try:
         write_index(output, index)
     except OSError as error:
         raise UserError(f"{output}: cannot be written ({error.strerror}); give another file with -output") from error
-    _report(output, index, splits, notes)
+    _report(output, index, found.splits or {"all": found.unsplit}, notes)
     return 0
 
 
@@ -54,23 +55,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/index_shards.py",
         usage="%(prog)s -data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]",
         description="Indexes a data set of tar shards.",
-        epilog="-data_path and -opts, for DATA.CACHE_DIR and TIMEOUT_SECONDS, are those of main_single_gpu.py.",
+        epilog="-data_path and -opts, for DATA.CACHE_DIR and TIMEOUT_SECONDS, are flags of main_single_gpu.py.",
     )
     add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
     return parser
 
 
-def _report(output: Path, index: Index, splits: dict[str, Sequence[Shard]], notes: list[str]) -> None:
+def _report(output: Path, index: Index, splits: dict[str, list[str]], notes: list[str]) -> None:
     for note in notes:
         print(note)
     ends = np.append(0, index.arrays["ends"])
     first = 0
-    for split, shards in splits.items():
-        last = first + len(shards)
+    for split, names in splits.items():
+        last = first + len(names)
         targets = index.arrays["targets"][ends[first] : ends[last]]
         labelled = targets[targets >= 0]
         print(
-            f"{split}: {len(shards):,} shards, {sum(shard.num_bytes for shard in shards) / 1e9:.3f} GB, "
+            f"{split}: {len(names):,} shards, "
+            f"{sum(shard.num_bytes for shard in index.shards[first:last]) / 1e9:.3f} GB, "
             f"{len(targets):,} images, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
         )
         first = last

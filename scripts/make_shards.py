@@ -30,17 +30,17 @@ from configs.reading.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, write_index
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
 from scripts.flags import add_flag, split_flags
 from scripts.packing.keys import unique_keys
 from scripts.packing.progress import Progress, open_progress
 from scripts.packing.read_back import read_back
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
-from scripts.packing.tar import REPAIR, Sample, WrittenShard, image_extension, read_keys, write_shard
+from scripts.packing.tar import Sample, WrittenShard, image_extension, write_shard
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 from utils.seeding import seeded_generator
 
 
@@ -96,7 +96,7 @@ class PlannedSplit:
     """The samples of a split in the order in which they are written.
 
     order: sample indices, int64 (N,).
-    keys: those of the samples, by index.
+    keys: the key of each sample, by index.
     """
 
     def __init__(self, name: str, samples: EncodedImages, data: Data) -> None:
@@ -107,28 +107,22 @@ class PlannedSplit:
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
 
     def plan(self) -> dict[str, Any]:
-        """What the shards follow from, apart from the images: a checksum of class names, keys and labels."""
+        """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
         sha256 = hashlib.sha256(json.dumps(self.samples.class_names).encode())
         for index in self.order.tolist():
             row = f"{self.keys[index]}\0{self.samples.targets[index]}\n"
             sha256.update(row.encode("utf-8", "surrogateescape"))
         return {"num_samples": len(self.order), "sha256": sha256.hexdigest()}
 
-    def at(self, position: int) -> tuple[str, int]:
-        """The key and the label at a place of the order."""
-        index = int(self.order[position])
-        return self.keys[index], int(self.samples.targets[index])
-
     def read(self, start: int) -> Iterator[Sample | BadImage]:
-        """The samples from position `start` on."""
+        """Reads the samples from position `start` on."""
         return read_in_order(self._read, range(start, len(self.order)), self.data)
 
     def _read(self, position: int) -> Sample:
         index = int(self.order[position])
         encoded = self.samples.read_bytes(index)
         decode_image(encoded, self.data.image_channels, self.samples.name(index))
-        key, label = self.at(position)
-        return Sample(position, key, image_extension(encoded), label, encoded)
+        return Sample(position, self.keys[index], image_extension(encoded), int(self.samples.targets[index]), encoded)
 
 
 def write_split(
@@ -137,7 +131,7 @@ def write_split(
     """Writes the shards of a split that are not finished; returns all.
 
     Raises:
-        UserError: no image can be used; a finished shard does not contain the samples of the plan.
+        UserError: no image can be used.
         OSError: a shard cannot be written.
     """
     shards: list[WrittenShard] = []
@@ -155,8 +149,7 @@ def write_split(
         while position < len(split.order):
             path = folder / f"{split.name}-{len(shards):06d}.tar"
             shard = progress.finished.get(path.name)
-            if shard and path.exists():
-                check_finished(path, shard, split, position)
+            if shard and shard.start == position and path.exists():
                 images = None
                 bar.update(shard.end - position)
             else:
@@ -165,28 +158,13 @@ def write_split(
                     sample = next(images, None)
                 if sample is None:
                     break
-                shard, sample = write_shard(path, sample, images, max_bytes)
+                shard, sample = write_shard(path, position, sample, images, max_bytes)
                 progress.add(shard)
             shards.append(shard)
             position = shard.end
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
-
-
-def check_finished(path: Path, shard: WrittenShard, split: PlannedSplit, start: int) -> None:
-    """Compares keys and labels in a finished shard with the plan from position `start` on; raises UserError."""
-    position = start
-    for key, label in read_keys(path):
-        while position < shard.end and split.at(position)[0] != key:  # an image that was left out
-            if split.data.on_bad_image == "error":
-                raise UserError(f"{path}: lacks {split.at(position)[0]}; set DATA.ON_BAD_IMAGE=skip, or {REPAIR}")
-            position += 1
-        if position == shard.end or split.at(position)[1] != label:
-            raise UserError(f"{path}: {key} with label {label} does not belong there; {REPAIR}")
-        position += 1
-    if position != shard.end or path.stat().st_size != shard.num_bytes:
-        raise UserError(f"{path}: is not as it was written; {REPAIR}")
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:

@@ -29,15 +29,16 @@ from configs.reading.flags import Parser
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, index_checksums
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, index_checksums
+from datasets.sources.arrays.strings import StringPacker, to_arrays
 from datasets.sources.samples import EncodedImages
-from datasets.sources.strings import StringPacker, to_arrays
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from utils.atomic_file import fsync_path, temporary_path
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 
 class Packable(NamedTuple):
@@ -115,7 +116,7 @@ def pack(
 
 
 def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[Packable | BadImage]:
-    """In order, read and decoded by threads."""
+    """Yields the images of a split in order; threads read and decode them."""
 
     def packable(index: int) -> Packable:
         name, target = samples.relative_name(index, data.data_path), int(samples.targets[index])
@@ -138,7 +139,7 @@ def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def write_packed(folder: Path, split: str, class_names: list[str], images: Iterable[Packable]) -> int:
-    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/packed.py`.
+    """Writes and syncs the files of a split; returns the number of images. See `datasets/sources/arrays/packed.py`.
 
     All images are encoded, or all are pixels. Raises OSError if the files cannot be written.
     """

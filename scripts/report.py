@@ -17,7 +17,8 @@ from engine.report import REPORT
 from engine.report.contents import read_contents
 from engine.report.page import COMPARISON, run_page, write_comparison
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, escape_control_characters
 
 
 def main(argv: list[str]) -> int:

@@ -89,9 +89,9 @@ def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     shards = Data(DATASET="tar", DATA_PATH=str(tmp_path))
     for use, message in (
-        (lambda: DATASETS["digits"](Data(), "train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
+        (lambda: DATASETS["digits"](Data())("train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
         (
-            lambda: DATASETS["tar"](shards, "train"),
+            lambda: DATASETS["tar"](shards),
             "DATA.DATASET tar: needs obstore, braceexpand; pip install ",
         ),
         (lambda: has_splits(shards), "DATA.DATASET tar: needs obstore, "),

@@ -1,4 +1,4 @@
-"""Lines for a terminal: wrapped between parts, and durations of a few characters."""
+"""Lines for a terminal: wrapped between parts; durations and numbers of a few characters."""
 
 from collections.abc import Iterable
 
@@ -33,3 +33,8 @@ def format_duration(seconds: float) -> str:
     if hours < 24:
         return f"{hours}h{minutes:02d}m"
     return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits; large values as whole numbers, without an exponent."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import sys
 import time
 import warnings
@@ -132,6 +133,14 @@ def device_name(device: torch.device) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"CPU {names[0] if names else platform.machine()}"
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of the memory that torch allocated on a GPU; on a CPU the peak resident memory of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def gpu_kind(device: torch.device) -> str:

@@ -6,9 +6,8 @@ context of a run of one process, which does not use torch.distributed.
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,12 +19,14 @@ import torch.distributed as dist
 from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
-from utils.failure import abort_together, is_peer_failure, limit_silence
+from utils.failure import State, abort_together, leaving_state, limit_silence
 from utils.flight_recorder import enable_recorder
 from utils.launch import exit_with_launcher
 from utils.launcher import torchrun_variables
 from utils.memory_shortage import find_shortage
+from utils.ranks import RunStore
 from utils.signals import raise_on_signals
+from utils.threads import DaemonPool
 from utils.torch_compat import set_process_group_timeout
 
 T = TypeVar("T")
@@ -85,12 +86,11 @@ def process_group() -> Iterator[ProcessContext]:
     """
     exit_with_launcher()
     os.environ.update(torchrun_variables())
-    rank, local_rank, world_size, local_world_size = (
-        _int_variable(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    )
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)
     enable_recorder()
     store = _connect_store()
-    with abort_together(store, COLLECTIVE_TIMEOUT.total_seconds()) as companions:
+    with abort_together(RunStore(store, rank, world_size), COLLECTIVE_TIMEOUT.total_seconds()) as ranks:
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size)
             dist.init_process_group(
@@ -101,7 +101,7 @@ def process_group() -> Iterator[ProcessContext]:
                 timeout=COLLECTIVE_TIMEOUT,
                 device_id=device if device.type == "cuda" else None,
             )
-        hosts = tuple(peer.host for peer in companions.meet())
+        hosts = tuple(one.host for one in ranks)
         raise_on_signals()
         cores = share_on_host(store, rank, [other for other, host in enumerate(hosts) if host == hosts[rank]])
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores)
@@ -150,15 +150,8 @@ def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
     """
     if context.world_size == 1:
         return work()
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    thread = DaemonPool(1)
+    result = thread.submit(work)
     num_done = 0
     while num_done < context.world_size:
         wait([result], timeout=_SIGN_OF_LIFE_SECONDS)
@@ -180,7 +173,7 @@ class DelayedMax:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             except RuntimeError as error:  # NCCL may use another network than gloo
-                if is_peer_failure(error):
+                if leaving_state(error) is not State.FAILED:
                     raise
                 raise UserError(
                     f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
@@ -212,12 +205,6 @@ def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
     if context.world_size > 1:
         seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
         set_process_group_timeout(timedelta(seconds=seconds))
-
-
-def _int_variable(name: str) -> int:
-    if not os.environ[name].isdecimal():
-        raise UserError(f"{name} is {os.environ[name]!r}: must be an integer; launchers set it, otherwise unset it")
-    return int(os.environ[name])
 
 
 def _connect_store() -> dist.Store:

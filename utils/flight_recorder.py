@@ -2,17 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from utils.ranks import Counts
 from utils.status import current_folder
+from utils.threads import Watchdog
 from utils.torch_compat import collective_numbers, flight_recorder_dumps
-from utils.watchdog import Watchdog
 
 FOLDER = "flight-recorder"
 _BUFFER_SIZE = 2000  # collectives
-
-Counts = dict[str, int]  # collectives that a rank has started, by process group
 
 
 def enable_recorder() -> None:
@@ -41,26 +40,19 @@ def started_collectives() -> Counts:
 
 
 class CollectiveWatchdog(Watchdog):
-    """Its silence is the longest time for which the same collective of the GPU has been the next one to end.
+    """Counts the longest time for which the same collective of the GPU has been the next one to end.
 
     NCCL's operations end in order. gloo's do not, and they report their timeout themselves.
     """
 
     backend = "nccl"
 
-    def __init__(self, limit_seconds: float, on_silence: Callable[[], None]) -> None:
-        super().__init__(limit_seconds, on_silence)
-        self._seconds: dict[tuple[str, int], float] = {}  # by process group and last operation that has ended
+    def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
+        super().__init__(limit_seconds, on_timeout)
+        self._waiting: dict[tuple[str, int], float] = {}  # by process group and last operation that has ended
 
     def tick(self, seconds: float) -> None:
         groups = collective_numbers(self.backend).items()
         waiting = [(group, ended) for group, (started, ended) in groups if ended < started]
-        self._seconds = {one: self._seconds[one] + seconds if one in self._seconds else 0.0 for one in waiting}
-        self.silent_seconds = max(self._seconds.values(), default=0.0)
-
-
-def ranks_behind(counts: Mapping[int, Counts]) -> list[int]:
-    """The ranks that have not started a collective of a group which another rank has started: {rank: counts}."""
-    groups = {group for of_rank in counts.values() for group in of_rank}
-    latest = {group: max(of_rank.get(group, -1) for of_rank in counts.values()) for group in groups}
-    return [rank for rank, of_rank in counts.items() if any(of_rank.get(group, -1) < latest[group] for group in groups)]
+        self._waiting = {one: self._waiting[one] + seconds if one in self._waiting else 0.0 for one in waiting}
+        self.seconds = max(self._waiting.values(), default=0.0)

@@ -29,6 +29,16 @@ _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel
 _NODE = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
+_NUMBERS = (*_TORCHRUN_DEFAULTS.keys() - {"MASTER_ADDR"}, *_OPEN_MPI, *_MPICH, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+
+
+def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+    """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
+    ranks = (env[name] for name in ("RANK", _OPEN_MPI[0], _MPICH[0], "SLURM_PROCID") if name in env)
+    rank = next(ranks, "0")
+    return int(rank) if rank.isdecimal() else 0
+
+
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     """'torchrun', 'srun' or 'mpirun'; None if this script is to start the processes of this host itself.
 
@@ -36,9 +46,12 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
 
     Raises:
-        UserError: RANK or WORLD_SIZE is set, but it is unknown which of the processes on this host this one is; or
-            SkyPilot started this script on several nodes.
+        UserError: a variable is not a number; RANK or WORLD_SIZE is set, but it is unknown which of the processes on
+            this host this one is; or SkyPilot started this script on several nodes.
     """
+    for name in _NUMBERS:
+        if not env.get(name, "0").isdecimal():
+            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         return "torchrun"
     launcher, count = None, "1"

@@ -1,29 +1,26 @@
-"""Reads pickles of plain data and numpy arrays without an unpickler: no function that a file names is called.
+"""Reads pickles of plain data and numpy arrays: no function or class that a file names is used.
 
-A pickle is a program for a stack machine. This module implements the operations that build strings, numbers, lists,
-dicts and arrays; an array becomes a record of its bytes. Any other operation is an error. The result needs little more
-memory than the file, which Python's unpickler does not guarantee.
+`pickle.Unpickler` builds strings, numbers, lists, dicts and tuples; an array becomes a record of its bytes. A pickle of
+a few bytes can still make it take all memory, or hash for years. Therefore the operations are checked first.
 """
 
 import mmap
+import pickle
 import pickletools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import numpy as np
+
 _MAX_OPERATIONS = 2_000_000  # about a second; the largest known weight file needs a tenth of it
-# Operations that push their argument onto the stack.
-_NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
-_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-_ARGUMENT = _NUMBERS | _STRINGS | _BYTES
-_CONSTANT: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
+_STORE, _RECALL = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), ("GET", "BINGET", "LONG_BINGET")
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_OPERATIONS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "NONE", "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE", *_TUPLES),
+    *("EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "MARK"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PROTO", "FRAME", "STOP", *_STORE, *_RECALL),
 }
 
 
@@ -36,171 +33,101 @@ class DtypeRecord:
     code: str
     byte_order: str = "="
 
+    def __setstate__(self, state: tuple) -> None:
+        self.byte_order = state[1]
+
 
 @dataclass
 class ArrayRecord:
-    """The state of a pickled numpy array. `content`: bytes, a latin-1 string (old protocols), or a list of objects."""
+    """The state of a pickled numpy array. `content`: bytes, a Latin-1 string (old protocols), or a list of objects."""
 
     shape: Any = ()
-    dtype: DtypeRecord | None = None
+    dtype: Any = None
     column_major: Any = False
     content: Any = b""
 
-    def data(self) -> bytes:
-        return self.content.encode("latin1") if isinstance(self.content, str) else self.content
+    def __setstate__(self, state: tuple) -> None:
+        _, self.shape, self.dtype, self.column_major, self.content = state
+
+    def array(self) -> np.ndarray:
+        """Raises an exception of any type if the record is damaged."""
+        data = self.content.encode("latin1") if isinstance(self.content, str) else self.content
+        numbers = np.frombuffer(data, self.dtype.byte_order + self.dtype.code)
+        return numbers.reshape(self.shape, order="F" if self.column_major else "C")
 
 
 def read_plain_pickle(stream: BinaryIO) -> Any:
-    """The content of the file, with an `ArrayRecord` for each array.
+    """The content of the file, with an `ArrayRecord` for each array, and a list for a pair of the function `tuple`.
 
     Raises:
         ForbiddenName: the file names a class or function other than those of arrays.
         Exception: of almost any type, from a damaged file.
     """
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size
-        return _Machine().run(file)
+        _check_operations(file)
+        file.seek(0)
+        return _Unpickler(file, encoding="latin1").load()
 
 
-class _Machine:
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+def _check_operations(file: Any) -> None:
+    """Refuses an operation that plain data does not need, and numbers of stored objects beyond those in the file.
 
-    def run(self, file: Any) -> Any:
-        for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-            if count > _MAX_OPERATIONS:
-                raise ValueError("too many operations")
-            self._execute(operation.name, argument)
-        return self.stack.pop()
-
-    def _execute(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in _ARGUMENT:
-            stack.append(argument)
-        elif name in _CONSTANT:
-            stack.append(_CONSTANT[name]())
-        elif name in _CALLS:
-            _CALLS[name](self)
-        elif name == "GLOBAL":
-            stack.append(_check_global(*argument.split(" ", 1)))
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"the operation {name} does not build plain data")
-
-    def pop_to_mark(self) -> list[Any]:
-        mark = self.marks.pop()
-        items = self.stack[mark:]
-        del self.stack[mark:]
-        return items
-
-    def mark(self) -> None:
-        self.marks.append(len(self.stack))
-
-    def memoize(self) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def push_global(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_check_global(module, name))
-
-    def make_tuple(self, length: int) -> None:
-        if len(self.stack) < length:
-            raise IndexError("an empty stack")
-        items = tuple(self.stack[-length:])
-        self.stack[-length:] = [items]
-
-    def extend(self, items: list[Any]) -> None:
-        _typed(list, self.stack[-1]).extend(items)
-
-    def update(self, items: list[Any]) -> None:
-        target = _typed(dict, self.stack[-1])
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_checked_key(key)] = value
-
-    def call(self) -> None:
-        arguments, function = _typed(tuple, self.stack.pop()), self.stack.pop()
-        self.stack.append(_GLOBALS[function](*arguments))
-
-    def set_state(self) -> None:
-        state, target = _typed(tuple, self.stack.pop()), self.stack[-1]
-        if isinstance(target, ArrayRecord):
-            _, target.shape, dtype, target.column_major, target.content = state
-            target.dtype = _typed(DtypeRecord, dtype)
-        else:
-            _typed(DtypeRecord, target).byte_order = _typed(str, state[1])
+    A tuple is not used twice: the hash of a pair of one pair, nested sixty times, takes years.
+    """
+    stored: dict[int, str] = {}
+    previous = ""
+    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
+        name = operation.name
+        if name not in _OPERATIONS or count > _MAX_OPERATIONS:
+            raise ValueError(f"the operation {name} does not build plain data, or is one too many")
+        if name in _STORE:
+            index = len(stored) if name == "MEMOIZE" else argument
+            if index > count:
+                raise ValueError("more stored objects than operations")
+            stored[index] = previous
+        if name in _RECALL and stored.get(argument) in _TUPLES:
+            raise ValueError("a tuple in two places")
+        previous = name if name not in _STORE else previous
 
 
-_CALLS: dict[str, Callable[[_Machine], None]] = {
-    "MARK": _Machine.mark,
-    "MEMOIZE": _Machine.memoize,
-    "STACK_GLOBAL": _Machine.push_global,
-    "TUPLE": lambda machine: machine.stack.append(tuple(machine.pop_to_mark())),
-    "TUPLE1": lambda machine: machine.make_tuple(1),
-    "TUPLE2": lambda machine: machine.make_tuple(2),
-    "TUPLE3": lambda machine: machine.make_tuple(3),
-    "LIST": lambda machine: machine.stack.append(machine.pop_to_mark()),
-    "APPEND": lambda machine: machine.extend([machine.stack.pop()]),
-    "APPENDS": lambda machine: machine.extend(machine.pop_to_mark()),
-    "DICT": lambda machine: (items := machine.pop_to_mark(), machine.stack.append({}), machine.update(items)),
-    "SETITEM": lambda machine: machine.update([machine.stack.pop(), machine.stack.pop()][::-1]),
-    "SETITEMS": lambda machine: machine.update(machine.pop_to_mark()),
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.set_state,
-}
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> "_Call":
+        if (module, name) not in _CALLS:
+            raise ForbiddenName(f"{module}.{name}")
+        return _Call(module, name)
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"unexpected {type(value).__name__}")
-    return value
+class _Call:
+    """Stands for a function in a pickle. The results are small new objects without a hash, or the argument itself."""
 
+    __slots__ = ("_key",)
 
-def _checked_key(value: Any) -> Any:
-    """Only scalars: hashing nested tuples can take exponential time."""
-    return _typed((str, bytes, int, float, type(None)), value)
+    def __init__(self, module: str, name: str) -> None:
+        self._key = module, name
 
-
-def _array(*_: Any) -> ArrayRecord:
-    return ArrayRecord()
-
-
-def _dtype(code: str, *_: Any) -> DtypeRecord:
-    return DtypeRecord(_typed(str, code))
+    def __call__(self, *arguments: Any) -> Any:
+        return _CALLS[self._key](*arguments)
 
 
 def _encode(text: str, encoding: str) -> str:
-    """Returns the string itself, because many arrays may share it: `ArrayRecord.data` encodes it."""
-    if encoding != "latin1":
+    """Returns the string itself, because many arrays may share it: `ArrayRecord.array` encodes it."""
+    if encoding != "latin1" or not isinstance(text, str):
         raise ValueError(f"unexpected encoding {encoding!r}")
-    return _typed(str, text)
+    return text
 
 
-def _ordered_dict(pairs: Any = ()) -> dict:
-    return {_checked_key(key): value for key, value in pairs}
+def _pair(items: tuple) -> list:
+    first, second = items
+    return [first, second]
 
 
-def _tuple(items: tuple) -> tuple:
-    return _typed(tuple, items)
-
-
-_Name = tuple[str, str]
-_GLOBALS: dict[_Name, Callable[..., Any]] = {
-    ("numpy", "ndarray"): _array,
-    ("numpy", "dtype"): _dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _array,
-    ("numpy._core.multiarray", "_reconstruct"): _array,
+_CALLS = {
+    ("numpy", "ndarray"): lambda *_: ArrayRecord(),
+    ("numpy", "dtype"): lambda code, *_: DtypeRecord(code),
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
     ("_codecs", "encode"): _encode,
-    ("collections", "OrderedDict"): _ordered_dict,
-    ("builtins", "tuple"): _tuple,
-    ("__builtin__", "tuple"): _tuple,  # protocol 2
+    ("collections", "OrderedDict"): dict,
+    ("builtins", "tuple"): _pair,  # PaddlePaddle's (name, array)
+    ("__builtin__", "tuple"): _pair,  # protocol 2
 }
-
-
-def _check_global(module: Any, name: Any) -> _Name:
-    if (_typed(str, module), _typed(str, name)) not in _GLOBALS:
-        raise ForbiddenName(f"{module}.{name}")
-    return module, name

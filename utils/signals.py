@@ -1,23 +1,26 @@
 """SIGTERM, SIGUSR1 (Slurm's warning), SIGUSR2 (submitit's), SIGINT (Ctrl-C) and SIGHUP (a closed terminal).
 
 Inside `defer_signals` a signal is recorded, and training saves a checkpoint on all ranks at the same step before it
-ends. Outside it, a signal raises an exception.
+ends. Outside it, the first signal raises an exception. After the first signal the process ends: later ones are ignored,
+except for a second Ctrl-C, which ends it at once.
 """
 
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from utils.files import remove_temporary_folders
 
-# nohup starts a process with SIGHUP ignored, and it stays so.
+# nohup starts a process with SIGHUP ignored, and it stays so: the run outlives its terminal.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *_HANGUP)
 _DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
+
+_received = 0
 
 
 class Interrupted(BaseException):
@@ -33,16 +36,6 @@ class Interrupted(BaseException):
         return 128 + self.number
 
 
-def raise_on_signals() -> None:
-    """Makes each signal raise `Interrupted`."""
-    for number in TERMINATION_SIGNALS:
-        signal.signal(number, _raise)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(number)
-
-
 class PendingSignal:
     """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C."""
 
@@ -51,22 +44,59 @@ class PendingSignal:
         self._since = 0.0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if not self.number:
-            self.number, self._since = number, now
-        elif signal.SIGINT in (number, self.number) and now - self._since > _DUPLICATE_SECONDS:
+        is_later = self.number and time.monotonic() - self._since > _DUPLICATE_SECONDS
+        if is_later and signal.SIGINT in (number, self.number):
             exit_now(128 + number)
+        self.note(number)
+
+    def note(self, number: int) -> None:
+        """Records a signal, perhaps one that another rank has received."""
+        global _received
+        if not self.number:
+            self.number, self._since = number, time.monotonic()
+            _received = number
+
+
+def received_signal() -> int:
+    """The number of the signal that ends this process; 0 if there is none."""
+    return _received
+
+
+def raise_on_signals() -> None:
+    """Makes the first signal raise `Interrupted`."""
+    _handle(_raise)
+
+
+def record_signals() -> None:
+    """Makes no signal raise an exception."""
+    _handle(PendingSignal().receive)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    pending = PendingSignal()
+    _handle(pending.receive)
+    pending.receive(number, frame)
+    raise Interrupted(number)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in TERMINATION_SIGNALS:
+        signal.signal(number, handler)
 
 
 @contextmanager
 def defer_signals(pending: PendingSignal) -> Iterator[None]:
-    """Records signals in `pending` inside the block. The caller must check `pending.number` and end the run."""
+    """Records signals in `pending` inside the block. The caller must check `pending.number` and end the run.
+
+    If there was a signal, the later ones are recorded after the block, too: the run is being saved and ends.
+    """
     handlers = {number: signal.signal(number, pending.receive) for number in TERMINATION_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        if not pending.number:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def kill_children() -> None:

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from configs.reading.key_help import HelpAction
 from configs.reading.prediction import add_prediction_flags
 from utils.errors import UserError
 
@@ -15,7 +16,7 @@ _EXAMPLES = """examples:
   resume     python main_single_gpu.py -resume=output/vit_base_patch16_224-20260101-12-00
   any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
-All keys with units and defaults: configs/schema/.
+All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 """
 
 
@@ -37,12 +38,7 @@ FLAGS = {
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
         Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
-        Flag(
-            "epochs",
-            ("TRAIN.NUM_EPOCHS",),
-            int,
-            "number of epochs; a warm-up of as many or more becomes a tenth",
-        ),
+        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
@@ -86,11 +82,14 @@ def entry_parser(prog: str) -> Parser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
 
     def add(group: Any, name: str, **kwargs: Any) -> None:
         group.add_argument(f"-{name}", f"--{name}", **kwargs)
 
+    key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
+    parser.add_argument("-h", "--help", "-help", nargs="?", metavar="KEY", action=HelpAction, help=key_help)
     add(parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)")
     add(parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's")
     for title, flags in FLAGS.items():

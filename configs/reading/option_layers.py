@@ -14,22 +14,38 @@ _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be re
 
 
 class OptionLayers:
-    """Options by YAML key. A later layer overrides an earlier one. `origins` maps keys to 'file:line' or a flag."""
+    """Options by YAML key. A later layer overrides an earlier one.
 
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+    origins: 'file:line' or the flag of each key.
+    """
+
+    def __init__(self, values: dict[str, Any] | None = None) -> None:
+        self.values: dict[str, Any] = values or {}
         self.origins: dict[KeyPath, str] = {}
+        self._levels: dict[str, int] = {}
+        self._sources: list[str] = []
         self._num_files = 0
 
-    def add(self, values: dict[str, Any], origins: dict[KeyPath, str]) -> None:
-        merge(self.values, expand_switches(values))
-        self.origins |= origins
+    def add(self, values: dict[str, Any], source: str, lines: dict[KeyPath, int] | None = None) -> None:
+        """Adds the values of a file or a flag as a layer. lines: of each key in the file."""
+        values = expand_switches(values)
+        if self._sources[-1:] != [source]:
+            self._sources.append(source)
+        if lines is None:
+            self.origins |= dict.fromkeys(_paths(values), source)
+        else:
+            self.origins |= {path: f"{source}:{line}" for path, line in lines.items()}
+        self._levels |= dict.fromkeys((key for key, _ in flatten(values)), len(self._sources))
+        merge(self.values, values)
 
-    def add_key(self, dotted: str, value: Any, origin: str) -> None:
-        path = tuple(dotted.split("."))
-        for key in reversed(path):
+    def add_key(self, dotted: str, value: Any, source: str) -> None:
+        for key in reversed(dotted.split(".")):
             value = {key: value}
-        self.add(value, {path: origin})
+        self.add(value, source)
+
+    def level(self, dotted: str) -> int:
+        """The position of the layer that gives the key, from 1; 0 for a default value."""
+        return self._levels.get(dotted, 0)
 
     def add_recipe(self, path: Path) -> None:
         """Adds the files in BASE, recursively, and then the YAML file itself.
@@ -51,7 +67,7 @@ class OptionLayers:
         for base in filter(None, bases):
             self._check_base(path.parent / base, base, roots, chain, at_base)
             self._add_file(path.parent / base, roots, chain, f"{at_base}: ")
-        self.add(values, {key: f"{path}:{line}" for key, line in lines.items()})
+        self.add(values, str(path), lines)
 
     def _check_base(self, path: Path, base: str, roots: tuple[str, ...], chain: tuple[str, ...], at_base: str) -> None:
         if not base.isprintable():
@@ -88,6 +104,13 @@ def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
     """The options with `AMP: true` and `EVAL: true`, PaddleViT's switches, as sections with the key ENABLED."""
     switches = {key: {"ENABLED": values[key]} for key in ("AMP", "EVAL") if isinstance(values.get(key), bool)}
     return values | switches
+
+
+def _paths(values: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, key))
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:

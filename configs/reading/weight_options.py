@@ -30,4 +30,4 @@ def add_weight_options(layers: OptionLayers, weights: str) -> None:
         options = options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return
-    layers.add(options, dict.fromkeys([("MODEL",), ("DATA",)], f"{weights}: metadata"))
+    layers.add(options, f"{weights}: metadata")

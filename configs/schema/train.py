@@ -31,8 +31,8 @@ class Train(Augmentation, Distillation):
     warmup_epochs: float = Field(
         32,
         ge=0,
-        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of NUM_EPOCHS if that is less than the "
-        "default",
+        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or "
+        "-opts lowers them to the warm-up or less",
     )
     weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
     base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
@@ -86,15 +86,9 @@ class Train(Augmentation, Distillation):
     )
     optimizer: Optimizer = Optimizer()
 
-    def with_short_warmup(self) -> "Train":
-        """The options, with a tenth of the epochs as warm-up if the default is longer than the run."""
-        if self.warmup_epochs <= self.num_epochs:
-            return self
-        return self.model_copy(update={"warmup_epochs": self.num_epochs / 10})
-
     @model_validator(mode="after")
     def _check(self) -> "Train":
-        if self.warmup_epochs > self.num_epochs and "warmup_epochs" in self.model_fields_set:
+        if self.warmup_epochs > self.num_epochs:
             raise ValueError(
                 f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
             )
@@ -111,7 +105,7 @@ class Train(Augmentation, Distillation):
 
     def _check_final_decay(self) -> None:
         decay_epochs = self.lr_scheduler.decay_epochs
-        warmup = self.with_short_warmup().warmup_epochs
+        warmup = self.warmup_epochs
         if self.lr_scheduler.name == "wsd" and decay_epochs and warmup + decay_epochs > self.num_epochs:
             raise ValueError(
                 f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {warmup:g} exceed NUM_EPOCHS "

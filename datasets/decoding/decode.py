@@ -62,7 +62,7 @@ class PlainJpeg(LazyImage):
 
     @property
     def has_end_marker(self) -> bool:
-        """False if the file is truncated. Some cameras append bytes after the marker."""
+        """Tells whether the file has its end marker. Some cameras append bytes after it."""
         return self.data.rfind(b"\xff\xd9", -1024) >= 0
 
     @property

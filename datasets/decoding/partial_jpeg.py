@@ -56,7 +56,7 @@ def _codec(thread: int) -> tuple[Any, Any, Any] | None:
 
 @contextmanager
 def _stderr_suppressed() -> Iterator[None]:
-    """While the library is loaded, it prints warnings about missing GPU backends, which are not needed."""
+    """Hides warnings about missing GPU backends while the library is loaded: they are not needed."""
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     standard_error = os.dup(2)
     null_device = os.open(os.devnull, os.O_WRONLY)

@@ -38,7 +38,7 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
 
 
 def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> np.ndarray:
-    """Which of its `count` images a class shows in the blocks of an epoch, int64 (blocks,).
+    """Draws one of the `count` images of a class for each block of an epoch, int64 (blocks,).
 
     All epochs are one sequence of rounds. A round has every image equally often, and at least as many draws as an
     epoch: it spans two epochs at least partly if the class has more images than an epoch has blocks.

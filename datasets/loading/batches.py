@@ -53,10 +53,8 @@ class MapBatches:
         reader: BatchReader,
         sampler: TrainSampler,
         context: ProcessContext,
-        timeout_seconds: float,
     ) -> None:
         self._reader, self._sampler, self._context = reader, sampler, context
-        self._timeout_seconds = timeout_seconds
         workers, reason = num_workers(reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
         self.workers_note = f"{workers} loading workers per rank ({reason})"
@@ -69,7 +67,7 @@ class MapBatches:
         self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
     ) -> Iterator[Batch]:
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
-        return iter(Loader(self._reader, sampler, self._context, self._timeout_seconds, bad_images))
+        return iter(Loader(self._reader, sampler, self._context, bad_images))
 
 
 def build_train_batches(
@@ -82,7 +80,7 @@ def build_train_batches(
     batches_per_step: int = 1,
 ) -> BatchSource:
     """The training batches of this rank. An epoch has a multiple of `batches_per_step` batches."""
-    reader = BatchReader(samples, data, build_host_transform(data, train, seed))
+    reader = BatchReader(samples, data, build_host_transform(data, train, seed), timeout_seconds)
     sampler = TrainSampler(
         len(samples),
         data.batch_size,
@@ -95,7 +93,7 @@ def build_train_batches(
         balanced_targets=samples.targets if data.balanced_sampling else None,
         windows=shard_windows(samples, data),
     )
-    return MapBatches(reader, sampler, context, timeout_seconds)
+    return MapBatches(reader, sampler, context)
 
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
@@ -115,5 +113,5 @@ def build_eval_loader(
     """The validation batches of this rank: each sample once over all ranks."""
     batch_size = min(data.eval_batch_size, len(samples))
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
-    reader = BatchReader(samples, data, build_eval_host_transform(data))
-    return Loader(reader, sampler, context, timeout_seconds, bad_images)
+    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
+    return Loader(reader, sampler, context, bad_images)

@@ -1,4 +1,4 @@
-"""Reading batches, with or without worker processes, and copying them to the device."""
+"""Reads batches, with or without worker processes, and copies them to the device."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,10 +34,11 @@ _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before it
 
 
 class BatchReader(Dataset):
-    """Keys -> one `Batch`, read by a worker."""
+    """Keys -> one `Batch`, read by a worker. `timeout_seconds`: TIMEOUT_SECONDS."""
 
-    def __init__(self, samples: Samples, data: Data, transform: HostTransform) -> None:
-        self.samples, self.data, self.transform = samples, data, transform
+    def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
+        self.samples = samples.with_timeout(_SOURCE_TIMEOUT_SHARE * timeout_seconds)
+        self.data, self.transform, self.timeout_seconds = data, transform, timeout_seconds
 
     def __getitems__(self, keys: list[Key]) -> Batch | UserError:
         """Returns a UserError instead of raising it: torch would add the worker's traceback to its message."""
@@ -51,7 +52,7 @@ class BatchReader(Dataset):
     def _read(self, keys: list[Key]) -> Batch:
         channels, size = self.data.image_channels, self.data.image_size
         images = _zeros((len(keys), channels, size, size))
-        self.samples.prefetch([index for _, index, _ in keys if index != PADDING])
+        opened = self.samples.open_all([index for _, index, _ in keys if index != PADDING], channels)
         labels, samples = self.samples.targets, 0
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
@@ -60,7 +61,9 @@ class BatchReader(Dataset):
             if index == PADDING:
                 continue
             try:
-                image = self.samples.open(index, channels)
+                image = next(opened)
+                if isinstance(image, BadImage):
+                    raise image
                 images[position], drawn[position] = self.transform(image, epoch, index, repeat)
             except BadImage as error:
                 if self.data.on_bad_image == "error":
@@ -108,17 +111,15 @@ class Loader:
         reader: BatchReader,
         sampler: TrainSampler | EvalSampler,
         context: ProcessContext,
-        timeout_seconds: float,
         bad_images: BadImageList | None,
     ) -> None:
         self.sampler, self.device, self.bad_images = sampler, context.device, bad_images
-        self.timeout_seconds = _TIMEOUT_SHARE * timeout_seconds
+        self.timeout_seconds = _TIMEOUT_SHARE * reader.timeout_seconds
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
         workers, _ = num_workers(reader, context)
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
-        reader.samples.timeout_seconds = _SOURCE_TIMEOUT_SHARE * timeout_seconds
         self._batches = DataLoader(
             reader,
             batch_sampler=sampler if reader.samples.shard_ends is None else _ReadAhead(sampler, reader.samples),

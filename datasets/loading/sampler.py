@@ -29,8 +29,8 @@ class TrainSampler:
     many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
     1 / `repeats` of the samples.
 
-    With `balanced_targets`, the labels int64 (num_samples,), the order is that of `balanced_order`; else with
-    `windows`, that of these windows of shards.
+    `balanced_targets`, the labels int64 (num_samples,), gives the order of `balanced_order`; else `windows` shuffles
+    within windows of shards.
     """
 
     num_samples: int
@@ -114,6 +114,6 @@ class EvalSampler:
             yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]
 
     def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
-        """As that of `TrainSampler`."""
+        """See `TrainSampler.shards_from`."""
         first = number * self.world_size * self.batch_size
         return list(range(int(np.searchsorted(ends, first, side="right")), len(ends)))

@@ -1,7 +1,7 @@
 """The order of samples in tar shards: the shards in random order, and random samples within a window of them.
 
 A pure function of (seed, epoch), as `epoch_order`. The samples of a window come from a few shards, which a cache can
-hold; those of the next window can be downloaded meanwhile.
+hold. The shards of the next window can be downloaded meanwhile.
 """
 
 import zlib
@@ -44,8 +44,7 @@ class ShardWindows:
         return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
 
     def shards_from(self, seed: int, epoch: int, place: int, num_epochs: int) -> list[int]:
-        """The shards that are in use, in two windows: that of a place of an epoch, and the next one, if there is one
-        before the end of epoch `num_epochs` - 1."""
+        """Lists the shards of the window at a place of an epoch, and of the next window before epoch `num_epochs`."""
         order, count = self.shards(seed, epoch), 2 * self.size
         samples = np.diff(self.ends, prepend=0)[order.numpy()]
         window_ends = np.cumsum(samples)[self.size - 1 :: self.size]

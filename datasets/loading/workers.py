@@ -7,12 +7,9 @@ import atexit
 import ctypes
 import errno
 import functools
-import math
 import multiprocessing
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -23,6 +20,7 @@ from torch.utils.data import DataLoader
 from utils.cpu_cores import CoreShare
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS, kill_children
+from utils.threads import Watchdog
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
@@ -86,31 +84,6 @@ def _kill(workers: Iterable[BaseProcess]) -> None:
         worker.kill()
 
 
-class _Watchdog:
-    """Kills the workers if the rank waits too long for a batch.
-
-    To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
-    moment would block the rank forever.
-    """
-
-    def __init__(self, workers: list[BaseProcess], limit_seconds: float) -> None:
-        self.workers, self.limit_seconds = workers, limit_seconds
-        self.waiting_since = math.inf
-        self.has_killed = False
-        self.finished = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def waited_seconds(self) -> float:
-        return time.monotonic() - self.waiting_since
-
-    def _run(self) -> None:
-        while not self.finished.wait(1.0):
-            if self.waited_seconds() > self.limit_seconds + POLL_SECONDS:
-                self.has_killed = True
-                _kill(self.workers)
-                return
-
-
 def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any]:
     """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
 
@@ -124,24 +97,28 @@ def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise UserError(_exhausted_resource(error) or otherwise) from error
     _kill_workers_at_exit()
-    watchdog = _Watchdog(loader_workers(iterator), limit_seconds + START_SECONDS)
-    is_exhausted = False
+    workers, is_exhausted = loader_workers(iterator), False
+    # To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
+    # moment would block the rank forever.
+    watchdog = Watchdog(limit_seconds + START_SECONDS + POLL_SECONDS, lambda: _kill(workers))
+    watchdog.start()
     try:
         while True:
-            watchdog.waiting_since = time.monotonic()
-            batch = _next(iterator, watchdog)
-            watchdog.limit_seconds = limit_seconds
-            watchdog.waiting_since = math.inf
+            watchdog.reset()
+            batch = _next(iterator, workers, watchdog)
+            watchdog.pause()
+            watchdog.limit_seconds = limit_seconds + POLL_SECONDS
             yield batch
     except StopIteration:
         is_exhausted = True
     finally:
-        watchdog.finished.set()
+        watchdog.stop()
         if not is_exhausted:
-            _kill(watchdog.workers)
+            _kill(workers)
 
 
-def _next(iterator: Iterator[Any], watchdog: _Watchdog) -> Any:
+def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdog) -> Any:
+    limit_seconds = watchdog.limit_seconds - POLL_SECONDS
     while True:
         try:
             return next(iterator)
@@ -151,10 +128,10 @@ def _next(iterator: Iterator[Any], watchdog: _Watchdog) -> Any:
             timed_out = str(error).startswith("DataLoader timed out")
             if timed_out and pinning_has_ended(iterator):
                 raise UserError(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
-            if timed_out and watchdog.waited_seconds() < watchdog.limit_seconds:
+            if timed_out and watchdog.seconds < limit_seconds:
                 continue
             problem = _exhausted_resource(error) or (
-                _timeout_message(watchdog) if timed_out or watchdog.has_killed else _death_message(watchdog)
+                _timeout_message(limit_seconds) if timed_out or watchdog.has_expired else _death_message(workers)
             )
             if problem is None:
                 raise  # an exception in a worker, with its traceback
@@ -168,17 +145,17 @@ def _exhausted_resource(error: Exception) -> str | None:
     return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}" if code == errno.ENOSPC else None
 
 
-def _timeout_message(watchdog: _Watchdog) -> str:
+def _timeout_message(limit_seconds: float) -> str:
     return (
-        f"no loading worker has answered for {watchdog.limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
+        f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
         "responds, or raise TIMEOUT_SECONDS"
     )
 
 
-def _death_message(watchdog: _Watchdog) -> str | None:
-    """None if all workers are alive. torch reports that a worker died, but not why."""
-    connection.wait([worker.sentinel for worker in watchdog.workers], _DEATH_SECONDS)
-    dead = [worker for worker in watchdog.workers if not worker.is_alive()]
+def _death_message(workers: list[BaseProcess]) -> str | None:
+    """Describes the death of a worker; None if all are alive. torch reports that a worker died, but not why."""
+    connection.wait([worker.sentinel for worker in workers], _DEATH_SECONDS)
+    dead = [worker for worker in workers if not worker.is_alive()]
     if not dead:
         return None
     worker, status = dead[0].pid, dead[0].exitcode

@@ -5,19 +5,21 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Data
-from datasets.shards.find import FoundShards, find_shards, find_splits
+from datasets.shards.find import FoundShards, find_shards
 from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import Index
 from datasets.shards.location import Location, parse_location
+from datasets.shards.reader import ShardReader
 from datasets.shards.samples import TarSamples
 from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.arrays.strings import strings_in, to_arrays
 from datasets.sources.class_names import map_labels
-from datasets.sources.samples import Samples
 from datasets.sources.split import split_indices
-from datasets.sources.strings import strings_in, to_arrays
 from utils.errors import UserError
+
+START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
 
 
 class TarShards:
@@ -31,17 +33,18 @@ class TarShards:
         self._data = data
         self._store, location = _open_store(data)
         self._found = find_shards(location, self._store)
-        folder = cache_folder(data.cache_dir)
-        self._index, self._notes = open_index(self._store, self._found.shards, folder, self._found.label_key)
+        folder, shards = cache_folder(data.cache_dir), self._store.head(self._found.names)
+        self._index, self._notes = open_index(self._store, shards, folder, self._found.label_key)
         has_cache = data.cache_gb > 0 and not self._store.is_local
-        self._cache = ShardCache(folder, round(data.cache_gb * 1e9), self._store) if has_cache else None
+        cache = ShardCache(folder, round(data.cache_gb * 1e9), self._store) if has_cache else None
+        self._reader = ShardReader(self._store, cache, 2 * data.shuffle_shards)
         self._class_names, self._labels = _class_names(self._found, self._index)
-        self._notes += _describe_source(data, self._store, self._found, folder)
+        self._notes += _describe_source(data, self._index, self._store, "val" in self._found.splits, folder)
 
     def samples(self, split: str) -> TarSamples:
-        """The samples of 'train', 'val' or 'test'; of 'all', those of val, or all if no shard belongs to a split.
+        """Returns the samples of 'train', 'val' or 'test'; 'all' is val, or all samples if no shard has a split.
 
-        Without shards of val, a part of each class is held out of the others, see `split_indices`.
+        Without shards of val, a part of each class is held out, see `split_indices`.
 
         Raises:
             UserError: there are no shards of the split, or they have no image.
@@ -51,25 +54,23 @@ class TarShards:
             raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
         shards, arrays = _select(self._index, rows)
         arrays["targets"] = self._labels[arrays["targets"]]
-        samples = TarSamples(
-            self._store, shards, arrays, list(self._class_names), self._cache, 2 * self._data.shuffle_shards
-        )
+        samples = TarSamples(self._reader, shards, arrays, list(self._class_names))
         samples.has_class_names = bool(self._found.class_names or self._index.class_names)
         samples.notes += self._notes
         samples.findings += findings + _find_no_labels(samples, split)
         return samples
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
-        """The sorted rows of the index that belong to a split, and findings."""
+        """Returns the sorted rows of the index that belong to a split, and findings."""
         splits, unsplit, has_val = self._found.splits, self._found.unsplit, "val" in self._found.splits
         if split == "all":
             split = "val" if splits else "all"
         is_held_out = split in ("train", "val") and not has_val
         wanted = splits.get("train" if is_held_out else split, [] if split == "test" else unsplit)
         if not wanted:
-            known = f"those of {', '.join(splits)}" if splits else "not named after splits"
-            raise UserError(f"{self._data.data_path}: has no shard of the split {split}; the shards are {known}")
-        names = {shard.name for shard in wanted}
+            known = f"there are shards of {', '.join(splits)}" if splits else "no name contains a split"
+            raise UserError(f"{self._data.data_path}: has no shard of the split {split}; {known}")
+        names = set(wanted)
         is_wanted = np.array([shard.name in names for shard in self._index.shards])
         rows = np.flatnonzero(is_wanted[_shard_of_rows(self._index)])
         if not is_held_out:
@@ -78,29 +79,24 @@ class TarShards:
         return rows[part], findings
 
 
-def tar(data: Data, split: str) -> TarSamples:
-    """One split of `TarShards`."""
-    return TarShards(data).samples(split)
-
-
 def splits_of_shards(data: Data) -> list[str]:
-    """Those of 'train', 'val' and 'test' that have shards of their own; raises UserError as `TarShards`."""
+    """Lists the splits that have shards of their own; raises UserError as `TarShards`."""
     store, location = _open_store(data)
-    return find_splits(location, store)
+    return list(find_shards(location, store).splits)
 
 
 def _open_store(data: Data) -> tuple[ShardStore, Location]:
     location = parse_location(data.data_path)
-    return ShardStore(location.root, Samples.timeout_seconds), location
+    return ShardStore(location.root, START_TIMEOUT_SECONDS), location
 
 
 def _shard_of_rows(index: Index) -> np.ndarray:
-    """The position in `index.shards` of each row, int64 (N,)."""
+    """Returns the position in `index.shards` of each row, int64 (N,)."""
     return np.repeat(np.arange(len(index.shards)), np.diff(index.arrays["ends"], prepend=0))
 
 
 def _select(index: Index, rows: np.ndarray) -> tuple[list[Shard], dict[str, np.ndarray]]:
-    """The shards and arrays of an `Index` that has these rows only, (M,), sorted, and no shard without a row."""
+    """Selects rows of an `Index`, (M,), sorted; returns their arrays, and the shards that contain one of them."""
     columns = {name: index.arrays[name][rows] for name in ("offsets", "lengths", "crcs", "targets")}
     used, counts = np.unique(_shard_of_rows(index)[rows], return_counts=True)
     names = to_arrays(strings_in(index.arrays, "names").select(rows), "names")
@@ -108,9 +104,9 @@ def _select(index: Index, rows: np.ndarray) -> tuple[list[Shard], dict[str, np.n
 
 
 def _class_names(found: FoundShards, index: Index) -> tuple[list[str], np.ndarray]:
-    """The names of the classes, and the label of each label of the index; the last one is of -1, no label.
+    """Returns the class names, and the new label of each label of the index; the last one belongs to -1, no label.
 
-    The names in `_info.json` decide on the order of the labels that are names.
+    If the labels are names, the class names in `_info.json` decide on their order.
     """
     targets = index.arrays["targets"]
     labels = np.arange(max(targets.max(initial=-1) + 1, len(index.class_names or ())))
@@ -122,19 +118,19 @@ def _class_names(found: FoundShards, index: Index) -> tuple[list[str], np.ndarra
     return names, np.append(labels, -1)
 
 
-def _describe_source(data: Data, store: ShardStore, found: FoundShards, cache_dir: Path) -> list[str]:
-    """Notes: where remote shards are read from, and that a part is held out."""
+def _describe_source(data: Data, index: Index, store: ShardStore, has_val: bool, cache_dir: Path) -> list[str]:
+    """Notes where remote shards are read from, and that a part is held out."""
     notes = []
     if not store.is_local:
-        size = sum(shard.num_bytes for shard in found.shards) / 1e9
+        size = sum(shard.num_bytes for shard in index.shards) / 1e9
         cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
         by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
         notes.append(
-            f"{store.root}: {len(found.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"
+            f"{store.root}: {len(index.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"
         )
     elif data.cache_gb:
         notes.append("DATA.CACHE_GB is not used: the shards are files of this machine")
-    if "val" not in found.splits:
+    if not has_val:
         notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
     return notes
 

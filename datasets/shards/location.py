@@ -1,11 +1,12 @@
-"""Where the shards of a data set are: a folder, or the URL of one, with an optional pattern of names in braces."""
+"""Parses the location of shards: a folder or its URL, with an optional pattern of names in braces."""
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from braceexpand import braceexpand
+from braceexpand import UnbalancedBracesError, braceexpand
 
 from configs.reading.yaml_io import shorten
 from configs.schema.urls import secret_in_url
@@ -14,10 +15,10 @@ from utils.errors import UserError
 SHARD_SUFFIX = ".tar"
 REMOTE_SCHEMES = ("http", "https", "s3", "gs")
 MAX_NAMES = 10**6
-_MAX_PATTERN_CHARS, _MAX_DEPTH = 1000, 20
+_MAX_PATTERN_CHARS = 1000
 _MAX_NAME_CHARS = 1024
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?|[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ def join_url(root: str, name: str) -> str:
 
 
 def parse_location(data_path: str) -> Location:
-    """The location that DATA.DATA_PATH gives: a folder, one `.tar` file, or a pattern such as
-    `https://host/{train,val}-{0000..0127}.tar`.
+    """Parses DATA.DATA_PATH: a folder, one `.tar` file, or a pattern: `https://host/{train,val}-{0000..0127}.tar`.
 
     Raises:
         UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
@@ -76,7 +76,7 @@ def parse_location(data_path: str) -> Location:
 
 
 def _check_url(scheme: str, rest: str) -> None:
-    """Refuses what is not a folder. The messages do not repeat a text that may contain a secret."""
+    """Raises UserError for an invalid URL. The message does not repeat a text that may contain a secret."""
     if problem := secret_in_url(f"{scheme}://{rest}"):
         raise UserError(f"DATA.DATA_PATH: {problem}")
     host, _, path = rest.partition("/")
@@ -96,7 +96,7 @@ def check_not_compressed(path: str) -> None:
 
 
 def _split_pattern(path: str, is_folder: bool) -> Location:
-    """Everything from the first part with a brace, or else a last part `*.tar`, is a pattern of names."""
+    """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern."""
     if not is_folder:
         check_not_compressed(path)
     start = path.find("{")
@@ -108,16 +108,17 @@ def _split_pattern(path: str, is_folder: bool) -> Location:
 
 
 def _expand(pattern: str) -> list[str]:
-    """The names of a pattern, in its order, as Bash expands it."""
+    """Lists the names of a pattern, in the order in which Bash expands it."""
     shown = shorten(pattern)
     if len(pattern) > _MAX_PATTERN_CHARS or not pattern.isprintable():
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} is too long, or contains control characters")
-    count = _count_names(pattern)
-    if count is None:
-        raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced, or nested too deeply")
-    if count > MAX_NAMES:
+    is_small = all(abs(int(last) - int(first)) < MAX_NAMES for first, last in _RANGE.findall(pattern))
+    try:
+        names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if is_small else []
+    except (UnbalancedBracesError, RecursionError):
+        raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
+    if not is_small or len(names) > MAX_NAMES:
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
-    names = list(braceexpand(pattern, escape=False))
     for name in names:
         if problem := name_problem(name):
             raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
@@ -126,43 +127,8 @@ def _expand(pattern: str) -> list[str]:
     return names
 
 
-def _count_names(pattern: str) -> int | None:
-    """The number of names of a pattern, without making them; None if its braces are not balanced or too deep."""
-    product, position = 1, 0
-    open_braces: list[tuple[int, int]] = []  # of each: the product before it, the sum of its alternatives so far
-    while position < len(pattern):
-        character = pattern[position]
-        if group := _RANGE.match(pattern, position):
-            product *= _range_size(group)
-            position = group.end()
-            continue
-        if character == "{":
-            open_braces.append((product, 0))
-            product = 1
-        elif character == "," and open_braces:
-            before, alternatives = open_braces.pop()
-            open_braces.append((before, alternatives + product))
-            product = 1
-        elif character == "}":
-            if not open_braces:
-                return None
-            before, alternatives = open_braces.pop()
-            product = before * (alternatives + product)
-        if len(open_braces) > _MAX_DEPTH:
-            return None
-        position += 1
-    return None if open_braces else product
-
-
-def _range_size(group: re.Match[str]) -> int:
-    """The size of {0..9}, {0..9..3} or {a..z}."""
-    if group[1] is None:
-        return len(list(braceexpand(group[0], escape=False)))
-    return abs(int(group[2]) - int(group[1])) // (int(group[3] or 1) or 1) + 1
-
-
 def name_problem(name: str) -> str | None:
-    """Why this cannot be the name of a shard relative to the root, or None. A name may come from a foreign file."""
+    """Returns why this text is no name of a shard relative to the root, or None. It may come from a foreign file."""
     if not name.endswith(SHARD_SUFFIX):
         return f"does not end with {SHARD_SUFFIX}"
     if len(name) > _MAX_NAME_CHARS or not name.isprintable() or "\\" in name:

@@ -1,4 +1,4 @@
-"""One tar file of a data set, and whether it is still the one that was indexed."""
+"""A tar file of a data set, and the comparison with the file that was indexed."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class Shard(NamedTuple):
     version: str | None = None
 
     def is_same_as(self, other: "Shard") -> bool:
-        """Whether both have one size and, where both know it, one version.
+        """Tells whether both have one size and, where both know it, one version.
 
         A local version and an ETag cannot be compared: shards may be uploaded with their index.
         """

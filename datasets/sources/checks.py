@@ -4,8 +4,8 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.grey_levels import notes_on_grey_levels
-from datasets.sources.image_files import ImageFiles
 from datasets.sources.samples import Samples
 
 _ADJECTIVES = {"train": "training", "test": "test"}
@@ -13,7 +13,7 @@ _FEW_IMAGES = 10  # per class
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
-    """A finding if there are labels for which the model has no class."""
+    """Finds labels for which the model has no class."""
     labels = samples.targets if samples.targets.ndim == 1 else _highest_labels(samples.targets)
     indices = np.flatnonzero(labels >= num_classes)
     if not len(indices):
@@ -27,7 +27,7 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
 
 
 def find_no_labels(samples: ImageFiles, split: str) -> list[str]:
-    """A finding if no image of a multi-label split has a label, so that its average precision is not defined."""
+    """Finds a multi-label split without any label, whose average precision is not defined."""
     if samples.targets.ndim == 1 or samples.targets.any():
         return []
     return [f"{samples.listing.file}: no image of the split {split} has a label; fill in the column target"]
@@ -40,7 +40,7 @@ def _highest_labels(targets: np.ndarray) -> np.ndarray:
 
 
 def find_single_class(samples: Samples) -> list[str]:
-    """A finding if there is only one class folder: it may be the folder that contains those of the classes."""
+    """Finds a data set of one class folder: it may be the folder that contains all class folders."""
     if len(samples.class_names) > 1 or not isinstance(samples, ImageFiles) or samples.listing.file:
         return []
     root, name = samples.listing.root, samples.class_names[0]
@@ -48,7 +48,7 @@ def find_single_class(samples: Samples) -> list[str]:
 
 
 def find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
-    """A finding if the training samples do not fill one batch on every rank, or one global batch."""
+    """Finds training samples that do not fill one batch on every rank, or one global batch."""
     if data.global_batch_size and num_samples < data.global_batch_size:
         return [
             f"{data.dataset}: {num_samples} training samples do not fill one global batch of {data.global_batch_size}; "

@@ -49,7 +49,7 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:
-    """The name of each label of a model: that of its class, or the label itself if the data has no names for it."""
+    """Returns a name for each label of a model: its class name, or the label itself if the data has no name for it."""
     named = samples.class_names if samples.has_class_names else []
     return [*named[:num_classes], *map(str, range(len(named), num_classes))]
 

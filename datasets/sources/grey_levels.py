@@ -1,4 +1,4 @@
-"""Which values 16-bit gray images use, in a fixed sample of a split: images of 12 bits use a sixteenth of the range."""
+"""Measures the values of 16-bit gray images in a fixed sample of a split: 12 bits use a sixteenth of the range."""
 
 from concurrent.futures import ThreadPoolExecutor
 

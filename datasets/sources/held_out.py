@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.class_folders import class_names_in, held_out_classes
-from datasets.sources.rows import read_lines, table_columns
+from datasets.sources.files.class_folders import class_names_in, held_out_classes
+from datasets.sources.files.rows import read_lines, table_columns
 from datasets.sources.tar import tar_shards
 from utils.errors import UserError
 
@@ -17,7 +17,7 @@ def check_test_split(data: Data) -> None:
     if data.dataset not in WITH_TEST:
         raise UserError(f"DATA.DATASET {data.dataset} has no test split ({', '.join(WITH_TEST)} have one)")
     if data.dataset == "tar":
-        return  # `TarShards` knows
+        return  # `TarShards` checks it
     root, name = Path(data.data_path), _NAMES[data.dataset]
     if root.exists() and not (root / name).exists():
         kind = "folder" if data.dataset == "folder" else "file"
@@ -28,7 +28,7 @@ def check_test_split(data: Data) -> None:
 
 
 def find_test_split(data: Data) -> tuple[bool, str | None]:
-    """Whether DATA_PATH has test images with labels; and a note for the log if it has some without labels.
+    """Tells whether DATA_PATH has test images with labels; returns also a note if it has some without labels.
 
     They are the folder test, test.csv, test_list.txt or the shards of test. Reading the split reports an unreadable
     file or folder.

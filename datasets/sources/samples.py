@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Samples:
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
     only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
     `shard_ends` int64 (S,) are the ends of the shards if the samples are stored in shards, which should be read
-    together. A source that is not on this machine waits `timeout_seconds` for an answer.
+    together.
     `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
     text each.
     """
@@ -32,7 +32,6 @@ class Samples:
     has_class_names = True
     targets: np.ndarray
     shard_ends: np.ndarray | None = None
-    timeout_seconds = 60.0
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
@@ -69,11 +68,20 @@ class Samples:
         counts = self.targets.sum(axis=0, dtype=np.int64)[:num_classes]
         return np.pad(counts, (0, num_classes - len(counts)))
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Starts to read the samples at `indices`, the next ones to be opened, where this saves time."""
+    def with_timeout(self, seconds: float) -> "Samples":
+        """Returns samples that wait up to `seconds` for an answer of a server."""
+        return self
 
     def follow(self, shards: Sequence[int]) -> None:
-        """Has `shards`, which are needed now and later, in this order, fetched meanwhile where this saves time."""
+        """Downloads `shards`, which are needed now and later, in this order, if the samples have a cache."""
+
+    def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
+        """Opens the samples at `indices`, in this order; yields a BadImage in place of an unusable image."""
+        for index in indices:
+            try:
+                yield self.open(index, channels)
+            except BadImage as error:
+                yield error
 
     def open(self, index: int, channels: int) -> LazyImage:
         """An image with 1 or 3 channels; raises BadImage, now or when its pixels are decoded, if it is unusable."""
@@ -84,20 +92,20 @@ class Samples:
         return f"image {index}"
 
     def location(self, index: int) -> str:
-        """Where a user finds the sample: a line of a list or a file."""
+        """Names the line of a list or the file in which a user finds the sample."""
         return self.name(index)
 
     def check_files(self) -> list[str]:
-        """Findings about missing and unreadable files, without reading any; adds a note if not all are checked."""
+        """Finds missing and unreadable files, without reading any; adds a note if not all are checked."""
         return []
 
     def check_some_files(self) -> list[str]:
-        """Findings of a few calls that show whether this host has the files at all."""
+        """Finds missing files with a few calls, which show whether this host has the files at all."""
         return []
 
 
 class EncodedImages(Samples):
-    """Images that are stored encoded, such as JPEG files. `grey_range` is that of `open_image`."""
+    """Images that are stored encoded, such as JPEG files. `grey_range`: see `open_image`."""
 
     grey_range: GreyRange | None = None
 
@@ -106,7 +114,7 @@ class EncodedImages(Samples):
         raise NotImplementedError
 
     def relative_name(self, index: int, folder: str) -> str:
-        """The image's path relative to `folder`, that of the data set, if the image is in it."""
+        """Returns the image's path, relative to `folder` if the image is in this folder of the data set."""
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from configs.schema import Data
-from datasets.sources.listing import Listing
+from datasets.sources.files.listing import Listing
 
 _DEFAULT_VAL_FRACTION = 0.1
 

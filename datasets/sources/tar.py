@@ -6,7 +6,7 @@ from utils.packages import require
 
 
 def tar_shards() -> ModuleType:
-    """The module `datasets.shards.data_set`. Raises UserError if a package is not installed."""
+    """Imports `datasets.shards.data_set`; raises UserError if a package is not installed."""
     require("DATA.DATASET tar", "obstore", "braceexpand")
     from datasets.shards import data_set
 

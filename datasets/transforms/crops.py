@@ -24,7 +24,7 @@ def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
 def center_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor:
     """The center of torch.uint8 (C, H, W) as (C, size, size), for evaluation.
 
-    The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. Rounding is that of
+    The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. It rounds as
     torchvision's Resize and CenterCrop. With `crop_pct` above 1 the resized image is smaller than the crop and gets a
     border of zeros, as from PaddlePaddle's CenterCrop; torchvision places it one pixel differently if it is odd.
     """

@@ -18,7 +18,7 @@ _NUMPY_SEEDS = 2**63 - 1
 
 
 class MixDraws(NamedTuple):
-    """What D mixes do, on the host.
+    """The parameters of D mixes, on the host.
 
     weight: float64 (D,), the share of the image itself in the new target, and with mixup in each pixel.
     box: int64 (D, 4) of CutMix: top, bottom, left, right; empty for mixup.
@@ -50,7 +50,7 @@ class Mixup(nn.Module):
         self.cutmix_share = train.mixup_switch_prob if self.mixup_alpha and self.cutmix_alpha else self.cutmix_alpha > 0
 
     def forward(self, images: torch.Tensor, targets: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """May overwrite `images`. `epoch` counts from 0."""
+        """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
         if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
             return images, targets
         seed = int(torch.randint(_NUMPY_SEEDS, ()))
@@ -131,6 +131,6 @@ def _boxes(rng: np.random.Generator, weight: np.ndarray, size: int) -> np.ndarra
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """From pinned memory: a copy from pageable memory may wait for the GPU."""
+    """Copies from pinned memory: a copy from pageable memory may wait for the GPU."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

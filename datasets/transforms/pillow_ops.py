@@ -1,6 +1,6 @@
 """The image operations of AutoAugment (Cubuk et al., 2019) and RandAugment (Cubuk et al., 2020), on Pillow images.
 
-Names, arguments and their ranges are those of PaddleViT: nearest-neighbour resampling, fill 128 (0 in rotations), and
+Names, arguments and their ranges follow PaddleViT: nearest-neighbour resampling, fill 128 (0 in rotations), and
 translations in pixels. Images are gray (mode L) or RGB.
 """
 

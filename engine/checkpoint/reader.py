@@ -9,7 +9,7 @@ import torch
 
 from configs.reading.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.forms import BEST, checkpoints_by_progress, find_form, is_checkpoint, modified_time
+from engine.checkpoint.paths import BEST, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
 from engine.checkpoint.run_folder import is_run_folder
 from engine.checkpoint.trained_on import is_description
 from models.weights.read import checked_archive_bytes, has_backing_storage
@@ -95,7 +95,7 @@ def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
     """On the main process the `best` entry of a folder's best checkpoint, None if there is no valid one; a collective
     call.
     """
-    path = broadcast_object(find_form(folder / BEST), context)
+    path = broadcast_object(saved_path(folder / BEST), context)
     if path.suffix != SHARDS and not context.is_main:
         return None
     try:
@@ -128,8 +128,7 @@ def _open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, 
     state = open_shards(folder, rank, world_size)
     if isinstance(state.get("sums"), StoredTensor):
         state["sums"] = read_stored(state["sums"])
-    if state.get("format") != FORMAT:
-        raise UserError(f"{folder}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
+    _check_format(folder, state)
     _check_content(folder, state, StoredTensor)
     return state
 
@@ -159,14 +158,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
         raise UserError(f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another") from None
-    if isinstance(state, dict) and isinstance(state.get("model"), dict) and "format" not in state:
+    state = state if isinstance(state, dict) else {}
+    if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
+    _check_format(path, state)
     if not is_backed:
         raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
     return state
+
+
+def _check_format(path: Path, state: dict[str, Any]) -> None:
+    if state.get("format") != FORMAT:
+        raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
 
 
 def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
@@ -195,7 +199,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
     except (TypeError, ZeroDivisionError):
         return False
     return (
-        _parsed_options(state["options"]) is not None
+        _are_options(state["options"])
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
         and 0 <= state["schedule_start"] <= state["epoch"] + 1
@@ -214,9 +218,8 @@ def _is_best(entry: dict[str, Any]) -> bool:
     return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)
 
 
-def _parsed_options(text: Any) -> dict[str, Any] | None:
+def _are_options(text: str) -> bool:
     try:
-        values = parse_value(text) if isinstance(text, str) else None
+        return isinstance(parse_value(text), dict)
     except UserError:
-        return None
-    return values if isinstance(values, dict) else None
+        return False

@@ -59,6 +59,7 @@ class SaveTrigger:
         number = self.signals.number
         request = self._exchange(_SAVE + number if number else _SAVE if is_time else 0, seconds)
         if request > _SAVE:
+            self.signals.note(request - _SAVE)
             raise Interrupted(request - _SAVE)
         is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
         return is_step or request == _SAVE

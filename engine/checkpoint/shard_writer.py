@@ -14,15 +14,14 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
 from engine.checkpoint.background import BackgroundWriter
-from engine.checkpoint.forms import (
+from engine.checkpoint.paths import (
     BEST,
     LAST,
     PREVIOUS,
-    remove_checkpoint,
-    remove_old,
+    folder_path,
+    link_copies,
     remove_temporary,
-    retire_other_form,
-    shards_of,
+    replace_other_kind,
 )
 from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.writer import available_bytes, copy_to_host
@@ -32,10 +31,8 @@ from utils.errors import UserError
 from utils.json_content import encode_content
 from utils.shard_folder import (
     CONTENT,
-    SHARDS,
     FileEntry,
     describe_file,
-    link_folder,
     replace_folder,
     temporary_folder,
     write_manifest,
@@ -90,7 +87,7 @@ class ShardWriter(BackgroundWriter):
     def _write(
         self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None
     ) -> None:
-        last, files, problem = shards_of(self.folder / LAST), {}, None
+        last, files, problem = folder_path(self.folder / LAST), {}, None
         temporary = temporary_folder(last)
         try:
             files = self._write_part(temporary, tensors)
@@ -102,7 +99,7 @@ class ShardWriter(BackgroundWriter):
         if self.context.is_main and not problem:
             try:
                 self._commit(temporary, text, {name: entry for part, _ in parts for name, entry in part.items()})
-                self._link(last, is_best, periodic)
+                link_copies(last, is_best, periodic, self.keep)
             except OSError as error:
                 problem = _reason(error)
         box = [problem]
@@ -110,7 +107,7 @@ class ShardWriter(BackgroundWriter):
         if box[0]:
             self._fail(last, temporary, box[0])
         if self.context.is_main:
-            self.on_written(shards_of(self.folder / BEST) if is_best else last, content)
+            self.on_written(folder_path(self.folder / BEST) if is_best else last, content)
 
     def _write_part(self, temporary: Path, tensors: dict[str, torch.Tensor]) -> dict[str, FileEntry]:
         """Writes this rank's part; torch's planner shares tensors that all ranks hold. Returns its files."""
@@ -122,18 +119,9 @@ class ShardWriter(BackgroundWriter):
     def _commit(self, temporary: Path, text: str, files: dict[str, FileEntry]) -> None:
         """Completes the folder, and makes it the last checkpoint."""
         write_manifest(temporary, files | {CONTENT: write_synced(temporary / CONTENT, text)})
-        replace_folder(temporary, shards_of(self.folder / LAST), previous=shards_of(self.folder / PREVIOUS))
-        retire_other_form(self.folder, SHARDS)
-
-    def _link(self, last: Path, is_best: bool, periodic: str | None) -> None:
-        names = [BEST] if is_best else []
-        names += [f"{periodic}.pth"] if periodic and self.keep else []
-        for name in names:
-            target = shards_of(self.folder / name)
-            link_folder(last, target)
-            remove_checkpoint(self.folder / name)
-        if periodic and self.keep:
-            remove_old(self.folder, self.keep)
+        last = folder_path(self.folder / LAST)
+        replace_folder(temporary, last, previous=folder_path(self.folder / PREVIOUS))
+        replace_other_kind(last)
 
     def _fail(self, last: Path, temporary: Path, problem: str) -> None:
         if self.context.is_main:

@@ -8,19 +8,9 @@ from typing import Any
 import torch
 
 from engine.checkpoint.background import BackgroundWriter
-from engine.checkpoint.forms import (
-    BEST,
-    FILE,
-    LAST,
-    PREVIOUS,
-    remove_checkpoint,
-    remove_old,
-    remove_temporary,
-    retire_other_form,
-    shards_of,
-)
+from engine.checkpoint.paths import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from engine.checkpoint.reader import FORMAT
-from utils.atomic_file import atomic_save, link_or_copy, tensor_bytes
+from utils.atomic_file import atomic_save, tensor_bytes
 
 
 class CheckpointWriter(BackgroundWriter):
@@ -51,14 +41,8 @@ class CheckpointWriter(BackgroundWriter):
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None) -> None:
         last = self.folder / LAST
         atomic_save(last, content, previous=self.folder / PREVIOUS)
-        retire_other_form(self.folder, FILE)
-        names = [BEST] if is_best else []
-        names += [f"{periodic}.pth"] if periodic and self.keep else []
-        for name in names:
-            link_or_copy(last, self.folder / name)
-            remove_checkpoint(shards_of(self.folder / name))
-        if periodic and self.keep:
-            remove_old(self.folder, self.keep)
+        replace_other_kind(last)
+        link_copies(last, is_best, periodic, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)
 
 

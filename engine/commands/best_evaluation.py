@@ -6,9 +6,9 @@ from typing import Any
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.forms import BEST, find_form
+from engine.checkpoint.paths import BEST, saved_path
 from engine.evaluation.file_names import TEST_EVALUATION
-from engine.run.reporter import validation_line
+from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_report import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
@@ -26,7 +26,7 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
     if is_written and test is None:
         return {}
-    best = broadcast_object(find_form(run.folder / BEST), context)
+    best = broadcast_object(saved_path(run.folder / BEST), context)
     built = build_eval_model(config.with_model(pretrained=str(best)), context)
     if not is_written:
         _evaluate_validation(trainer, built, epoch)
@@ -35,7 +35,7 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
 
 def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None:
     run = trainer.run
-    name = find_form(run.folder / BEST).name
+    name = saved_path(run.folder / BEST).name
     run.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {run.validation.files.folder}")
     metrics, results = built.evaluator.evaluate(built.compute, run.validation.batches)
     if trainer.report:
@@ -51,15 +51,15 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
     try:
         metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
-        run.logger.info(f"----- Warning: test images: {error}")
+        run.logger.warn(f"Warning: test images: {error}")
         return {"error": str(error)}
     seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {find_form(run.folder / BEST).name}, "
-    run.logger.info(validation_line(title, metrics, num_classes, len(test), seconds, split="Test"))
+    title = f"Epoch {epoch}, {saved_path(run.folder / BEST).name}, "
+    log_validation(run.logger, title, metrics, num_classes, len(test), seconds, split="Test")
     if context.is_main:
         files = build_eval_files(config, test, built.evaluator, run.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
-            run.logger.info(f"----- Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
+            run.logger.warn(f"Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
     return {**metrics.scores(), "loss": metrics.loss, "samples": metrics.samples}

@@ -11,13 +11,13 @@ from engine.checkpoint.run_folder import check_writable
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_evaluation import nothing_to_evaluate
 from engine.commands.open_run import find_on_all_ranks, log_options
+from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
 from engine.run.mfu.flops import forward_flops
 from engine.training.eval_model import build_eval_model
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 
 
 def dry_run(command: Command, context: ProcessContext) -> int:
@@ -66,10 +66,7 @@ def _build_evaluation(
     config = command.config
     if not (found or config.model.pretrained):
         raise nothing_to_evaluate(config)
-    weights = str(found.path if found else config.model.pretrained)
-    config, _, notes = read_evaluation_data(
-        config.with_model(pretrained=weights), context, command.split, command.prediction
-    )
+    config, _, notes = read_evaluation_data(command.with_weights(found.path) if found else command, context)
     for note in notes:
-        logger.info(f"----- {note}")
+        logger.note(note)
     return config, build_eval_model(config, context).fp32

@@ -9,8 +9,10 @@ from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.report.page import write_report
-from engine.run.reporter import peak_memory_bytes, validation_line, write_result
+from engine.run.result import write_result
+from engine.run.step_report import log_validation
 from engine.training.eval_model import build_eval_files
+from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 
 
@@ -25,8 +27,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     started = time.perf_counter()
     metrics, results = opened.evaluator.evaluate(opened.model, batches)
     seconds = time.perf_counter() - started
-    line = validation_line("", metrics, config.model.num_classes, len(samples), seconds, opened.title)
-    logger.info(line)
+    log_validation(logger, "", metrics, config.model.num_classes, len(samples), seconds, opened.title)
     if context.is_main:
         result = {
             **metrics.scores(),

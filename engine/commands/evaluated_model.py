@@ -1,36 +1,80 @@
-"""The model of an evaluation, as its weights describe it: the architecture, and the names of its classes."""
+"""The options and the class names of an evaluation that follow its weights."""
+
+from typing import Any
 
 from pydantic import ValidationError
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_pretrained_cfg
 
 from configs.reading.model_flag import architecture
-from configs.schema import Config, Model
+from configs.schema import Config, Data, Model
 from configs.schema.families.registry import MODEL_SECTIONS
 from datasets.sources.samples import Samples
-from engine.checkpoint.trained_on import TrainedOn
+from engine.checkpoint.trained_on import TrainedOn, resolve_path
 from utils.errors import UserError
 
-_OF_EVERY_MODEL = Model.model_fields.keys() - {"type", "name"}
+_OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
 
 
-def with_model_of(trained_on: TrainedOn, config: Config) -> tuple[Config, list[str]]:
-    """The options with the checkpoint's architecture, unless the user's describe one, and lines for the log.
+def with_checkpoint_options(trained_on: TrainedOn, config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]:
+    """The options with the architecture, the classes and the preprocessing of the checkpoint, and lines for the log.
+
+    given: the options of the user, by section; they have priority over the checkpoint.
 
     Raises:
-        UserError: the checkpoint describes no model.
+        UserError: the checkpoint describes no model; a preprocessing that contradicts the options of the user.
     """
-    written = config.model.model_fields_set
-    if not written <= _OF_EVERY_MODEL:
-        return config, []
-    values = architecture(trained_on.model) | {name.upper(): getattr(config.model, name) for name in written}
+    data, notes = with_data_of(trained_on, config.data, given.get("DATA", {}))
+    model = config.model
+    if given.get("MODEL", {}).keys() <= _OF_EVERY_MODEL:
+        model = _with_architecture_of(trained_on, model, given.get("MODEL", {}))
+        notes.append(f"Model: {model.name}, as the checkpoint describes it")
+    if model.num_classes is None:
+        model = model.model_copy(update={"num_classes": trained_on.num_classes})
+    return config.model_copy(update={"data": data, "model": model}), notes
+
+
+def _with_architecture_of(trained_on: TrainedOn, model: Model, given: dict[str, Any]) -> Model:
+    kept = {"PRETRAINED", "RESUME", *given}
+    values = architecture(trained_on.model) | {key: getattr(model, key.lower()) for key in kept}
     try:
-        model = MODEL_SECTIONS[values["TYPE"]].model_validate(values)
+        return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
     except (KeyError, TypeError, ValidationError):
         raise UserError(
-            f"{config.model.pretrained}: its options describe no model of this version; give the model with -cfg"
+            f"{model.pretrained}: its options describe no model of this version; give the model with -cfg"
         ) from None
-    return config.model_copy(update={"model": model}), [f"Model: {model.name}, as the checkpoint describes it"]
+
+
+def with_data_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> tuple[Data, list[str]]:
+    """DATA with the preprocessing of the checkpoint, except for the keys `given` of the user, and warnings about them.
+
+    The training data is split as in the training. A table has DATA.MULTI_LABEL of the training.
+    """
+    changes, warnings = {}, []
+    if is_training_data(data, trained_on):
+        keys = [key for key in ("VAL_FRACTION", "SPLIT_SEED") if key not in given and key in trained_on.data]
+        changes = {key: trained_on.data[key] for key in keys}
+    if data.dataset == "csv" and "MULTI_LABEL" not in given:
+        changes["MULTI_LABEL"] = trained_on.data.get("MULTI_LABEL") is True
+    for option, value in trained_on.preprocessing_options().items():
+        key, now, trained = option.upper(), getattr(data, option), tuple(value) if isinstance(value, list) else value
+        if key in given and now not in ("auto", trained):
+            warnings.append(f"Warning: DATA.{key} is {now}, but the checkpoint was trained with {trained}")
+        else:
+            changes[key] = trained
+    values = {name.upper(): value for name, value in data}
+    try:
+        return Data.model_validate(values | changes), warnings
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"DATA.{problem}, with the checkpoint's values of the other keys; write all of them") from None
+
+
+def is_training_data(data: Data, trained_on: TrainedOn) -> bool:
+    """Whether the checkpoint was trained on these data: only images that were held out may count then."""
+    if trained_on.data.get("DATASET") != data.dataset:
+        return False
+    return resolve_path(trained_on.data.get("DATA_PATH")) == resolve_path(data.data_path)
 
 
 def name_classes(samples: Samples, trained_on: TrainedOn | None, model: Model) -> str:

@@ -10,10 +10,11 @@ from datasets.sources.samples import Samples
 from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
+from engine.run.facts import Devices
+from engine.run.log import RunLogger
 from engine.training.eval_model import build_eval_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.logger import RunLogger
 
 _TITLES = {"train": "Training", "test": "Test"}  # of a split, in the log
 
@@ -38,18 +39,17 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     Raises:
         UserError: as `read_evaluation_data`; no such checkpoint; the weights do not fit the model.
     """
-    config = command.config
-    if config.model.resume:
-        found = find_on_all_ranks(config, context, logger)
+    if command.config.model.resume:
+        found = find_on_all_ranks(command.config, context, logger)
         if found is None:
-            raise nothing_to_evaluate(config)
-        config = config.with_model(pretrained=str(found.path))
+            raise nothing_to_evaluate(command.config)
+        command = command.with_weights(found.path)
         del found  # the content of the checkpoint
-    config, samples, data_notes = read_evaluation_data(config, context, command.split, command.prediction)
+    config, samples, data_notes = read_evaluation_data(command, context)
     built = build_eval_model(config, context)
     for note in (*built.notes, *data_notes):
-        logger.info(f"----- {note}")
-    logger.info(f"----- {context.world_size} process(es), {context.device}, {built.evaluator.precision.describe()}")
+        logger.note(note)
+    logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     # At O2 and O3 the fp32 weights of `built` are not needed.
     return OpenedEvaluation(config, samples, built.compute, built.evaluator, _TITLES.get(command.split, "Validation"))
 

@@ -13,10 +13,11 @@ from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from engine.commands.shared_folder import check_same_checkpoint, check_shared
+from engine.run.facts import Start
+from engine.run.log import RunLogger
 from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
-from utils.logger import RunLogger
 from utils.packages import missing_features
 from utils.status import RunStatus
 
@@ -39,8 +40,10 @@ def log_options(command: Command, logger: RunLogger) -> None:
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     if command.family_defaults:
-        names = ", ".join(f"{section}.{key}" for section, key in command.family_defaults)
+        names = ", ".join(command.family_defaults)
         logger.info(f"----- Of these, defaults of MODEL.TYPE {command.config.model.type}: {names}")
+    for note in () if command.config.eval.enabled else command.notes:
+        logger.info(f"----- {note}")
     if family := FAMILIES.get(command.config.model.type):
         for correction in family.corrections:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
@@ -68,7 +71,7 @@ def find_on_all_ranks(
     def is_candidate(folder: Path) -> bool:
         mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
         if mismatch:
-            logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
+            logger.warn(f"Resume: passed over: {folder}: {mismatch}")
         return not mismatch
 
     def load(path: Path) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def find_on_all_ranks(
     else:
         found = _follow_main(context)
     for note in found.notes if found else []:
-        logger.info(f"----- Resume: skipped: {note}")
+        logger.warn(f"Resume: skipped: {note}")
     if found:
         logger.info(f"----- Resume: from {found.path}")
     return found
@@ -135,7 +138,7 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
         write_run_options(folder, _options(command), steps_done)
         _write_recipe(folder, command)
     logger.open(folder)
-    logger.info(f"----- Output: {folder}")
+    logger.record(Start(str(folder), steps_done))
 
 
 def _write_recipe(folder: Path, command: Command) -> None:

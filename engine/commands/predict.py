@@ -12,10 +12,10 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.predictions import CSV_FILE, Predictions
-from engine.run.reporter import validation_line
+from engine.run.log import RunLogger
+from engine.run.step_report import log_validation
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
-from utils.logger import RunLogger
 
 _SHOWN_ROWS = 10
 
@@ -49,7 +49,7 @@ def predict(command: Command, context: ProcessContext) -> int:
             logger.info(f"----- {num_bad} of them could not be read; the column error has the reasons")
         if options.path is None and num_readable:
             metrics = results.metrics()
-            logger.info(validation_line("", metrics, config.model.num_classes, metrics.samples, seconds, opened.title))
+            log_validation(logger, "", metrics, config.model.num_classes, metrics.samples, seconds, opened.title)
         logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")
     if not broadcast_object(num_readable, context):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")

@@ -7,9 +7,13 @@ from importlib import import_module
 from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
-from engine.precision.policy import precision_name
-from engine.run.reporter import peak_memory_bytes
-from utils.device import keep_freed_memory, op_without_deterministic_algorithm, use_deterministic_algorithms
+from engine.precision.policy import FLOAT32, precision_name
+from utils.device import (
+    keep_freed_memory,
+    op_without_deterministic_algorithm,
+    peak_memory_bytes,
+    use_deterministic_algorithms,
+)
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.memory_shortage import Shortage, find_shortage
@@ -20,7 +24,7 @@ _MODULES = {"train": "train", "eval": "evaluate", "predict": "predict", "profile
 
 
 def run(command: Command, context: ProcessContext) -> int:
-    """Runs the command on every rank and returns the exit status: 0, or that of a signal which ended a training run.
+    """Runs the command on every rank. Returns the exit status: 0, or the signal's if a signal ended a training run.
 
     Raises:
         UserError: any problem that the user can solve.
@@ -58,14 +62,14 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
         peak = f"peak {peak_memory_bytes(context.device) / 1e9:.2f} GB"
         setup += f", {precision_name(config.amp, context.device)}; {peak}"
     if shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading):
-        fixes = _model_fixes(shortage, config, flag)
+        fixes = _model_fixes(shortage, config, context, flag)
     else:
         fixes = [f"lower {flag}" if data.num_workers == 0 else f"lower -num_workers or {flag}"]
     memory = "GPU" if shortage.on_gpu else "host"
     return f"out of {memory} memory with {setup}: {', or '.join(fixes)} ({shortage.reason})"
 
 
-def _model_fixes(shortage: Shortage, config: Config, flag: str) -> list[str]:
+def _model_fixes(shortage: Shortage, config: Config, context: ProcessContext, flag: str) -> list[str]:
     """Options that reduce the memory of the model's computation."""
     if flag == "-batch_size":
         follows = config.data.global_batch_size  # the accumulation steps follow from it
@@ -74,6 +78,6 @@ def _model_fixes(shortage: Shortage, config: Config, flag: str) -> list[str]:
             fixes.append("set MODEL.GRAD_CHECKPOINTING=true")
     else:
         fixes = [f"lower {flag}"]
-    if shortage.on_gpu and not config.amp.enabled:
+    if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
         fixes.append("use -amp")
     return fixes

@@ -15,7 +15,7 @@ from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.report import REPORT
 from engine.run.loggers.group import check_loggers
-from engine.run.reporter import write_result
+from engine.run.result import write_result
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.trainer import Trainer
@@ -89,7 +89,7 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
     if signal:
         resume = next_command(command, f"-resume={folder}")
-        logger.info(f"----- Interrupted by {signal}; saved; resume with: {resume}")
+        logger.warn(f"Interrupted by {signal}; saved; resume with: {resume}")
         outcome = {"state": "interrupted", "signal": str(signal), "resume": resume}
     elif not result["finished"]:
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null")

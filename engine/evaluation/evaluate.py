@@ -19,9 +19,9 @@ from engine.evaluation.results import SampleResults
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
+from engine.run.log import progress_bar
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
-from utils.logger import progress_bar
 from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
 

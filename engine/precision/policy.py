@@ -1,6 +1,6 @@
-"""The numeric precision of a run. This package alone reads `AMP`.
+"""The numeric precision of a run. In the engine, this package alone reads `AMP`.
 
-A training step calls the same methods in every precision; those that a precision does not need do nothing.
+A training step calls the same methods in every precision. A precision that does not need a method makes it empty.
 """
 
 import math
@@ -22,6 +22,7 @@ from utils.sharded import is_sharded
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 
+FLOAT32 = "float32"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -47,8 +48,8 @@ class Precision:
     ) -> None:
         """`total_norm` computes the global norm of gradients, which may be sharded.
 
-        is_sharded: whether the trained model is. Autocast then keeps no half copies of the parameters until the end of
-        the forward pass: with gradient checkpointing they would be whole ones of all blocks, the most memory of all.
+        is_sharded: whether the trained model is sharded. Autocast then caches no half copies of the parameters: with
+        gradient checkpointing it would keep whole parameters of all blocks until the end of the forward pass.
         """
         self.options, self.device = options, device
         self.dtype = _compute_dtype(options, device)
@@ -231,7 +232,7 @@ class Precision:
 def precision_name(options: Amp, device: torch.device) -> str:
     """Level and dtype, in words."""
     if not options.enabled:
-        return "float32"
+        return FLOAT32
     half = str(_compute_dtype(options, device)).removeprefix("torch.")
     norms = half if device.type == "cuda" else "float32"
     return {

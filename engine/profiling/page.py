@@ -2,8 +2,9 @@
 
 from engine.parallel.strategy import Communication
 from engine.profiling.advice import Profile, bottlenecks
-from engine.run.mfu.meter import format_rates, three_digits
+from engine.run.mfu.meter import format_rates
 from engine.run.timing.phases import BACKWARD, COMMUNICATION, FORWARD, PHASES
+from utils.columns import three_digits
 from utils.tables import markdown_table
 
 _TOP_OPS = 10

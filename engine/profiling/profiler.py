@@ -13,9 +13,9 @@ from engine.profiling.advice import Op, Profile, has_fast_half_precision
 from engine.profiling.measured_training import MeasuredTraining
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
-from engine.run.reporter import peak_memory_bytes
+from engine.run.facts import Devices
 from engine.training.run import Run
-from utils.device import device_name, synchronize, timed
+from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.torch_compat import is_compiled
 
 TRACE, PAGE = "trace.json.gz", "profile.md"
@@ -68,7 +68,7 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
     on_gpu = context.device.type == "cuda"
     page = profile_page(
         Profile(
-            title=f"{context.world_size} process(es), {device_name(context.device)}, {state.precision.describe()}",
+            title=str(Devices(context.world_size, device_name(context.device), state.precision.describe())),
             model_name=state.config.model.name,
             batch_size=state.config.data.batch_size,
             device_type=context.device.type,

@@ -24,13 +24,13 @@ from engine.evaluation.file_names import (
 )
 from engine.report.charts import Bin
 from engine.report.formats import to_float
-from engine.report.log_lines import Log, read_log
+from engine.run.facts import FACTS, Facts, read_facts
+from engine.run.result import MIN_CLASSES_FOR_TOP5
 from engine.run.summary import RunSummary, read_json, read_run
 from utils.errors import UserError
 from utils.tables import read_rows, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
-MIN_CLASSES_FOR_TOP5 = 10  # below, top-5 says nothing
 SEVERAL = " | "  # between the true classes of an image
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
 
@@ -73,7 +73,7 @@ class RunContents:
 
     summary: RunSummary
     steps: Rows
-    log: Log
+    facts: Facts
     class_names: list[str]
     preprocessing: dict[str, Any]
     recipe: dict[str, Any] | None
@@ -105,7 +105,7 @@ def read_contents(folder: Path) -> RunContents:
     return RunContents(
         summary=summary,
         steps=read("steps.csv", read_rows, []),
-        log=read("log.txt", read_log, Log()),
+        facts=read(FACTS, read_facts, Facts()),
         class_names=list(map(str, names)) if isinstance(names, list) else [],
         preprocessing=preprocessing if isinstance(preprocessing := classes.get("preprocessing"), dict) else {},
         recipe=read(RECIPE_OPTIONS, _read_options, None),

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.report.contents import RunContents
 from engine.report.formats import duration, gigabytes, number, option, percent, to_float
+from engine.run.facts import Attention, Devices, EvaluationData, Model, TrainingData
 
 _METRICS = {"mean_ap": "mean AP", "top1": "top-1"}
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -134,20 +135,22 @@ def status_of(run: RunContents) -> tuple[str, str]:
 
 def facts_of(run: RunContents) -> list[Fact]:
     """What was trained or evaluated on what."""
-    options, log = run.summary.options, run.log.facts
+    options, known = run.summary.options, run.facts
+    devices, data = known.get(Devices), known.get(EvaluationData if run.summary.is_evaluation else TrainingData)
+    attention, trained = known.get(Attention), known.get(Model)
     size = f"{options['DATA.IMAGE_SIZE']} × {options['DATA.IMAGE_SIZE']} pixels"
-    model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", log.get("model", "").partition(";")[0]]
+    model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", trained.size if trained else ""]
     facts = [
         Fact("Model", ", ".join(filter(None, model))),
         Fact("Weights" if run.summary.is_evaluation else "Initial weights", _weights(options)),
         Fact("Evaluated weights", "exponential moving average (EMA)" if evaluates_average(run) else ""),
         Fact("Data", _data(options)),
-        Fact("Images", log.get("images", "")),
+        Fact("Images", data.images if data else ""),
         Fact("Classes", *_classes(run)),
         Fact("Preprocessing", ", ".join([size, *_preprocessing(run.preprocessing)])),
-        Fact("Devices", log.get("devices", "").replace("1 process(es)", "1 process").replace("(es)", "es")),
-        Fact("Precision", log.get("precision", "")),
-        Fact("Attention", log.get("attention", "")),
+        Fact("Devices", devices.hardware if devices else ""),
+        Fact("Precision", devices.precision if devices else ""),
+        Fact("Attention", ", ".join(attention.kernels) if attention else ""),
     ]
     if run.summary.is_evaluation:
         facts.append(Fact("Test-time augmentation", str(options.get("EVAL.TTA", "none"))))
@@ -211,7 +214,7 @@ def _batch_size(run: RunContents) -> str:
 
 
 def _started(run: RunContents) -> str:
-    status, resumes = run.summary.status, run.log.starts - 1
+    status, resumes = run.summary.status, run.facts.starts - 1
     started = str(status.get("started") or "")
     if started and resumes > 0:
         return f"{started}, resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"

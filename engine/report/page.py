@@ -88,7 +88,7 @@ def run_page(run: RunContents) -> str:
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
-        "log": run.log,
+        "known": run.facts,
         "evaluation": evaluation,
         **(_judgement(evaluation) if evaluation else {}),
         "test": run.test,

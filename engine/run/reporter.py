@@ -1,7 +1,5 @@
 """Follows a training run: log lines, progress bar, CSV tables, TensorBoard, plots, result."""
 
-import json
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +10,10 @@ import torch
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.meter import MFUMeter, format_rates
+from engine.run.result import write_result
 from engine.run.step_bar import StepBar
 from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
 from engine.run.tables import (
@@ -27,13 +27,10 @@ from engine.run.tables import (
 )
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
-from utils.atomic_file import atomic_write
+from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.logger import RunLogger
 from utils.metrics import Metrics, to_metrics
-
-_MIN_CLASSES_FOR_TOP5 = 10
 
 
 @dataclass(frozen=True)
@@ -264,37 +261,11 @@ class Reporter:
                 "reasons"
             )
         if unreadable:
-            self.logger.info(
-                f"----- Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
+            self.logger.warn(
+                f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
                 "skipped: see bad_images_*.csv"
             )
 
     def _unreadable_images(self, epoch: Metrics) -> int:
         """Never negative: an epoch that was resumed with another batch size may have a few more images."""
         return max(self.images_per_epoch - epoch.total_samples, 0)
-
-
-def write_result(folder: Path, result: dict) -> None:
-    """Writes `result.json`; raises OSError."""
-    atomic_write(folder / "result.json", json.dumps(result, indent=2) + "\n")
-
-
-def validation_line(
-    title: str, metrics: Metrics, num_classes: int, num_samples: int, seconds: float, split: str = "Validation"
-) -> str:
-    """PaddleViT's line, and a second line if there are unreadable images. Below ten classes, top-5 says nothing."""
-    unreadable = num_samples - metrics.samples
-    labels = {"top1": "Acc@1", "top5": "Acc@5", "mean_ap": "mAP"}
-    if num_classes < _MIN_CLASSES_FOR_TOP5:
-        del labels["top5"]
-    scores = [f"{split} {labels[name]}: {value:.2f}%" for name, value in metrics.scores().items() if name in labels]
-    return f"----- {title}{', '.join([f'{split} Loss: {metrics.loss:.4f}', *scores])}, time: {seconds:.2f} s" + (
-        f"\n----- Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv" if unreadable else ""
-    )
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak of the memory that torch allocated on a GPU; on a CPU the peak resident memory of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

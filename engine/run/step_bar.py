@@ -3,8 +3,8 @@
 import time
 
 from engine.progress import EpochProgress
+from engine.run.log import progress_bar
 from utils.distributed import ProcessContext
-from utils.logger import progress_bar
 
 _SECONDS_PER_UPDATE = 1.0
 

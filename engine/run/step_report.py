@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from engine.run.mfu.meter import three_digits
-from utils.columns import format_duration, wrap_parts
+from engine.run.log import RunLogger
+from engine.run.result import MIN_CLASSES_FOR_TOP5
+from utils.columns import format_duration, three_digits, wrap_parts
 from utils.metrics import Metrics
 
 _MIN_DATA_WAIT_SHARE = 0.05
@@ -104,3 +105,23 @@ def format_speed(images_per_second: float) -> str:
 
 def _loss(metrics: Metrics) -> str:
     return f"{metrics.loss:.4f}" if metrics.samples else "-"
+
+
+def log_validation(
+    logger: RunLogger,
+    title: str,
+    metrics: Metrics,
+    num_classes: int,
+    num_samples: int,
+    seconds: float,
+    split: str = "Validation",
+) -> None:
+    """Logs PaddleViT's line, and a warning if images were unreadable."""
+    labels = {"top1": "Acc@1", "top5": "Acc@5", "mean_ap": "mAP"}
+    if num_classes < MIN_CLASSES_FOR_TOP5:
+        del labels["top5"]
+    scores = [f"{split} {labels[name]}: {value:.2f}%" for name, value in metrics.scores().items() if name in labels]
+    figures = ", ".join([f"{split} Loss: {metrics.loss:.4f}", *scores])
+    logger.info(f"----- {title}{figures}, time: {seconds:.2f} s")
+    if unreadable := num_samples - metrics.samples:
+        logger.warn(f"Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv")

@@ -13,20 +13,21 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Sharding, Strategy
 from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
+from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
 from engine.run.timing.step_timer import StepTimer
-from engine.training.distillation import build_step_loss
 from engine.training.eval_model import (
     apply_op_lists,
     attention_notes,
     dummy_images,
 )
-from engine.training.loss import build_loss
-from engine.training.optimizer import build_optimizer, check_sharded_optimizer
-from engine.training.schedule import build_schedule
+from engine.training.losses.distillation import build_step_loss
+from engine.training.losses.loss import build_loss
+from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.optimization.schedule import build_schedule
+from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
 from engine.training.step_graph import StepGraph, build_step_graph
-from engine.training.weight_average import WeightAverage, build_average
 from models.attention import allow_kernels
 from models.build import build_model
 from models.convolutions import prepare_convolutions
@@ -41,7 +42,7 @@ def build_train_state(
     layout: EpochLayout,
     class_weights: torch.Tensor | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[TrainState, list[str]]:
+) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
     class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must
@@ -64,8 +65,7 @@ def build_train_state(
     notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
-    accumulated = config.model_copy(update={"train": train.model_copy(update={"accum_iter": layout.accum_iter})})
-    graph, compile_notes = _compile(accumulated, context, strategy, precision, optimizer)
+    graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
     notes += compile_notes
     if class_weights is not None:
         notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")

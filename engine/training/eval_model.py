@@ -15,6 +15,7 @@ from engine.evaluation.file_names import EVALUATION
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
+from engine.run.facts import Attention, Fact
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions
@@ -29,7 +30,7 @@ class EvalModel:
     compute: nn.Module
     fp32: nn.Module
     evaluator: Evaluator
-    notes: list[str]
+    notes: list[str | Fact]
 
 
 def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
@@ -65,10 +66,10 @@ def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
     return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
 
 
-def attention_notes(model: nn.Module, images: torch.Tensor) -> list[str]:
-    """The attention kernels that the model uses, for the log."""
+def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:
+    """The attention kernels that the model uses; empty if it has none."""
     kernels = fused_kernels(model, images)
-    return [f"Attention: {', '.join(kernels)}"] if kernels else []
+    return [Attention(list(kernels))] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

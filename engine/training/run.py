@@ -14,20 +14,21 @@ from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.run.facts import Devices, Fact, Model, TrainingData
+from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.meter import MFUMeter, build_mfu_meter
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
-from engine.training.loss import read_class_weights
-from engine.training.run_data import RunData, build_batches
-from engine.training.schedule import lr_warning
+from engine.training.losses.loss import read_class_weights
+from engine.training.optimization.schedule import lr_warning
+from engine.training.optimization.weight_average import average_warning
+from engine.training.run_data import DataSplits, build_batches
 from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
-from engine.training.weight_average import average_warning
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Run:
 
 def build_run(
     config: Config,
-    splits: RunData,
+    splits: DataSplits,
     context: ProcessContext,
     logger: RunLogger,
     open_folder: Callable[[int], Path],
@@ -84,9 +85,9 @@ def build_run(
     precision = state.precision
     meter = build_mfu_meter(state.meta_model, data, precision.dtype, precision.tf32, context)
     parameters = sum(parameter.numel() for parameter in state.meta_model.parameters())
-    logger.info(f"----- Model: {parameters / 1e6:.3f} M parameters, {meter}")
+    logger.record(Model(parameters, meter.flops_per_image, meter.peak_flops_per_second))
     for warning in (*splits.warnings, *_warnings(state)):
-        logger.info(f"----- Warning: {warning}")
+        logger.warn(f"Warning: {warning}")
     position = restore(state, logger, found)
     folder = open_folder(position.progress.step)
     bad_images = BadImageList(folder, context.rank)
@@ -101,21 +102,25 @@ def build_run(
     return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names), position
 
 
-def _log_parts(state: TrainState, splits: RunData, notes: list[str], logger: RunLogger) -> None:
+def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], logger: RunLogger) -> None:
     context, layout = state.context, state.layout
     for note in notes:
-        logger.info(f"----- {note}")
+        logger.note(note)
     if layout.whole_steps:
         logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
-    logger.info(f"----- {context.world_size} process(es), {context.device}, {state.precision.describe()}")
-    test = f", {len(splits.test)} for the test at the end" if splits.test else ""
-    logger.info(
-        f"----- Data: {len(splits.train)} training images of {len(splits.train.class_names)} classes, "
-        f"{len(splits.val)} for validation{test}; the model has {state.config.model.num_classes} classes"
+    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.record(
+        TrainingData(
+            training=len(splits.train),
+            validation=len(splits.val),
+            test=len(splits.test) if splits.test else 0,
+            classes=len(splits.train.class_names),
+            model_classes=state.config.model.num_classes,
+        )
     )
     if context.is_main:
         for note in notes_on(splits.train, splits.val, splits.test):
-            logger.info(f"----- Data: {note}")
+            logger.note(f"Data: {note}")
 
 
 def _warnings(state: TrainState) -> list[str]:
@@ -142,5 +147,5 @@ def _build_reporter(state: TrainState, folder: Path, logger: RunLogger, meter: M
         report_freq=config.report_freq,
         images_per_epoch=layout.batches_per_epoch * layout.batch_size,
         max_steps=config.train.max_steps,
-        loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger.info),
+        loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
     )

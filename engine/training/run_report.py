@@ -83,7 +83,7 @@ class RunReport:
         except Exception as error:  # a page is never worth a run
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:  # a disk stays full for hours
-                self.run.logger.info(f"----- Warning: {REPORT} cannot be written: {problem}")
+                self.run.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
             self._last_problem = problem
 
 

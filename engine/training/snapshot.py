@@ -16,12 +16,12 @@ from engine.checkpoint.stored_state import read_model_state, read_optimizer_stat
 from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
-from engine.training.optimizer import set_lr
-from engine.training.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
+from engine.run.log import RunLogger
+from engine.training.optimization.optimizer import set_lr
+from engine.training.optimization.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
 from engine.training.state import TrainState
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
-from utils.logger import RunLogger
 from utils.metrics import Metrics
 
 

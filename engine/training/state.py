@@ -11,10 +11,10 @@ from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.run.timing.step_timer import StepTimer
-from engine.training.distillation import StepLoss
-from engine.training.schedule import Schedule
+from engine.training.losses.distillation import StepLoss
+from engine.training.optimization.schedule import Schedule
+from engine.training.optimization.weight_average import WeightAverage
 from engine.training.step_graph import StepGraph
-from engine.training.weight_average import WeightAverage
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.forms import BEST, LAST, find_form
+from engine.checkpoint.paths import BEST, LAST, saved_path
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
-from engine.run.reporter import peak_memory_bytes, validation_line
+from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRankReport, SlowRanks
 from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import Best, RunPosition, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
-from utils.device import device_name
+from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
@@ -143,8 +143,8 @@ class Trainer:
         if self.trigger.should_save(progress.step, self.state.timer.take()):
             self._save()
         if self.trigger.rank_seconds is not None:
-            for line in self.slow_ranks.lines(self.trigger.rank_seconds):
-                self.run.logger.info(line)
+            for note in self.slow_ranks.lines(self.trigger.rank_seconds):
+                self.run.logger.note(note)
 
     def _start_clock(self) -> None:
         self.position.clock.start(self._images_done())
@@ -169,7 +169,7 @@ class Trainer:
         started, validation = time.perf_counter(), self.run.validation
         metrics, results = validation.evaluator.evaluate(model, validation.batches, self._after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_classes
-        self.run.logger.info(validation_line(title, metrics, num_classes, validation.num_samples, seconds))
+        log_validation(self.run.logger, title, metrics, num_classes, validation.num_samples, seconds)
         return metrics, results
 
     def _after_eval_batch(self) -> None:
@@ -183,7 +183,7 @@ class Trainer:
         self._save()
         self.wait_until_saved()
         broadcast_object(None, self.context)  # the first rank that raises ends the others: wait for the file
-        raise NonFiniteGradients(f"{error} The last good weights are in {find_form(self.run.folder / LAST)}") from None
+        raise NonFiniteGradients(f"{error} The last good weights are in {saved_path(self.run.folder / LAST)}") from None
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
@@ -219,7 +219,7 @@ class Trainer:
         result = {
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
-            "checkpoint": str(find_form(self.run.folder / (BEST if best else LAST))),
+            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
             "images_per_second": clock.images / max(clock.seconds, 1e-9),
             "train_seconds": clock.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),

@@ -1,4 +1,4 @@
-"""PaddlePaddle's .pdparams -> tensors. The file is a pickle; `utils.plain_pickle` reads it without running it."""
+"""PaddlePaddle's .pdparams -> tensors. The file is a pickle; `utils.plain_pickle` runs no code of it."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def read_pdparams(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
-    if isinstance(value, tuple) and len(value) == 2:
+    if isinstance(value, tuple | list) and len(value) == 2:
         value = value[1]  # (PaddlePaddle's own name, array)
     is_array = isinstance(value, ArrayRecord) and isinstance(value.content, bytes | str)
     if not (is_array and value.dtype and value.dtype.code in _CODES):
@@ -47,9 +47,7 @@ def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
 
 
 def _to_tensor(array: ArrayRecord) -> torch.Tensor:
-    code = array.dtype.code
-    numbers = np.frombuffer(array.data(), array.dtype.byte_order + code).astype(code)
-    return as_tensor(numbers.reshape(array.shape, order="F" if array.column_major else "C"))
+    return as_tensor(array.array().astype(array.dtype.code))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -31,6 +31,7 @@ from configs.schema import Amp, Config
 from engine.commands.open_run import find_on_all_ranks
 from engine.precision.non_finite import block_of, first_non_finite
 from engine.precision.op_lists import OPS
+from engine.run.log import RunLogger
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
@@ -46,8 +47,7 @@ from scripts.amp_report.inspection import (
 from scripts.benchmarks.common import write_json
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.distributed import ProcessContext, process_group, single_process
-from utils.errors import run_and_report_errors
-from utils.logger import RunLogger
+from utils.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"

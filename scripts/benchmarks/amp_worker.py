@@ -16,7 +16,6 @@ from configs.schema import Config
 from datasets.batch import Batch
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import forward_flops
-from engine.run.reporter import peak_memory_bytes
 from engine.training.state import TrainState
 from scripts.benchmarks.device_speed import matmul_flops_per_second
 from scripts.benchmarks.training_parts import (
@@ -26,7 +25,7 @@ from scripts.benchmarks.training_parts import (
     ready_batches,
     training_loop,
 )
-from utils.device import timed
+from utils.device import peak_memory_bytes, timed
 from utils.distributed import ProcessContext, single_process
 from utils.memory_shortage import find_shortage
 from utils.metrics import to_metrics

@@ -57,7 +57,8 @@ from scripts.benchmarks.common import (
 )
 from scripts.flags import add_flag, flag_parser, new_file, positive, split_flags
 from utils.device import visible_gpus
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_amp.py"

@@ -39,7 +39,7 @@ from scripts.benchmarks.gpu_plan import FP32_TIMED_IMAGES, NAMES, TIMED_IMAGES, 
 from scripts.benchmarks.gpu_report import FIGURES, write_figures
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]

@@ -55,7 +55,8 @@ from scripts.benchmarks.turns import measure, one_thread
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import ProcessContext, single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.packages import require
 from utils.tables import markdown_table
 

@@ -30,14 +30,15 @@ from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform
 from engine.progress import EpochProgress
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from scripts.benchmarks.common import environment, environment_line, interleaved, median_and_range, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, open_trainer, ready_batches, training_loop
 from scripts.flags import flag_parser, split_flags
 from utils.device import timed
 from utils.distributed import ProcessContext, single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_loop.py"

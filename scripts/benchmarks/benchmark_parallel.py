@@ -34,15 +34,15 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.parallel.build import build_strategy
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Single, Strategy
-from engine.run.reporter import peak_memory_bytes
 from scripts.benchmarks.common import parse_batch_sizes, print_progress, write_json
 from scripts.benchmarks.parallel_predictions import predictions
 from scripts.benchmarks.parallel_report import HEADER, variant_rows
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import device_name, timed, visible_gpus
+from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
-from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, did_you_mean
 from utils.launch import launch_processes
 from utils.launcher import detect_launcher
 from utils.tables import markdown_table

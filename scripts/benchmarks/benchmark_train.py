@@ -38,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
-from engine.run.reporter import peak_memory_bytes
 from scripts.benchmarks.benchmark_images import link_images, make_images
 from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (
@@ -54,9 +53,10 @@ from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError,
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import build_plain_model, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import timed, visible_gpus
+from utils.device import peak_memory_bytes, timed, visible_gpus
 from utils.distributed import single_process
-from utils.errors import UserError, did_you_mean, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError, did_you_mean
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_train.py"

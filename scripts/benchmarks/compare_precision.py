@@ -33,7 +33,7 @@ from scripts.benchmarks.common import (
 )
 from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/compare_precision.py"

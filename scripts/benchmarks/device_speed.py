@@ -21,7 +21,8 @@ from scripts.benchmarks.training_parts import build_plain_model
 from scripts.flags import flag_parser, split_flags
 from utils.device import device_name, timed
 from utils.distributed import single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 MODES = ("O1-bf16", "O1-fp16", "O2-bf16", "fp32", "tf32")
 SIZES = (256, 512, 1024, 2048, 4096, 8192)

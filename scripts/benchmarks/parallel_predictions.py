@@ -4,11 +4,10 @@ from typing import Any
 
 from configs.resolve import accumulation_steps
 from configs.schema import Config
-from scripts.planning.devices import Cluster, find_device, parse_cluster
-from scripts.planning.layout import Layout, layouts
-from scripts.planning.memory import memory_of
-from scripts.planning.speed import fit_mfu, predict
-from scripts.planning.workload import Workload, measure_workload
+from scripts.planning.calibration import mfu_of_run
+from scripts.planning.devices import find_device, parse_cluster
+from scripts.planning.strategies import memory_of, predict, strategies
+from scripts.planning.workload import measure_workload
 from utils.errors import UserError
 
 
@@ -29,28 +28,19 @@ def predictions(configs: dict[str, Config], result: dict[str, Any]) -> dict[str,
     calibrated_on = next(iter(measured))
     first = configs[calibrated_on]
     workload = measure_workload(first)
-    mfu = _fitted(workload, first, cluster, measured[calibrated_on]["images_per_second"])
-    found: dict[str, dict[str, float]] = {}
+    found = strategies(workload, first.parallel, cluster)
+    base = found.get(first.parallel.strategy)
+    mfu = base and mfu_of_run(workload, base, first, measured[calibrated_on]["images_per_second"])
+    predicted: dict[str, dict[str, float]] = {}
     for key in measured:
-        config, layout = configs[key], _layout(workload, configs[key], cluster)
+        config = configs[key]
+        strategy = strategies(workload, config.parallel, cluster).get(config.parallel.strategy)
         checkpointing = config.model.grad_checkpointing
-        if layout is None or checkpointing not in workload.passes:
+        if strategy is None or checkpointing not in workload.passes:
             continue
-        found[key] = {"predicted_bytes": memory_of(workload, layout, checkpointing).total(config.data.batch_size)}
+        predicted[key] = {"predicted_bytes": memory_of(workload, strategy, checkpointing).total(config.data.batch_size)}
         if mfu and key != calibrated_on:
             steps = accumulation_steps(config, cluster.size)
-            step = predict(workload, layout, config.data.batch_size, steps, mfu, checkpointing)
-            found[key]["predicted_images_per_second"] = step.images_per_second
-    return found
-
-
-def _fitted(workload: Workload, config: Config, cluster: Cluster, images_per_second: float) -> float | None:
-    layout, steps = _layout(workload, config, cluster), accumulation_steps(config, cluster.size)
-    checkpointing = config.model.grad_checkpointing
-    return layout and fit_mfu(workload, layout, config.data.batch_size, steps, checkpointing, images_per_second)
-
-
-def _layout(workload: Workload, config: Config, cluster: Cluster) -> Layout | None:
-    """None: the planner has no figures of this strategy here."""
-    found = layouts(workload, config.parallel, cluster)
-    return next((layout for layout in found if layout.strategy == config.parallel.strategy), None)
+            step = predict(workload, strategy, config.data.batch_size, steps, mfu, checkpointing)
+            predicted[key]["predicted_images_per_second"] = step.images_per_second
+    return predicted

@@ -40,7 +40,7 @@ from scipy import stats
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.sources.in_memory import digits
+from datasets.sources.arrays.in_memory import digits
 from scripts.benchmarks.common import (
     ENTRY,
     environment,
@@ -56,7 +56,8 @@ from scripts.benchmarks.training_parts import build_state
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.tables import markdown_table, read_rows
 
 SCRIPT = "benchmarks/parity.py"

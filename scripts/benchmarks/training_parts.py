@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.resolve import accumulation_steps
+from configs.resolve import resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.training.build import build_train_state
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
@@ -22,7 +23,6 @@ from engine.training.step import train_steps
 from engine.training.trainer import Trainer
 from models.build import build_model
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 from utils.metrics import MetricSums
 from utils.status import RunStatus
 
@@ -31,8 +31,8 @@ ENDLESS = 10**6  # samples, batches or steps: more than any benchmark trains
 
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
-    accum_iter = accumulation_steps(config, context.world_size)
-    layout = EpochLayout(ENDLESS, config.data.batch_size, accum_iter, config.seed)
+    config = resolve(config, None, context.world_size)
+    layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
 

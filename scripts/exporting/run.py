@@ -8,7 +8,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from configs.schema import Amp, Config
+from configs.reading.command_line import Command
+from configs.schema import Amp
 from engine.training.eval_model import build_eval_model
 from scripts.exporting.compare import TOLERANCE, Reference, make_reference
 from scripts.exporting.formats import FORMATS, check_target
@@ -18,20 +19,20 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError, escape_control_characters
 
 
-def run(source: Path, config: Config, kind: str, output: Path | None) -> int:
+def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
     """Exports the weights of `source`, a file or the folder of a run; returns the exit status."""
     started = time.perf_counter()
     weights = locate_weights(source)
     target = output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    trained = open_trained(config.with_model(pretrained=str(weights)), context)
+    trained = open_trained(command.with_weights(weights), context)
     # In fp32, and without what only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):
-        _print(note)
+        _print(str(note))
     reference = make_reference(built.fp32, trained.samples, trained.config.data)
     difference = export(built.fp32, trained, reference, kind, target)
     sizes = ", ".join(map(str, reference.batch_sizes()))

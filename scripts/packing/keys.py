@@ -1,4 +1,4 @@
-"""The keys of samples in tar shards: the names of their members up to the first dot."""
+"""Makes the keys of samples in tar shards: the names of their members up to the first dot."""
 
 import os
 import posixpath
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from datasets.sources.strings import PackedStrings, StringPacker
+from datasets.sources.arrays.strings import PackedStrings, StringPacker
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset

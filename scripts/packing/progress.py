@@ -37,7 +37,7 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     """Creates `folder` or continues it, and locks it until the block ends.
 
     Args:
-        plan: what the shards follow from, as JSON; with the key 'shard_mb'.
+        plan: all that the shards depend on, as JSON; with the key 'shard_mb'.
 
     Raises:
         UserError: the folder has other files, or shards of another plan; or another process writes to it.

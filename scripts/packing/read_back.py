@@ -1,4 +1,4 @@
-"""Reading finished shards as training does, to compare them with what was written; the index comes from it."""
+"""Reads finished shards as training does, compares them with the written samples, and makes their index."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -12,7 +12,7 @@ from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset, resolve_grey_range
-from datasets.sources.rows import LABEL_DIGITS
+from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from utils.cpu_cores import own_share
 from utils.distributed import ProcessContext

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import posixpath
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,6 @@ from PIL import Image
 
 from datasets.decoding.decode import FORMATS
 from utils.atomic_file import fsync_path, open_atomically
-from utils.errors import UserError
 
 # Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
 _EXTENSIONS = {
@@ -33,11 +31,12 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard. `end` is the position behind its last sample, `sha256` that of `hash_rows`."""
+    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `hash_rows`."""
 
     name: str
     num_bytes: int
     num_samples: int
+    start: int
     end: int
     sha256: str
 
@@ -49,7 +48,7 @@ def image_extension(data: bytes) -> str:
 
 
 def write_shard(
-    path: Path, sample: Sample, following: Iterator[Sample], max_bytes: int
+    path: Path, start: int, sample: Sample, following: Iterator[Sample], max_bytes: int
 ) -> tuple[WrittenShard, Sample | None]:
     """Writes `sample` and as many following ones as fit; returns also the first one that does not fit.
 
@@ -70,7 +69,7 @@ def write_shard(
             following_sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), end, hash_rows(rows)), following_sample
+    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), following_sample
 
 
 def _member(name: str, content: bytes) -> bytes:
@@ -92,24 +91,3 @@ def hash_rows(rows: Iterable[tuple[str, int, int]]) -> str:
     for name, label, crc in rows:
         sha256.update(f"{name}\0{label}\0{crc}\n".encode("utf-8", "surrogateescape"))
     return sha256.hexdigest()
-
-
-def read_keys(path: Path) -> list[tuple[str, int]]:
-    """The key and the label of each sample of a shard that `write_shard` wrote; the images are not read.
-
-    Raises:
-        UserError: the shard is damaged, or was written by another program.
-    """
-    found = []
-    try:
-        with tarfile.open(path, "r:") as archive:
-            while (image := archive.next()) is not None:
-                folder, name = posixpath.split(image.name)
-                key = posixpath.join(folder, name.partition(".")[0])
-                label = archive.next()
-                if label is None or label.name != f"{key}.cls":
-                    raise UserError(f"{path}: the label of {image.name} is missing; {REPAIR}")
-                found.append((key, int(archive.extractfile(label).read(20))))
-    except (tarfile.TarError, OSError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({error}); {REPAIR}") from error
-    return found

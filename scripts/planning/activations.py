@@ -5,9 +5,8 @@ reference to it is gone, which is when an allocator could use it again. So the f
 without gradient checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et
 al., "Reducing Activation Recomputation in Large Transformer Models", 2022).
 
-Dtypes are those of autocast on a GPU. Attention keeps what a fused kernel keeps: its inputs, its output, and one fp32
-value per query and head. Dropout keeps a mask of one byte per value. The op list of a compiled model differs: it keeps
-less.
+Dtypes are those of autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
+fp32 value per query and head. Dropout keeps a mask of one byte per value. A compiled model keeps less.
 """
 
 import weakref
@@ -30,15 +29,11 @@ _IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy
 class PassMemory(NamedTuple):
     """Bytes of the passes besides weights, gradients and moments.
 
-    per_image: activations. fixed: for any batch size, such as weights that autocast casts. ops: of a micro-step.
+    per_image: activations. fixed: for any batch size, such as weights that autocast casts.
     """
 
     per_image: float
     fixed: float
-    ops: int
-
-    def at(self, batch_size: int) -> float:
-        return self.per_image * batch_size + self.fixed
 
 
 def measure_passes(model: nn.Module, data: Data, half: torch.dtype | None, explicit_attention: bool) -> PassMemory:
@@ -48,34 +43,28 @@ def measure_passes(model: nn.Module, data: Data, half: torch.dtype | None, expli
         half: the dtype of autocast; None without autocast.
     """
     small, large = BATCHES
-    peaks = [_peak(model, _images(data, size, model), half, explicit_attention) for size in BATCHES]
-    (low, _), (high, ops) = peaks
+    low, high = (_peak_bytes(model, data, size, half, explicit_attention) for size in BATCHES)
     per_image = (high - low) / (large - small)
-    return PassMemory(per_image, max(0.0, low - small * per_image), ops)
+    return PassMemory(per_image, max(0.0, low - small * per_image))
 
 
-def _images(data: Data, batch_size: int, model: nn.Module) -> torch.Tensor:
+def _peak_bytes(
+    model: nn.Module, data: Data, batch_size: int, half: torch.dtype | None, explicit_attention: bool
+) -> int:
+    """The largest sum of all storages that the passes make. Gradients of weights are freed at once."""
     dtype = next(model.parameters()).dtype
-    return torch.empty((batch_size, data.image_channels, *[data.image_size] * 2), dtype=dtype, device="meta")
-
-
-def _peak(
-    model: nn.Module, images: torch.Tensor, half: torch.dtype | None, explicit_attention: bool
-) -> tuple[int, int]:
-    """(largest sum of the bytes of all storages that the passes make, ops). Gradients of weights are freed at once."""
+    images = torch.empty(batch_size, data.image_channels, data.image_size, data.image_size, dtype=dtype, device="meta")
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda tensor: setattr(tensor, "grad", None))
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    try:
-        with _LiveBytes() as live, _GPUOps(half, explicit_attention):
-            outputs = model.train()(images)  # a distilled model has two
-            backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return live.peak, live.ops
+    with _LiveBytes() as live, _GPUOps(half, explicit_attention):
+        outputs = model.train()(images)  # a distilled model has two
+        backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
+    for handle in handles:
+        handle.remove()
+    return live.peak
 
 
 class _LiveBytes(DispatchMode):
@@ -83,13 +72,12 @@ class _LiveBytes(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = self.peak = self.ops = 0
+        self.bytes = self.peak = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         inputs = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _is_tensor(tensor)}
         result = op(*args, **(kwargs or {}))
-        self.ops += 1
         for tensor in tree_leaves(result):
             if _is_tensor(tensor):
                 self._count(tensor.untyped_storage(), inputs)
@@ -129,8 +117,8 @@ class _GPUOps(TorchFunctionMode):
             args, kwargs = _cast(args, kwargs, torch.float32)
         if is_fused:
             return _FusedAttention.apply(*args[:3], kwargs.get("attn_mask"))
-        if function is F.dropout and _drops(*args, **kwargs):
-            return _Dropout.apply(args[0])
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
         return function(*args, **kwargs)
 
 
@@ -139,10 +127,6 @@ def _cast(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return tree_map_only(torch.Tensor, cast, (args, kwargs))
-
-
-def _drops(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:  # as F.dropout
-    return training and p > 0
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -161,12 +145,5 @@ class _FusedAttention(torch.autograd.Function):
         return (*map(torch.empty_like, (q, k, v)), torch.empty_like(mask) if needs_mask else None)
 
 
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(torch.empty_like(values, dtype=torch.bool))
-        return torch.empty_like(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(grad)
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input

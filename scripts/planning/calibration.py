@@ -1,4 +1,4 @@
-"""`-calibrate RUN`: the MFU of a run that was measured, from its result.json, config.yaml and status.json."""
+"""`-calibrate RUN`: the MFU of a measured run, from its result.json, status.json and config.yaml."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,15 +8,14 @@ from configs.reading.option_layers import RUN_OPTIONS
 from configs.resolve import accumulation_steps
 from configs.schema import Config
 from engine.run.summary import read_json
-from scripts.planning.devices import Cluster, find_device, parse_cluster
-from scripts.planning.layout import layouts
-from scripts.planning.speed import fit_mfu
-from scripts.planning.workload import measure_workload
+from scripts.planning.devices import find_device, parse_cluster
+from scripts.planning.strategies import Strategy, fit_mfu, predict, strategies
+from scripts.planning.workload import Workload, measure_workload
 from utils.errors import UserError
 from utils.status import STATUS
 
 RESULT = "result.json"
-_HOST_SIZE = 8  # most GPUs of a host: status.json has the ranks only
+_HOST_SIZE = 8  # most GPUs of a host: status.json has the number of ranks only
 
 
 class Calibration(NamedTuple):
@@ -45,30 +44,33 @@ def calibrate(path: Path) -> Calibration:
             f"-calibrate {path}: has no measured speed; give the folder of a training run that ended, with its "
             f"{RESULT}, {STATUS} and {RUN_OPTIONS}"
         )
-    device = str(result.get("device", "an unknown device"))
+    device = str(result.get("device"))
     try:
         find_device(device)
     except UserError:
         raise UserError(
-            f"-calibrate {path}: the run was on {device[:80]}, of which no datasheet figures are known; give one on a "
-            "GPU that -devices knows"
+            f"-calibrate {path}: no datasheet figures of its device {device[:80]}; give a run on a known GPU"
         ) from None
     per_host = max(size for size in range(1, _HOST_SIZE + 1) if ranks % size == 0)
     cluster = parse_cluster(f"{per_host}x{device}", ranks // per_host)
     config = parse_command_line([f"-cfg={folder / RUN_OPTIONS}"]).config
-    mfu = mfu_of_run(config, cluster, speed)
+    workload = measure_workload(config)
+    found = strategies(workload, config.parallel, cluster)
+    mfu = mfu_of_run(workload, found.get(config.parallel.strategy, found["ddp"]), config, speed)
     if mfu is None:
         raise UserError(f"-calibrate {path}: {speed:.1f} images/s are more than {cluster} can compute")
     return Calibration(mfu, cluster.device, config.model.name, speed)
 
 
-def mfu_of_run(config: Config, cluster: Cluster, images_per_second: float) -> float | None:
+def mfu_of_run(workload: Workload, strategy: Strategy, config: Config, images_per_second: float) -> float | None:
     """The MFU of compute that explains the images/s of a run with these options; None if none does."""
-    workload = measure_workload(config)
-    strategies = {layout.strategy: layout for layout in layouts(workload, config.parallel, cluster)}
-    layout = strategies.get(config.parallel.strategy) or next(iter(strategies.values()))
-    batch_size, accumulation = config.data.batch_size, accumulation_steps(config, cluster.size)
-    return fit_mfu(workload, layout, batch_size, accumulation, config.model.grad_checkpointing, images_per_second)
+    batch_size, steps = config.data.batch_size, accumulation_steps(config, strategy.cluster.size)
+
+    def predicted(mfu: float) -> float:
+        checkpointing = config.model.grad_checkpointing
+        return predict(workload, strategy, batch_size, steps, mfu, checkpointing).images_per_second
+
+    return fit_mfu(predicted, images_per_second)
 
 
 def _positive(values: dict[str, Any], key: str) -> float:

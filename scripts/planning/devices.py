@@ -8,7 +8,7 @@ import torch
 from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
 from utils.errors import UserError, did_you_mean
 
-_SHORT = {"A100": "A100 SXM4", "V100": "V100 SXM2", "RTX 6000 ADA": "RTX 6000 ADA GENERATION"}
+_SHORT = {"A100": "A100 SXM4", "V100": "V100 SXM2", "RTX6000ADA": "RTX 6000 ADA GENERATION"}
 _MAX_DEVICES = 2**20
 _GRAMMAR = "give the number and the name of the GPUs of a host, such as 8xH100"
 
@@ -81,19 +81,15 @@ def parse_cluster(devices: str, nodes: int, network_gbit: float | None = None) -
 
 
 def find_device(name: str) -> tuple[str, Peaks]:
-    """The entry of the table for a name such as H100, A100-SXM4-40GB, RTX4090, or that of `torch.cuda`.
+    """The entry of the table for a name such as H100, A100-SXM4-40GB, RTX4090, or the name that `torch.cuda` gives.
 
     Raises:
-        UserError: the table has no such GPU; the message lists those that it has.
+        UserError: the table has no such GPU; the message lists the known ones.
     """
-    known = {_letters(key): key for key in PEAKS} | {_letters(short): key for short, key in _SHORT.items()}
-    wanted = _letters(model_name(name))
+    known = {key.replace(" ", ""): key for key in PEAKS} | _SHORT
+    wanted = model_name(name).replace(" ", "").upper()
     key = known.get(wanted) or known.get(f"RTX{wanted}")
     if key is None:
         hint = did_you_mean(wanted, known)
         raise UserError(f"-devices: no figures for {name[:80]}{hint} (known: {', '.join(PEAKS)})")
     return key, PEAKS[key]
-
-
-def _letters(name: str) -> str:
-    return name.replace(" ", "").upper()

@@ -1,124 +1,78 @@
-"""A plan as text: what was planned, tables of memory and speed, and how far to trust them."""
+"""A plan as text: its input, tables of memory and speed, and how far to trust them."""
 
-from scripts.planning.plan import Plan, Row
-from scripts.planning.speed import HOST_SECONDS_PER_OP
+from typing import Any
+
 from utils.columns import format_duration
 from utils.tables import aligned_table
 
-MEMORY_HEADER = (
-    *("strategy", "checkpointing", "parameters", "gradients", "moments", "average", "gathered", "activations"),
-    *("total", "largest batch"),
-)
-SPEED_HEADER = ("strategy", "checkpointing", "step", "images/s", "", "of the peak", "epoch", "run")
 _MAX_CELL = 100
-_OTHER_BATCHES = (0.25, 0.5, 2, 4)  # times the planned one
+_NAMES = ("strategy", "checkpointing")
+_STATE = ("parameters", "gradients", "moments", "average")
+_SPEED = (*_NAMES, "step", "images/s", "", "of the peak", "epoch", "run", "GPU hours")
 
 
-def plan_text(plan: Plan) -> str:
-    return "\n\n".join((_head(plan), _memory(plan), _activations(plan), _speed(plan), "\n".join(_notes(plan))))
+def plan_text(plan: dict[str, Any]) -> str:
+    """`plan`: the values of `scripts.plan.make_plan`."""
+    return "\n\n".join((_head(plan), _memory(plan), _speed(plan), "\n".join(_notes(plan))))
 
 
-def _head(plan: Plan) -> str:
-    work, cluster, train = plan.workload, plan.cluster, plan.config.train
-    frozen = f", {work.trained / 1e6:.1f} M trained" if work.trained < work.parameters else ""
-    optimizer = f"{train.optimizer.name}{', average' if train.model_ema else ''}"
-    network = f", network {8e-9 * cluster.network:.4g} Gbit/s" if cluster.nodes > 1 else ""
-    link = f"; per device: link {cluster.link / 1e9:.4g} GB/s in a host{network}" if cluster.size > 1 else ""
-    peak = cluster.peak(work.dtype, work.tf32)
-    return "\n".join(
-        (
-            f"{work.name}: {work.parameters / 1e6:.1f} M parameters{frozen}, "
-            f"{work.flops_per_image / 1e9:,.1f} GFLOP per training image; {work.precision}; {optimizer}",
-            f"{cluster}: {cluster.memory_bytes / 1e9:.4g} GB and {peak / 1e12:,.1f} TFLOP/s each{link}",
-        )
+def _head(plan: dict[str, Any]) -> str:
+    frozen = f", {plan['trained'] / 1e6:.1f} M trained" if plan["trained"] < plan["parameters"] else ""
+    return (
+        f"{plan['model']}: {plan['parameters'] / 1e6:.1f} M parameters{frozen}, {plan['flops_per_image'] / 1e9:,.1f} "
+        f"GFLOP per training image; {plan['precision']}; {plan['optimizer']}\n"
+        f"{plan['cluster']}: {plan['memory_bytes'] / 1e9:.4g} GB and {plan['peak'] / 1e12:,.1f} TFLOP/s each"
     )
 
 
-def _memory(plan: Plan) -> str:
-    rows = []
-    for row in plan.rows:
-        memory = row.memory
-        parts = (memory.parameters, memory.gradients, memory.moments, memory.average, memory.gathered)
-        passes = memory.activations * plan.batch_size + memory.fixed
-        cells = [f"{part / 1e9:.2f}" for part in (*parts, passes, memory.total(plan.batch_size))]
-        rows.append([*_names(row), *cells, f"{row.largest_batch:,}" if row.largest_batch else "none fits"])
-    title = f"Memory of a device at batch size {plan.batch_size}, GB of {plan.cluster.memory_bytes / 1e9:.4g}:"
-    return f"{title}\n{aligned_table(MEMORY_HEADER, rows, _MAX_CELL)}"
-
-
-def _activations(plan: Plan) -> str:
-    sizes = sorted({plan.batch_size, *(max(1, int(plan.batch_size * factor)) for factor in _OTHER_BATCHES)})
+def _memory(plan: dict[str, Any]) -> str:
     rows = [
-        ["on" if checkpointing else "off", *(f"{passes.at(size) / 1e9:.2f}" for size in sizes)]
-        for checkpointing, passes in plan.workload.passes.items()
+        [
+            *_names(row),
+            *(f"{row['state_bytes'][part] / 1e9:.2f}" for part in _STATE),
+            *(f"{row[key] / 1e9:.2f}" for key in ("gathered_bytes", "activation_bytes", "total_bytes")),
+            f"{row['largest_batch']:,}" if row["largest_batch"] else "none fits",
+        ]
+        for row in plan["strategies"]
     ]
-    header = ("checkpointing", *(f"batch {size}" for size in sizes))
-    return f"Activations by batch size, GB:\n{aligned_table(header, rows, _MAX_CELL)}"
+    title = f"Memory of a device at batch size {plan['batch_size']}, GB of {plan['memory_bytes'] / 1e9:.4g}:"
+    header = (*_NAMES, *_STATE, "gathered", "activations", "total", "largest batch")
+    return f"{title}\n{aligned_table(header, rows, _MAX_CELL)}"
 
 
-def _speed(plan: Plan) -> str:
+def _speed(plan: dict[str, Any]) -> str:
     rows = []
-    for row in plan.rows:
-        if not plan.fits(row):
-            rows.append([*_names(row), "does not fit", "", "", "", "", ""])
+    for row in plan["strategies"]:
+        if row["largest_batch"] < plan["batch_size"]:
+            rows.append([*_names(row), "does not fit", *[""] * (len(_SPEED) - 3)])
             continue
-        speed, epoch = row.step.images_per_second, plan.epoch_seconds(row)
-        low, high = plan.range_of(speed)
-        peak = plan.cluster.peak(plan.workload.dtype, plan.workload.tf32) * plan.cluster.size
-        rows.append(
-            [
-                *_names(row),
-                f"{1e3 * row.step.seconds:.1f} ms",
-                f"{speed:,.0f}",
-                f"({low:,.0f} to {high:,.0f})",
-                f"{speed * plan.workload.flops_per_image / peak:.1%}",
-                format_duration(epoch),
-                format_duration(epoch * plan.config.train.num_epochs),
-            ]
-        )
-    images = plan.batch_size * plan.accumulation * plan.cluster.size
+        speed, run = row["images_per_second"], row["epoch_seconds"] * plan["epochs"]
+        lower, higher = (speed * (1 + error) for error in plan["error"])
+        peak = plan["peak"] * plan["devices"]
+        cells = [f"{1e3 * row['step_seconds']:.1f} ms", f"{speed:,.0f}", f"({lower:,.0f} to {higher:,.0f})"]
+        cells += [f"{speed * plan['flops_per_image'] / peak:.1%}", format_duration(row["epoch_seconds"])]
+        rows.append([*_names(row), *cells, format_duration(run), f"{row['gpu_hours']:,.0f}"])
+        if plan["price"]:
+            rows[-1][-1] += f", {row['gpu_hours'] * plan['price']:,.0f} at {plan['price']:g} each"
     title = (
-        f"Speed at batch size {plan.batch_size}, global batch {images:,}; an epoch of "
-        f"{plan.images_per_epoch:,} images, a run of {plan.config.train.num_epochs} epochs:"
+        f"Speed at batch size {plan['batch_size']}, global batch {plan['global_batch']:,}; an epoch of "
+        f"{plan['images_per_epoch']:,} images, a run of {plan['epochs']} epochs:"
     )
-    return f"{title}\n{aligned_table(SPEED_HEADER, rows, _MAX_CELL)}"
+    return f"{title}\n{aligned_table(_SPEED, rows, _MAX_CELL)}"
 
 
-def _names(row: Row) -> tuple[str, str]:
-    return row.layout.name, "on" if row.checkpointing else "off"
+def _names(row: dict[str, Any]) -> tuple[str, str]:
+    return row["strategy"], "on" if row["grad_checkpointing"] else "off"
 
 
-def _notes(plan: Plan) -> list[str]:
-    work, calibration = plan.workload, plan.calibration
-    if calibration is None:
-        source = (
-            f"an MFU of {plan.mfu:.0%} is assumed (published ViTs: 25% to 45%; convolutional networks reach less); "
-            "-calibrate RUN takes that of a measured run"
-        )
-    else:
-        where = f"{calibration.model} on {calibration.device}, {calibration.images_per_second:,.1f} images/s"
-        source = f"an MFU of {plan.mfu:.1%} in compute, from {where}"
-        if calibration.device != plan.cluster.device:
-            source += ", another device than the planned one"
-    lower, higher = plan.error
-    error = f"within {lower:.0%}" if lower == higher else f"{lower:.0%} lower to {higher:.0%} higher"
+def _notes(plan: dict[str, Any]) -> list[str]:
+    lower, higher = plan["error"]
     notes = [
-        f"Predicted, not measured. Images/s: {error}; {source}. Memory: within 10%, less with "
-        "-compile. Loading, evaluation and checkpoints are not included."
+        f"Predicted, not measured. Images/s: {-lower:.0%} lower to {higher:.0%} higher; {plan['mfu_source']}. Memory: "
+        "within 10%, less with -compile. Not included: loading, evaluation, checkpoints, a teacher, PARALLEL.OFFLOAD."
     ]
-    host = plan.workload.passes[False].ops * HOST_SECONDS_PER_OP
-    compute = min(row.step.compute for row in plan.rows) / plan.accumulation
-    if plan.config.train.compile == "none" and host > compute:
-        notes.append(
-            f"The host starts the ops of a micro-step in about {1e3 * host:.0f} ms, longer than the device computes: "
-            "raise -batch_size, or use -compile."
-        )
-    if plan.cluster.size > 1 and work.sharding_problem:
-        notes.append(f"No FSDP, no HSDP: {work.sharding_problem}.")
-    if True not in work.passes:
+    if plan["devices"] > 1 and plan["sharding_problem"]:
+        notes.append(f"No FSDP, no HSDP: {plan['sharding_problem']}.")
+    if not any(row["grad_checkpointing"] for row in plan["strategies"]):
         notes.append("No checkpointing: timm does not support it for this model.")
-    if plan.config.parallel.offload:
-        notes.append("PARALLEL.OFFLOAD is not planned: its speed depends on the host.")
-    if plan.config.train.distillation_type != "none":
-        notes.append("The teacher's memory and time are not included.")
     return notes

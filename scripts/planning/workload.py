@@ -1,7 +1,6 @@
-"""What a training step asks of a device: parameters, FLOPs, bytes. Read from the model on the meta device."""
+"""Parameters, FLOPs and bytes of a training step, read from the model on the meta device."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision, precision_name
 from engine.run.mfu.flops import training_flops
-from engine.training.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
 from models.attention import EXPLICIT
 from models.build import build_model
 from scripts.planning.activations import PassMemory, measure_passes
@@ -28,16 +27,15 @@ class Workload:
 
     Attributes:
         parameters, trained: their number; trained: those with a gradient.
-        block: parameters of the largest block; rest: those outside of all blocks.
+        block: parameters of the largest block. rest: parameters outside of all blocks.
         flops_per_image: of the forward and backward pass, without recomputation.
         passes: by whether the blocks are checkpointed; without True if the model does not support it.
         moments: values per trained parameter that the optimizer keeps.
         has_average: on the device.
-        sharding_problem: why the trainer refuses FSDP and HSDP; None if it does not.
+        sharding_problem: the reason why the trainer refuses FSDP and HSDP; None if it does not.
         level: O0 (no mixed precision) to O3. dtype: of the matrix products.
     """
 
-    name: str
     parameters: int
     trained: int
     block: int
@@ -61,7 +59,7 @@ class Workload:
 def measure_workload(config: Config) -> Workload:
     """Builds the model on the meta device, counts its FLOPs, and runs its passes there.
 
-    Drop-path is off: it would save memory and time, by a part that changes from step to step.
+    Drop-path is off: it would save an amount of memory and time that changes from step to step.
 
     Raises:
         UserError: the model or the optimizer cannot be built, or its passes do not run on the meta device.
@@ -71,24 +69,22 @@ def measure_workload(config: Config) -> Workload:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         precision = Precision(amp, _META)
-        passes: dict[bool, PassMemory] = {}
-        model = _build(config, False)
-        passes[False] = _measure(model, config, precision)
+        model = _build(config, checkpointing=False)
+        passes = {False: _measure(model, config, precision)}
         if hasattr(model, "set_grad_checkpointing"):
             try:
-                passes[True] = _measure(_build(config, True), config, precision)
+                passes[True] = _measure(_build(config, checkpointing=True), config, precision)
             except UserError:
                 if config.model.grad_checkpointing:
                     raise
         flops = training_flops(model, config.data)
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    blocks = list(_block_sizes(model))
+    blocks = _block_sizes(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Workload(
-        name=config.model.name,
-        parameters=_size(model),
-        trained=trained,
+        parameters=parameters,
+        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         block=max(blocks, default=0),
-        rest=_size(model) - sum(blocks),
+        rest=parameters - sum(blocks),
         flops_per_image=flops,
         passes=passes,
         moments=moments_per_parameter(config.train),
@@ -131,17 +127,15 @@ def _sharding_problem(model: nn.Module, options: Train, precision: Precision) ->
     return None
 
 
-def _block_sizes(model: nn.Module) -> Iterator[int]:
+def _block_sizes(model: nn.Module) -> list[int]:
     """Parameters of each block without those of blocks inside it."""
     counted: set[int] = set()
+    sizes = []
     for block in reversed(blocks_of(model)):  # inner ones first
         own = {id(parameter): parameter.numel() for parameter in block.parameters() if id(parameter) not in counted}
         counted |= set(own)
-        yield sum(own.values())
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        sizes.append(sum(own.values()))
+    return sizes
 
 
 def moments_per_parameter(options: Train) -> float:

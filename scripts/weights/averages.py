@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
-from engine.checkpoint.forms import checkpoints_by_progress, periodic
+from engine.checkpoint.paths import checkpoints_by_progress, periodic
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from engine.training.eval_model import EvalModel, build_eval_model
@@ -22,13 +23,13 @@ from utils.tables import aligned_table, read_rows
 _MAX_COLUMN_CHARS = 100
 
 
-def write_uniform(run: Path, best: int, config: Config, output: Path | None) -> None:
+def write_uniform(run: Path, best: int, command: Command, output: Path | None) -> None:
     """Writes the average of the `best` checkpoints of a run; default output: `average.pth` in its folder.
 
     Raises:
         UserError: the run has one checkpoint, or the validation images are missing.
     """
-    evaluation = _Evaluation(locate_weights(run), config)
+    evaluation = _Evaluation(locate_weights(run), command)
     found = find_ingredients(run, lambda path: evaluation.score(evaluation.read(path)))
     chosen = sorted(found, key=lambda ingredient: -ingredient.score)[:best]
     if len(chosen) < 2:
@@ -49,14 +50,14 @@ def write_uniform(run: Path, best: int, config: Config, output: Path | None) -> 
         _print(f"Note: the average is {relation} than {chosen[0].path} ({chosen[0].score:.2f}%): use that")
 
 
-def write_soup(sources: Sequence[Path], config: Config, output: Path | None) -> None:
+def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -> None:
     """Writes the greedy soup of weight files and folders of runs; default output: `soup.pth` beside the first.
 
     Raises:
         UserError: weights of another model or other data, or the validation images are missing.
     """
     paths = list(dict.fromkeys(map(locate_weights, sources)))
-    evaluation = _Evaluation(paths[0], config)
+    evaluation = _Evaluation(paths[0], command)
     for path in paths[1:]:
         _check_same_data(evaluation.trained, path)
     ingredients = [Ingredient(path, None, evaluation.score(evaluation.read(path)), "") for path in paths]
@@ -75,9 +76,9 @@ def write_soup(sources: Sequence[Path], config: Config, output: Path | None) -> 
 class _Evaluation:
     """Evaluates states of one model on the validation images, as -eval does."""
 
-    def __init__(self, weights: Path, config: Config) -> None:
+    def __init__(self, weights: Path, command: Command) -> None:
         context = single_process()
-        self.trained = trained = open_trained(config.with_model(pretrained=str(weights)), context)
+        self.trained = trained = open_trained(command.with_weights(weights), context)
         self.built: EvalModel = build_eval_model(trained.config, context)
         config = trained.config
         self.batches = build_eval_loader(config.data, trained.samples, context, config.timeout_seconds)

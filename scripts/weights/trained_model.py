@@ -1,10 +1,10 @@
 """Trained weights with the model and the validation images that belong to them, for the scripts that pass them on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from configs.reading.command_line import to_yaml
+from configs.reading.command_line import Command, to_yaml
 from configs.reading.weight_options import options_to_export
 from configs.reading.yaml_io import parse_value
 from configs.schema import Config
@@ -60,15 +60,16 @@ def locate_weights(source: Path) -> Path:
     return find_checkpoint(str(source), source, best_first=True).path if is_run else source
 
 
-def open_trained(config: Config, context: ProcessContext) -> TrainedModel:
+def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
     """The model of the weights `MODEL.PRETRAINED`.
 
     Raises:
         UserError: the validation images are missing.
     """
-    config = config.model_copy(update={"data": recognize_dataset(config.data, context)}).with_model(resume=None)
+    config = command.config.with_model(resume=None)
+    config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
     try:
-        config, samples, notes = read_evaluation_data(config, context)
+        config, samples, notes = read_evaluation_data(replace(command, config=config), context)
     except UserError as error:
         raise UserError(
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "

@@ -41,6 +41,6 @@ def test_adamwdl_is_a_name_of_adamw_with_layer_decay(name):
 
 
 def test_the_check_of_the_final_decay_knows_the_shortened_warm_up():
-    assert parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9}").train.warmup_epochs == 32
+    assert parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9}").train.warmup_epochs == 1
     with pytest.raises(UserError, match=r"DECAY_EPOCHS 9.5 and WARMUP_EPOCHS 1 exceed NUM_EPOCHS 10; lower one"):
         parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9.5}")

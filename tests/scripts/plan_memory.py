@@ -20,8 +20,7 @@ from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
 from models.build import build_model
 from scripts.planning.devices import parse_cluster
-from scripts.planning.layout import layouts
-from scripts.planning.memory import memory_of
+from scripts.planning.strategies import memory_of, strategies
 from scripts.planning.workload import measure_workload
 from utils.distributed import ProcessContext
 
@@ -37,9 +36,9 @@ def planned_and_tracked(model_name: str, batch_size: int, *changes: str) -> tupl
     config = parse_command_line([f"-model={model_name}", "-opts", *NO_DROPOUT, *changes]).config
     options = Parallel(STRATEGY="fsdp")
     workload = measure_workload(config)
-    layout = next(one for one in layouts(workload, options, parse_cluster("8xH100", 1)) if one.strategy == "fsdp")
-    memory = memory_of(workload, layout, config.model.grad_checkpointing)
-    return memory.total(batch_size) - memory.moments, tracked_bytes(config, options, batch_size)
+    strategy = strategies(workload, options, parse_cluster("8xH100", 1))["fsdp"]
+    memory = memory_of(workload, strategy, config.model.grad_checkpointing)
+    return memory.total(batch_size) - memory.state["moments"], tracked_bytes(config, options, batch_size)
 
 
 def tracked_bytes(config: Config, options: Parallel, batch_size: int) -> float:

@@ -13,7 +13,8 @@ from scripts.benchmarks.amp_tables import mode_figures, mode_table, seconds_tabl
 from scripts.benchmarks.benchmark_amp import largest_batch
 from scripts.benchmarks.common import MODES, interleaved, mode_config, parse_modes
 from scripts.flags import flag_parser, split_flags
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 
 TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]
 

@@ -220,7 +220,7 @@ PROGRAMS = """
 import os, sys
 sys.path.insert(0, {root!r})
 from scripts.benchmarks.programs import PlainLog, Program
-from utils.errors import run_and_report_errors
+from utils.entry import run_and_report_errors
 child = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(100)"
 def main(argv):
     with Program([sys.executable, "-c", child], {{}}, PlainLog()) as program:

@@ -45,8 +45,7 @@ def digits_run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(digits_run) -> TrainedModel:
-    config = parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]).config
-    return open_trained(config, CPU)
+    return open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
 
 
 @pytest.fixture(scope="module")

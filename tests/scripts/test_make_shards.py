@@ -18,9 +18,8 @@ from webdataset.tariterators import base_plus_ext
 
 from datasets.decoding.bad_images import BadImage
 from datasets.registry import read_samples
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, read_index
-from scripts import make_shards, pack_dataset
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
+from scripts import make_shards
 from scripts.packing.keys import key_of, unique_keys
 from scripts.packing.progress import PROGRESS, open_progress
 from scripts.packing.source import parse_data
@@ -86,12 +85,6 @@ def test_webdataset_reads_all_samples(folders, cpu, split):
     assert decoded[0].mode == "RGB" and decoded[1] == expected[keys[0]][1]
 
 
-def test_each_shard_of_a_training_split_has_several_classes(folders):
-    for path in shards_of(write(folders), "train"):
-        labels = {int(sample["cls"]) for sample in webdataset.WebDataset(str(path), shardshuffle=False)}
-        assert len(labels) > 1
-
-
 def test_timm_reads_both_splits(folders, cpu):
     output = write(folders)
     for split in ("train", "val"):
@@ -106,32 +99,7 @@ def test_timm_reads_both_splits(folders, cpu):
     assert sum(train["shard_lengths"]) == train["num_samples"] == 24
 
 
-def test_tar_lists_plain_members(folders):
-    listed = subprocess.run(["tar", "tf", shards_of(write(folders), "val")[0]], capture_output=True, check=True)
-    names = listed.stdout.decode().splitlines()
-    assert names[:4] == ["val/cat/ä_0.jpg", "val/cat/ä_0.cls", "val/cat/ä_1.jpg", "val/cat/ä_1.cls"] or b"\\303" in (
-        listed.stdout  # tar escapes characters that the locale lacks
-    )
-    with tarfile.open(shards_of(folders.parent / "shards", "val")[0]) as archive:
-        members = archive.getmembers()
-    assert {(one.mode, one.uid, one.gid, one.uname, one.mtime, one.type) for one in members} == {
-        (0o644, 0, 0, "", 0, tarfile.REGTYPE)
-    }
-
-
 # Shards
-
-
-def test_the_same_data_give_the_same_bytes(folders):
-    one, other = write(folders), write(folders, "other", "DATA.NUM_WORKERS=1")
-    assert content_of(one) == content_of(other)
-
-
-def test_a_packed_data_set_gives_the_same_shards(folders):
-    packed = folders.parent / "packed"
-    pack_dataset.main([f"-output={packed}", "-dataset=folder", f"-data_path={folders}"])
-    one, other = write(folders), write(packed, "other", dataset="packed")
-    assert content_of(one) == content_of(other)
 
 
 def test_shards_of_another_size_are_made_from_shards(folders):
@@ -170,14 +138,6 @@ def test_the_real_format_gives_the_extension(folders):
     with tarfile.open(shard) as archive:
         names = [name for name in archive.getnames() if "/z" in name and not name.endswith(".cls")]
     assert [name.rpartition(".")[2] for name in names] == ["png", "webp", "bmp", "gif", "tif", "ppm"]
-
-
-def test_a_test_split_is_written(folders):
-    shutil.copytree(folders / "val", folders / "test")
-    output = write(folders)
-    with tarfile.open(output / "test-000000.tar") as archive:
-        assert len(archive.getnames()) == 12
-    assert list(json.loads((output / "_info.json").read_text())["splits"]) == ["train", "val", "test"]
 
 
 def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
@@ -236,8 +196,7 @@ def test_equal_keys_are_numbered():
 
 KILLED_AT_IMAGE = """
 import itertools, os, signal, sys
-from datasets.shards.find import INFO_FILE
-from datasets.shards.indexing.index import INDEX_NAME, read_index
+from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards
 count, extension = itertools.count(), make_shards.image_extension
 def kill(data):
@@ -264,16 +223,6 @@ def test_a_killed_writing_goes_on_to_the_same_bytes(folders):
     assert times == {name: (output / name).stat().st_mtime_ns for name in recorded}
 
 
-def test_a_second_start_writes_only_missing_shards(folders):
-    output = write(folders)
-    before, missing = content_of(output), shards_of(output, "train")[1]
-    missing.unlink()
-    times = {path.name: path.stat().st_mtime_ns for path in shards_of(output)}
-    write(folders)
-    assert content_of(output) == before
-    assert times.items() <= {path.name: path.stat().st_mtime_ns for path in shards_of(output)}.items()
-
-
 def test_an_incomplete_line_of_the_record_is_dropped(folders):
     output = write(folders)
     before = content_of(output)
@@ -287,37 +236,34 @@ def test_an_incomplete_line_of_the_record_is_dropped(folders):
         write(folders)
 
 
-def change(path: Path, place: int, byte: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(place)
-        file.write(byte)
-
-
 def test_damaged_shards_are_named(folders):
     output = write(folders)
     shard = shards_of(output, "train")[0]
     good = shard.read_bytes()
     with tarfile.open(shard) as archive:
         image, label, second = archive.getmembers()[:3]
-    for place, byte, problem in (
-        (label.offset_data, b"9", "with label 9 does not belong there"),
-        (image.offset, b"x", "is damaged"),
-        (second.offset, b"x", "is damaged|is not as it was written|does not belong there|is missing"),
-    ):
-        change(shard, place, byte)
-        with pytest.raises(UserError, match=rf"^{shard}: .*({problem}).*; remove this file and start again"):
+    for place in (image.offset, image.offset_data + 7, label.offset_data, second.offset, len(good) - tarfile.BLOCKSIZE):
+        damaged = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        shard.write_bytes(damaged if place < len(good) - tarfile.BLOCKSIZE else good[:place])
+        with pytest.raises(UserError, match=rf"^{shard}: .*; remove this file and start again"):
             write(folders)
-        shard.write_bytes(good)
-    change(shard, image.offset_data + 7, bytes([good[image.offset_data + 7] ^ 1]))  # found at the end, by its CRC-32
-    with pytest.raises(UserError, match=rf"^{shard}: read back, it is not as it was written; remove"):
-        write(folders)
-    shard.write_bytes(good)
-    os.truncate(shard, len(good) - tarfile.BLOCKSIZE)
-    with pytest.raises(UserError, match=rf"^{shard}: is not as it was written; remove"):
-        write(folders)
     shard.unlink()
     write(folders)
     assert shard.read_bytes() == good
+
+
+def test_an_image_that_is_repaired_is_written(folders):
+    bad = folders / "train" / "cat" / "ä.5.jpg"
+    whole = bad.read_bytes()
+    bad.write_bytes(b"no image")
+    output = write(folders, "shards", "DATA.ON_BAD_IMAGE=skip")
+    bad.write_bytes(whole)
+    for path in shards_of(output, "train"):
+        path.unlink()
+    write(folders)
+    assert content_of(output) | {"bad_images_0.csv": b""} == content_of(write(folders, "whole")) | {
+        "bad_images_0.csv": b""
+    }
 
 
 def test_other_data_and_sizes_are_refused(folders, tmp_path):
@@ -355,8 +301,6 @@ def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
         assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
     whole = write(folders, "whole", "DATA.ON_BAD_IMAGE=skip")
     assert content_of(output) == content_of(whole)
-    with pytest.raises(UserError, match=r": lacks train/cat/ä_5; set DATA.ON_BAD_IMAGE=skip, or remove"):
-        write(folders)
 
 
 def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):

@@ -16,8 +16,8 @@ from timm.data import create_dataset
 from timm.scheduler import create_scheduler_v2
 
 from configs.reading.command_line import parse_command_line
-from datasets.sources.in_memory import digits
-from engine.training.schedule import build_schedule
+from datasets.sources.arrays.in_memory import digits
+from engine.training.optimization.schedule import build_schedule
 from scripts.benchmarks import parity
 from scripts.benchmarks.parity import RECIPE, difference_of, our_command, our_top1, timm_top1
 from scripts.benchmarks.timm_command import check_recipe, timm_flags

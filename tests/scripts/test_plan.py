@@ -15,10 +15,7 @@ from scripts import plan
 from scripts.planning.activations import measure_passes
 from scripts.planning.calibration import calibrate
 from scripts.planning.devices import Cluster, parse_cluster
-from scripts.planning.layout import layouts
-from scripts.planning.memory import memory_of
-from scripts.planning.plan import make_plan
-from scripts.planning.speed import fit_mfu, predict
+from scripts.planning.strategies import fit_mfu, memory_of, predict, strategies
 from scripts.planning.workload import Workload, measure_workload, moments_per_parameter
 from utils.errors import UserError
 
@@ -42,8 +39,7 @@ def tiny() -> Workload:
 
 
 def layout_of(workload: Workload, cluster: Cluster, strategy: str, **options):
-    found = {layout.strategy: layout for layout in layouts(workload, Parallel(**options), cluster)}
-    return found[strategy]
+    return strategies(workload, Parallel(**options), cluster)[strategy]
 
 
 # Published rates
@@ -65,11 +61,13 @@ def test_the_published_rates_follow_from_that_of_eight_devices(vit_g, device, gl
         accumulation = global_batch // cluster.size // batch if global_batch else 1
         return vit_g, layout_of(vit_g, cluster, kind), batch, accumulation
 
-    mfu = fit_mfu(*setting(1), False, PUBLISHED[device][0])
+    def predicted(nodes: int, mfu: float) -> float:
+        return predict(*setting(nodes), mfu, False).images_per_second
+
+    mfu = fit_mfu(lambda mfu: predicted(1, mfu), PUBLISHED[device][0])
     assert 0.25 < mfu < 0.5
     for nodes, published in zip(NODES, PUBLISHED[device], strict=True):
-        predicted = predict(*setting(nodes), mfu, False).images_per_second
-        assert predicted == pytest.approx(published, rel=0.08), nodes
+        assert predicted(nodes, mfu) == pytest.approx(published, rel=0.08), nodes
 
 
 def test_the_model_of_the_published_rates_is_vit_g(vit_g):
@@ -113,19 +111,24 @@ def test_other_families_are_measured_too(model):
     assert bool(workload.sharding_problem) == (model == "resnet18") and workload.block > 0
 
 
+def state_of(workload: Workload, strategy) -> float:
+    return sum(memory_of(workload, strategy, False).state.values())
+
+
 def test_the_state_is_16_bytes_per_parameter_and_20_with_an_average(tiny):
     one = layout_of(tiny, parse_cluster("H100", 1), "ddp")
-    assert memory_of(tiny, one, False).state == 16 * tiny.parameters
-    assert memory_of(replace(tiny, has_average=True), one, False).state == 20 * tiny.parameters
-    assert memory_of(replace(tiny, level="O2"), one, False).state == (4 + 2 + 2 + 8) * tiny.parameters
-    assert memory_of(replace(tiny, level="O3"), one, False).state == (2 + 2 + 8) * tiny.parameters
+    assert state_of(tiny, one) == 16 * tiny.parameters
+    assert state_of(replace(tiny, has_average=True), one) == 20 * tiny.parameters
+    assert state_of(replace(tiny, level="O2"), one) == (4 + 2 + 2 + 8) * tiny.parameters
+    assert state_of(replace(tiny, level="O3"), one) == (2 + 2 + 8) * tiny.parameters
 
 
 def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
     cluster = parse_cluster("8xH100", 4)
     for strategy, shards in (("fsdp", 32), ("hsdp", 8)):
-        memory = memory_of(tiny, layout_of(tiny, cluster, strategy), False)
-        assert memory.state == pytest.approx(16 * tiny.parameters / shards)
+        layout = layout_of(tiny, cluster, strategy)
+        memory = memory_of(tiny, layout, False)
+        assert state_of(tiny, layout) == pytest.approx(16 * tiny.parameters / shards)
         assert memory.gathered == 4 * (tiny.rest + 3 * tiny.block)
     kept = layout_of(tiny, cluster, "fsdp", RESHARD_AFTER_FORWARD=False)
     assert memory_of(tiny, kept, False).gathered == 4 * tiny.parameters
@@ -134,7 +137,7 @@ def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
 def test_the_largest_batch_is_the_last_that_fits(vit_g):
     for device in ("H100", "A10", "T4"):
         cluster = parse_cluster(f"8x{device}", 1)
-        for layout in layouts(vit_g, Parallel(), cluster):
+        for layout in strategies(vit_g, Parallel(), cluster).values():
             memory = memory_of(vit_g, layout, True)
             largest = memory.largest_batch(cluster.memory_bytes)
             assert memory.total(largest + 1) > cluster.memory_bytes
@@ -157,7 +160,8 @@ def test_one_device_has_no_traffic_and_a_slow_network_is_exposed(tiny):
     assert step.exposed == 0 and step.images == 4
     assert step.compute == pytest.approx(4 * tiny.flops_per_image / (0.4 * 66.9e12))
     slow = parse_cluster("8xH100", 2, network_gbit=1.0)
-    steps = {layout.strategy: predict(tiny, layout, 4, 1, 0.4, False) for layout in layouts(tiny, Parallel(), slow)}
+    found = strategies(tiny, Parallel(), slow).items()
+    steps = {name: predict(tiny, strategy, 4, 1, 0.4, False) for name, strategy in found}
     expected = 2 * 4 * tiny.parameters / 8 * (1 / 2) / (0.75 * 1e9 / 8 / 8)  # over two hosts, 1 Gbit/s for 8 devices
     assert steps["ddp"].exposed == pytest.approx(expected - 0.9 * 2 / 3 * step.compute)
     assert steps["hsdp"].seconds < steps["fsdp"].seconds  # whole parameters cross the network with FSDP only
@@ -175,14 +179,9 @@ def test_accumulation_hides_the_gradients_and_checkpointing_computes_a_third_mor
 def test_what_the_trainer_refuses_is_not_planned(tiny):
     cluster = parse_cluster("8xH100", 1)
     refused = replace(tiny, sharding_problem="batch norms")
-    assert [layout.strategy for layout in layouts(refused, Parallel(), cluster)] == ["ddp"]
+    assert list(strategies(refused, Parallel(), cluster)) == ["ddp"]
     with pytest.raises(UserError, match="SHARDS_PER_GROUP 3 does not divide 8 devices"):
-        layouts(tiny, Parallel(STRATEGY="hsdp", SHARDS_PER_GROUP=3), cluster)
-
-
-def test_a_global_batch_size_sets_the_accumulation_steps():
-    config = config_of("-batch_size=4", *TINY, "DATA.GLOBAL_BATCH_SIZE=64")
-    assert make_plan(config, parse_cluster("8xH100", 1), 100, None).accumulation == 2
+        strategies(tiny, Parallel(STRATEGY="hsdp", SHARDS_PER_GROUP=3), cluster)
 
 
 # Devices
@@ -227,12 +226,6 @@ def test_wrong_input_is_one_line(argv, message):
         plan.main([*argv, *TINY])
 
 
-@pytest.mark.parametrize("argv", [["-nodes=0"], ["-network=fast"], ["-network=-1"], ["-images=0"], ["-device=H100"]])
-def test_wrong_flags_are_reported(argv):
-    with pytest.raises((UserError, SystemExit)):
-        plan.main(["-devices=8xH100", *argv, *TINY])
-
-
 # The script
 
 
@@ -248,20 +241,20 @@ def test_a_calibrated_plan_gives_the_measured_speed(tmp_path, capsys):
     argv = ["-devices=2xH200", f"-calibrate={run}", f"-json={tmp_path / 'plan.json'}", *TINY]
     assert plan.main(argv) == 0
     printed = capsys.readouterr().out
-    assert "Images/s: within 8%" in printed and "10,000" in printed
+    assert "8% lower to 8% higher" in printed and "10,000" in printed
     values = json.loads((tmp_path / "plan.json").read_text())
     ddp = next(row for row in values["strategies"] if row["strategy"] == "ddp" and not row["grad_checkpointing"])
     assert ddp["images_per_second"] == pytest.approx(1e4, rel=1e-6)
     assert calibrate(run / "result.json").mfu == values["mfu"]
     assert plan.main(["-devices=2xA100", f"-calibrate={run}", *TINY]) == 0
-    assert "another device than the planned one" in capsys.readouterr().out
+    assert "25% lower to 35% higher" in capsys.readouterr().out  # another device
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"device": "CPU AMD EPYC"}, "the run was on CPU AMD EPYC, of which no datasheet figures are known"),
-        ({"device": None}, "of which no datasheet"),
+        ({"device": "CPU AMD EPYC"}, "CPU AMD EPYC"),
+        ({"device": None}, "no datasheet figures"),
         ({"images_per_second": None}, "has no measured speed"),
         ({"images_per_second": 1e12}, "images/s are more than 2 x H200 can compute"),
     ],
@@ -273,7 +266,8 @@ def test_a_run_that_cannot_calibrate_is_refused(tmp_path, result, message):
 
 def test_a_plan_that_does_not_fit(capsys):
     argv = ["-devices=2xRTX3050", "-nodes=2", "-batch_size=1000000", "-images=1000"]
-    assert plan.main([*argv, *TINY]) == 0
+    assert plan.main([*argv, *TINY, "DATA.GLOBAL_BATCH_SIZE=8000000"]) == 0
     printed = capsys.readouterr().out
     assert "does not fit" in printed and "an epoch of 1,000 images" in printed
+    assert "global batch 8,000,000" in printed
     assert "hsdp in groups of 2" in printed and "25% lower to 35% higher" in printed

@@ -17,10 +17,10 @@ from PIL import Image
 from configs.schema import Data
 from configs.schema.augmentation import check_policy
 from datasets.decoding.decode import open_image
-from datasets.sources.cifar import read_batch
-from datasets.sources.lists import read_list, read_table
-from datasets.sources.packed import CHECKSUMS, COLUMNS, packed
-from datasets.sources.unlabelled import unlabelled
+from datasets.sources.arrays.cifar import read_batch
+from datasets.sources.arrays.packed import CHECKSUMS, COLUMNS, packed
+from datasets.sources.files.lists import read_list, read_table
+from datasets.sources.files.unlabelled import unlabelled
 from datasets.transforms.crops import center_crop
 from datasets.transforms.timm_policy import TimmPolicy
 from scripts.pack_dataset import Packable, write_packed

@@ -33,10 +33,13 @@ _EVALUATION = {
     "calibration.csv": "low,high,count,confidence,accuracy\n0,50,0,,\n50,100,8,75,62.5\n",
     "mistakes.csv": _MISTAKES,
 }
-_LOG = """\
-2026-01-02 03:04:05,679 ----- 1 process(es), cpu, float32
-2026-01-02 03:04:05,681 ----- Model: 0.455 M parameters, 0.0466 GFLOP per training image
-2026-01-02 03:04:05,682 ----- Warning: 12 of 1000 classes have one training image
+_FACTS = """\
+{"fact": "Devices", "processes": 1, "device": "cpu", "precision": "float32"}
+{"fact": "Model", "parameters": 455000, "flops_per_image": 46600000, "peak_flops_per_second": null}
+{"fact": "TrainingData", "training": 7, "validation": 8, "test": 0, "classes": 2, "model_classes": 2}
+{"fact": "Attention", "kernels": ["flash_attention"]}
+{"fact": "RunWarning", "text": "Warning: 12 of 1000 classes have one training image"}
+{"fact": "Start", "folder": "output/run", "steps_done": 0}
 """
 
 
@@ -58,7 +61,7 @@ def _training(status: dict) -> dict[str, str]:
         "metrics.csv": _METRICS,
         "steps.csv": "step,lr,loss_scale,skipped_steps,grad_norm\n10,0.1,65536,0,1.5\n20,0.05,32768,1,\n",
         "classes.json": json.dumps({"class_names": ["cat", "dog"], "preprocessing": {"crop_pct": 0.9}}),
-        "log.txt": _LOG,
+        "facts.jsonl": _FACTS,
         "recipe.yaml": "TRAIN: {BASE_LR: 0.01}\n",
         **{f"evaluation/{name}": text for name, text in _EVALUATION.items()},
     }

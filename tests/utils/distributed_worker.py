@@ -9,7 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.errors import UserError, run_and_report_errors
+from utils.entry import run_and_report_errors
+from utils.errors import UserError
 from utils.launch import exit_with_launcher, launch_node, launch_processes
 from utils.launcher import detect_launcher, has_node_variables
 

@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 
+from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
-from utils.errors import Findings, UserError, combine_findings, escape_control_characters, run_and_report_errors
-from utils.logger import RunLogger
+from utils.entry import run_and_report_errors
+from utils.errors import Findings, UserError, combine_findings, escape_control_characters
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 

@@ -1,91 +1,124 @@
-"""Processes that end, and a key-value store that does not answer, seen from one process."""
+"""Ranks that end, and a key-value store that does not answer, seen from one rank."""
 
-import json
 import os
-import re
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
 import torch.distributed as dist
 
-from utils import failure
-from utils.failure import Companions, is_peer_failure
+from utils.diagnosis import cut_off_message, diagnose
+from utils.failure import Membership, State, leaving_state
 from utils.flight_recorder import CollectiveWatchdog
-from utils.peers import Peer, announce, cut_off_message, lost_message, ranks_without, read_peers
+from utils.ranks import RankProcess, RunStore
 from utils.status import RunStatus, read_status
-from utils.watchdog import Watchdog, run_briefly
 
 LIMIT_SECONDS = 30
 HERE = socket.gethostname()
+OWN = RankProcess(0, HERE, os.getpid(), "")
+NEAR, FAR, FAR2 = RankProcess(1, HERE, 11, ""), RankProcess(2, "node2", 12, ""), RankProcess(3, "node2", 13, "")
 
 
-def announce_child(store: dist.Store, rank: int) -> subprocess.Popen:
-    """A sleeping process that announces itself as `rank`."""
-    child = subprocess.Popen(["sleep", "600"])
+@pytest.fixture
+def child():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def announce_child(store: dist.Store, rank: int, child: subprocess.Popen) -> None:
     with open(f"/proc/{child.pid}/stat") as file:
         start_time = file.read().rpartition(")")[2].split()[19]
     store.set(f"process {rank}", f"{child.pid} {start_time} {HERE}")
-    return child
 
 
-def test_death_of_a_rank_is_recorded_while_the_main_thread_is_busy(tmp_path):
+def test_death_of_a_rank_is_recorded_while_the_main_thread_is_busy(tmp_path, monkeypatch, child):
     """mpirun kills the other ranks about a second after the death of one."""
-    RunStatus(tmp_path, 2).begin()
+    recorded = threading.Event()
+    status = RunStatus(tmp_path, 2)
+    status.begin()
+    monkeypatch.setattr(status, "merge", lambda facts, merge=status.merge: merge(facts) or recorded.set())
     store = dist.HashStore()
-    child = announce_child(store, 1)
-    companions = Companions(store, 0, 2, seconds=600)
-    assert [peer.pid for peer in companions.meet()] == [os.getpid(), child.pid]
-    watcher = threading.Thread(target=companions.exit_on_failure, args=(store,))
-    watcher.start()
+    announce_child(store, 1, child)
+    membership = Membership(RunStore(store, 0, 2), seconds=600)
+    membership.start()
+    membership.meet()
+    assert [one.pid for one in membership.ranks] == [os.getpid(), child.pid]
     assert read_status(tmp_path)["state"] == "running"
     child.kill()
     child.wait()
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while read_status(tmp_path)["state"] == "running" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    companions.finished.set()
-    watcher.join()
+    assert recorded.wait(LIMIT_SECONDS)
+    membership.stop()
     status = read_status(tmp_path)
     assert status["state"] == "failed"
     assert status["message"].startswith(f"rank 1 (process {child.pid} on {HERE}) ended without an error message")
 
 
+def test_no_thread_uses_the_store_after_the_end():
+    """Such a thread would abort the process at Python's exit."""
+    before = set(threading.enumerate())
+    membership = Membership(RunStore(dist.HashStore(), 0, 1), seconds=600)
+    membership.start()
+    membership.meet()
+    assert len(set(threading.enumerate()) - before) == 3
+    membership.stop()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LIMIT_SECONDS)
+    assert set(threading.enumerate()) <= before
+
+
 def test_a_process_of_another_container_is_not_watched():
     """Its id means another process here, or none."""
     store = dist.HashStore()
-    announce(store, 0)
+    RunStore(store, 0, 3).announce()
     store.set("process 1", f"{os.getpid()} 1 {HERE}")
     store.set("process 2", f"{os.getpid()} - another-host")
-    own, *others = read_peers(store, range(3))
+    own, *others = RunStore(store, 0, 3).processes()
     assert own.is_visible() and not own.has_ended()
-    assert [peer.is_visible() for peer in others] == [False, False]
+    assert [one.is_visible() for one in others] == [False, False]
+
+
+EVERYONE, BOTH = {0, 1, 2, 3}, {"gloo 0": 7}
 
 
 @pytest.mark.parametrize(
-    ("started", "message"),
+    ("left", "answers", "timed_out", "words", "killed"),
     [
+        ({0, 1}, {0: {}, 1: {}}, True, ("rank 2", "rank 3", "network to node2"), [FAR, FAR2]),
+        ({0, 1, 3}, {0: {}, 1: {}, 3: {}}, True, ("rank 2", "out of host memory"), [FAR]),  # its host answers
+        ({0, 1}, {0: {}, 1: {}}, False, ("rank 2", "rank 3", "out of host memory"), [FAR, FAR2]),  # closed connections
         (
-            {0: {"gloo 0": 7, "gloo 1": 3}, 1: {"gloo 0": 6, "gloo 1": 3}},
-            r"^rank 1 \(.*\) did not arrive at a collective",
+            {0, 2, 3},
+            {rank: {} for rank in EVERYONE},
+            True,
+            ("rank 1", "does not respond; check its file system"),
+            [NEAR],
         ),
-        ({0: {"gloo 0": 7}, 1: {"gloo 0": 7}}, r"^all ranks wait in the same collective .* network of .* may be cut"),
-        ({0: {}, 1: {}}, r"^all ranks wait in the same collective"),  # torch does not say
+        ({0, 2, 3}, {rank: {} for rank in EVERYONE}, False, ("rank 1", "does not respond"), [NEAR]),
+        (EVERYONE, {0: BOTH, 1: {"gloo 0": 6}, 2: BOTH}, True, ("rank 1", "did not arrive at a collective"), []),
+        (EVERYONE, {0: BOTH, 1: BOTH}, True, ("all ranks wait", HERE, "node2", "may be cut"), []),
+        (EVERYONE, {0: {}, 1: {}}, True, ("all ranks wait",), []),  # torch does not say
     ],
 )
-def test_all_ranks_time_out(monkeypatch, started, message):
-    monkeypatch.setattr(failure, "RESPONSE_SECONDS", 0.0)
-    store = dist.HashStore()
-    companions = Companions(store, 0, 2, seconds=600)
-    store.set("process 1", f"1 - {HERE}")
-    companions.meet()
-    for rank, counts in started.items():
-        store.set(f"gave up {rank}", "")
-        store.set(f"alive {rank}", json.dumps(counts))
-    assert re.search(message, companions.find_lost_ranks(timed_out=True))
-    assert companions.find_lost_ranks(timed_out=False) is None
+def test_lost_ranks_are_named(left, answers, timed_out, words, killed):
+    message, to_kill = diagnose([OWN, NEAR, FAR, FAR2], left, answers, timed_out)
+    assert all(word in message for word in words) and to_kill == killed
+    named = {rank for rank in range(4) if f"rank {rank} " in message}
+    assert named == {one.rank for one in killed} or not killed
+
+
+def test_a_rank_that_reports_a_cause_is_not_lost():
+    assert diagnose([OWN, NEAR], {0, 1}, {0: {}, 1: {}}, timed_out=False) == (None, [])
+
+
+def test_a_store_that_does_not_answer_is_named_by_its_host():
+    message = cut_off_message([FAR, FAR2, OWN], 20)
+    assert all(word in message for word in (f"{HERE} has no answer", "node2", "rank 2", "rank 3", "20 s", "TIMEOUT_"))
+    assert "the network to it may be cut" in cut_off_message([], 600)
+    assert cut_off_message([OWN, NEAR], 600).startswith(f"the launcher of {OWN} has")
+    assert cut_off_message([NEAR, OWN], 600).startswith(f"{NEAR} or its launcher has not")
 
 
 def test_a_thousand_ranks_ask_the_store_a_few_times():
@@ -100,21 +133,9 @@ def test_a_thousand_ranks_ask_the_store_a_few_times():
     lost = {3, 700}
     for rank in range(1000):
         if rank not in lost:
-            store.set(f"alive {rank}", "")
-    assert ranks_without(store, "alive", range(1000)) == sorted(lost)
+            store.set(f"answer {rank}", "")
+    assert RunStore(store, 0, 1000).without("answer") == sorted(lost)
     assert store.requests < 50
-    assert ranks_without(store, "gave up", []) == []
-
-
-def test_watchdog_counts_silence_only():
-    answered, silent = threading.Event(), threading.Event()
-    watchdog = Watchdog(1.0, silent.set)
-    watchdog.start()
-    for _ in range(8):
-        assert not answered.wait(0.2)
-        watchdog.answered()
-    assert not silent.is_set()
-    assert silent.wait(LIMIT_SECONDS)
 
 
 def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch):
@@ -132,53 +153,24 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
     ]
     steps = iter(sequence)
     monkeypatch.setattr("utils.flight_recorder.collective_numbers", lambda backend: next(steps)[0])
-    watchdog, silences = CollectiveWatchdog(600, print), []
+    watchdog, waits = CollectiveWatchdog(600, print), []
     for _ in sequence:
         watchdog.tick(2.0)
-        silences.append(watchdog.silent_seconds)
-    assert silences == [seconds for _, seconds in sequence]
-
-
-def test_a_file_system_that_hangs_does_not_delay_the_end():
-    written = []
-
-    def fail() -> None:
-        raise OSError("stale file handle")
-
-    began = time.monotonic()
-    run_briefly(lambda: time.sleep(600), fail, lambda: written.append(1), seconds=0.5)
-    assert written and time.monotonic() - began < LIMIT_SECONDS
-
-
-def test_messages_name_hosts_and_ranks():
-    own = Peer(0, HERE, os.getpid(), "")
-    near, far, far2 = Peer(1, HERE, 11, ""), Peer(2, "node2", 12, ""), Peer(3, "node2", 13, "")
-    peers = [own, near, far, far2]
-    cut = lost_message([far, far2], peers, cut_is_possible=True)
-    names = "rank 2 (process 12 on node2) and rank 3 (process 13 on node2)"
-    assert cut == f"{HERE} has no answer from {names}: the network to node2 may be cut, or that host is down or stopped"
-    memory = "ended without an error message or is stopped; possible cause: out of host memory"
-    assert lost_message([far], peers, cut_is_possible=True).endswith(memory)  # another rank of that host answers
-    assert lost_message([far, far2], peers, cut_is_possible=False).endswith(memory)  # its connections were closed
-    behind_the_cut = cut_off_message([far, far2, own], 20)
-    assert behind_the_cut == (
-        f"{HERE} has no answer from node2, the host of {names}, for 20 s (TIMEOUT_SECONDS): the network may be cut"
-    )
-    assert "the network to it may be cut" in cut_off_message([], 600)
-    assert cut_off_message([own, near], 600).startswith(f"the launcher of rank 0 (process {os.getpid()} on {HERE}) has")
-    assert cut_off_message([near, own], 600).startswith(f"rank 1 (process 11 on {HERE}) or its launcher has not")
+        waits.append(watchdog.seconds)
+    assert waits == [seconds for _, seconds in sequence]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "state"),
     [
-        "Connection closed by peer [127.0.0.1]:1234",
-        "Timed out waiting 3000ms for recv operation to complete",
-        "writev [10.0.0.1]:1: No route to host",
-        "connect: Network is unreachable",
+        ("Connection closed by peer [127.0.0.1]:1234", State.LOST_RANK),
+        ("Timed out waiting 3000ms for recv operation to complete", State.TIMED_OUT),
+        ("writev [10.0.0.1]:1: No route to host", State.TIMED_OUT),
+        ("connect: Network is unreachable", State.TIMED_OUT),
+        ("a bug", State.FAILED),
     ],
 )
-def test_errors_of_the_connection_are_told_from_others(text):
-    assert is_peer_failure(RuntimeError(text))
-    assert not is_peer_failure(ValueError(text))
-    assert not is_peer_failure(RuntimeError("a bug"))
+def test_errors_of_the_connection_are_told_from_others(text, state):
+    assert leaving_state(RuntimeError(text)) is state
+    assert leaving_state(ValueError(text)) is State.FAILED
+    assert leaving_state(SystemExit(text)) is State.INTERRUPTED

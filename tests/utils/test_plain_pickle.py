@@ -33,8 +33,7 @@ def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
     array = np.arange(600, dtype="<f4").reshape(20, 30, order=order)
     record = read(pickle.dumps(OrderedDict(a=array, b=array), protocol=protocol), tmp_path)["b"]
     assert isinstance(record, ArrayRecord) and (record.shape, record.dtype.code) == ((20, 30), "f4")
-    order = "F" if record.column_major else "C"
-    assert np.array_equal(np.frombuffer(record.data(), "<f4").reshape(20, 30, order=order), array)
+    assert np.array_equal(record.array(), array)
 
 
 def test_pickles_of_python_2(tmp_path):
@@ -43,10 +42,10 @@ def test_pickles_of_python_2(tmp_path):
     array += b"(I1\n(I2\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
     state = b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nU\x02\xff\x01tb"
     content = read(b"\x80\x02}(U\x04data" + array + state + b"U\x05names](U\x01aeu.", tmp_path)
-    assert content["data"].data() == b"\xff\x01" and content["names"] == ["a"]
+    assert content["data"].array().tolist() == [255, 1] and content["names"] == ["a"]
 
 
-@pytest.mark.parametrize("value", [print, OSError(), {1}, frozenset("a"), 1j, bytearray(b"a"), {(1, 2): 3}, range(3)])
+@pytest.mark.parametrize("value", [print, OSError(), {1}, frozenset("a"), 1j, bytearray(b"a"), range(3)])
 def test_everything_else_is_refused(value, tmp_path):
     for protocol in (0, 2, 4, 5):
         with pytest.raises((ForbiddenName, ValueError, TypeError)):

@@ -1,1 +1,1 @@
-"""Which images and labels shards contain: reading archives, and the index that is made of them once."""
+"""Reads the images and labels of shards once, and stores them in an index."""

@@ -1,8 +1,8 @@
-"""The members of a tar archive, read once, from its first byte to its last.
+"""Reads the members of a tar archive once, from its first byte to its last.
 
-`tarfile.TarInfo.frombuf` reads each header. The walk from header to header is here and not `tarfile.TarFile`'s, which
-ends silently at an invalid header and reads extension headers of any size and depth. Formats: POSIX.1-1988 (ustar),
-POSIX.1-2001 (pax) and GNU tar, without sparse files.
+`tarfile.TarInfo.frombuf` reads each header. `tarfile.TarFile` is not used: it ends silently at an invalid header, and
+reads extension headers of any size and depth. Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar, without
+sparse files.
 """
 
 import tarfile
@@ -169,7 +169,7 @@ class Archive:
         elif header.type == _SPARSE:
             problem, fix = "is a sparse file", "write the archive without --sparse"
         elif header.type not in (*_FILES, _DIRECTORY):
-            problem, fix = f"has the type {header.type!r}, not that of a file", "leave it out"
+            problem, fix = f"has the type {header.type!r}, which is no file", "leave it out"
         elif name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
             problem, fix = "is not a path inside the archive", "write relative paths without .."
         elif not (size.isascii() and size.isdecimal()):

@@ -1,13 +1,13 @@
-"""Opening the index of a data set of shards: stored rows are used again, new and changed shards are read in full."""
+"""Opens the index of a data set of shards: uses stored rows again, and reads new and changed shards in full."""
 
 import contextlib
 import fcntl
 import hashlib
 import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,6 +20,7 @@ from datasets.shards.storage.store import ShardStore
 from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings
 from utils.files import open_regular_file
+from utils.threads import DaemonPool
 
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
 _SAVE_SECONDS = 60.0
@@ -29,12 +30,12 @@ _MAX_THREADS = 16
 def open_index(
     store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str = ""
 ) -> tuple[Index, list[str]]:
-    """The index of exactly these shards, in their order, and notes for the log.
+    """Returns the index of exactly these shards, in their order, and notes for the log.
 
     Rows come from the index beside the shards and from the one in the cache folder; all other shards are read. The
-    result is stored, beside local shards if their folder can be written, with the rows of other shards that
-    a stored index had; so is an index that a server has, with the versions that the shards have now. The rows of an
-    interrupted call are used by the next one. Several processes of a host build an index once.
+    result is stored with the rows of other shards that a stored index had: beside local shards if their folder can be
+    written, else in the cache folder. The copy of a server's index has the versions that the shards have now. A call
+    uses the rows that an interrupted one has stored. Several processes of a host build an index once.
 
     Args:
         cache_dir: DATA.CACHE_DIR.
@@ -60,20 +61,19 @@ def open_index(
 
 
 def cached_index(store: ShardStore, cache_dir: Path) -> Path:
-    """The file of an index that is not stored beside its shards."""
+    """Returns the file of an index that is not stored beside its shards."""
     root = os.path.abspath(store.root) if store.is_local else store.root
     return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.safetensors"
 
 
 class _StoredRows:
-    """The rows of the asked shards, as far as they are known, and those of other shards in stored indexes."""
+    """Collects the rows of the wanted shards from stored indexes, and the rows of other shards in them."""
 
     def __init__(self, shards: Sequence[Shard], label_key: str) -> None:
         self.label_key = label_key
         self.notes: list[str] = []
-        self._asked = {shard.name: shard for shard in shards}
-        self._rows: dict[str, ShardRows] = {}
-        self._others: dict[str, tuple[Shard, ShardRows]] = {}
+        self._wanted = {shard.name: shard for shard in shards}
+        self._known: dict[str, tuple[Shard, ShardRows]] = {}
 
     def add_file(self, path: Path) -> None:
         """Adds the rows of an index in a file, if it exists."""
@@ -85,10 +85,9 @@ class _StoredRows:
         except OSError as error:
             self.note(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
             return
-        self.add_index(data, str(path))
+        self._add_index(data, str(path))
 
-    def add_index(self, data: bytes, origin: str) -> None:
-        """Adds the rows of the content of an index."""
+    def _add_index(self, data: bytes, origin: str) -> None:
         try:
             index = read_index(data, origin)
         except UserError as error:
@@ -97,18 +96,16 @@ class _StoredRows:
         if index.label_key != self.label_key:
             return
         for position, shard in enumerate(index.shards):
-            asked = self._asked.get(shard.name)
-            if asked is None:
-                self._others[shard.name] = shard, index.rows(position)
-            elif asked.is_same_as(shard):
-                self._rows[shard.name] = index.rows(position)
+            current = self._wanted.get(shard.name, shard)
+            if current.is_same_as(shard):
+                self._known[shard.name] = current, index.rows(position)
 
     def add_remote(self, store: ShardStore, copy: Path) -> None:
-        """Adds the rows of the index beside remote shards, and stores a copy, if it has all of them."""
+        """Adds the rows of the index beside remote shards, and stores a copy if no shard is missing."""
         data = store.read_small(INDEX_NAME, MAX_INDEX_BYTES)
         if data is None:
             return
-        self.add_index(data, store.url(INDEX_NAME))
+        self._add_index(data, store.url(INDEX_NAME))
         if not self.missing():
             with contextlib.suppress(OSError):  # the next run downloads it again
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -119,29 +116,30 @@ class _StoredRows:
             self.notes.append(note)
 
     def add(self, shard: Shard, rows: ShardRows) -> None:
-        self._rows[shard.name] = rows
+        self._known[shard.name] = shard, rows
 
     def missing(self) -> list[Shard]:
-        return [shard for name, shard in self._asked.items() if name not in self._rows]
+        return [shard for name, shard in self._wanted.items() if name not in self._known]
 
     def join(self) -> Index:
-        """The index of the asked shards, as far as their rows are known."""
-        known = [shard for name, shard in self._asked.items() if name in self._rows]
-        return join_rows(known, [self._rows[shard.name] for shard in known], self.label_key)
+        """Returns the index of the wanted shards whose rows are known."""
+        return self._join([name for name in self._wanted if name in self._known])
 
     def save(self, path: Path) -> None:
-        """Writes all rows; raises OSError, and UserError if the labels of the asked shards are of two kinds."""
+        """Writes all rows; raises OSError, and UserError if the labels of the wanted shards are of two kinds."""
         index = self.join()
-        others, other_rows = [list(column) for column in zip(*self._others.values(), strict=True)] or ([], [])
-        rows = [index.rows(position) for position in range(len(index.shards))]
         with contextlib.suppress(UserError):  # other shards may have labels of another kind
-            index = join_rows([*index.shards, *others], [*rows, *other_rows], self.label_key)
+            index = self._join(dict.fromkeys([*(shard.name for shard in index.shards), *self._known]))
         write_index(path, index)
+
+    def _join(self, names: Iterable[str]) -> Index:
+        shards, rows = [list(column) for column in zip(*map(self._known.get, names), strict=True)] or ([], [])
+        return join_rows(shards, rows, self.label_key)
 
 
 @contextlib.contextmanager
 def _locked(paths: Sequence[Path]) -> Iterator[Path]:
-    """The first of these files that can be written, locked for the processes of this host.
+    """Locks the first of these files that can be written, for the processes of this host.
 
     Raises:
         UserError: none can be written.
@@ -169,7 +167,7 @@ def _locked(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
-    """Reads the missing shards. Their rows are stored about once a minute, at the end, and after an error."""
+    """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
     remarks, findings, saved = Remarks(), [], time.monotonic()
 
     def save() -> None:
@@ -203,50 +201,31 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
 def _read_shards(
     store: ShardStore, shards: Sequence[Shard], label_key: str
 ) -> Iterator[tuple[Shard, ShardRecords | DamagedShard]]:
-    """The images of each shard, or its damage, read by threads; in no fixed order.
-
-    The threads are daemons, so that a server that does not answer delays no exit.
-    """
-    done_bytes = dict.fromkeys(shards, 0)
-    results: queue.SimpleQueue[tuple[Shard, ShardRecords | BaseException]] = queue.SimpleQueue()
-    jobs: queue.SimpleQueue[Shard] = queue.SimpleQueue()
-    for shard in shards:
-        jobs.put(shard)
-    stop = threading.Event()
+    """Yields the images of each shard, or its damage, in no fixed order. Threads read the shards."""
+    stop, counting = threading.Event(), threading.Lock()
+    threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
+    bar = tqdm(
+        desc="index", total=sum(shard.num_bytes for shard in shards), unit="B", unit_scale=True, leave=False,
+        disable=None,
+    )  # fmt: skip
 
     def chunks(shard: Shard) -> Iterator[bytes]:
-        for chunk in store.stream(shard.name, shard.version, shard.num_bytes):
+        for chunk in store.stream(shard):
             if stop.is_set():
                 return
-            done_bytes[shard] += len(chunk)
+            with counting:
+                bar.update(len(chunk))
             yield chunk
 
-    def work() -> None:
-        with contextlib.suppress(queue.Empty):
-            while not stop.is_set():
-                shard = jobs.get_nowait()
-                try:
-                    result = read_records(chunks(shard), store.url(shard.name), shard.num_bytes, label_key)
-                except BaseException as error:
-                    result = error
-                results.put((shard, result))
-
-    for _ in range(min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)):
-        threading.Thread(target=work, daemon=True).start()
-    total = sum(shard.num_bytes for shard in shards)
-    with tqdm(desc="index", total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+    def read(shard: Shard) -> tuple[Shard, ShardRecords | DamagedShard]:
         try:
-            for _ in shards:
-                shard, result = _wait_for(results, lambda: bar.update(sum(done_bytes.values()) - bar.n))
-                if isinstance(result, BaseException) and not isinstance(result, DamagedShard):
-                    raise result
-                yield shard, result
+            return shard, read_records(chunks(shard), store.url(shard.name), shard.num_bytes, label_key)
+        except DamagedShard as error:
+            return shard, error
+
+    with bar, contextlib.closing(DaemonPool(threads)) as pool:
+        try:
+            for result in as_completed([pool.submit(read, shard) for shard in shards]):
+                yield result.result()
         finally:
             stop.set()
-
-
-def _wait_for(results: "queue.SimpleQueue[tuple]", report: Callable[[], object]) -> tuple:
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return results.get(timeout=0.5)
-        report()

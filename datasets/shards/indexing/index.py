@@ -17,13 +17,14 @@ from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, is_encodable
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
-from datasets.sources.rows import LABEL_DIGITS
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
+from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.strings import PackedStrings, StringPacker, strings_in, to_arrays
 from utils.atomic_file import open_atomically
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
+INFO_FILE = "_info.json"  # timm's description of the shards
 COLUMNS = {
     "ends": "<i8", "offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8", "names": "|u1",
     "names_ends": "<i8",

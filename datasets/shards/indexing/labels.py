@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.reading.yaml_io import shorten
-from datasets.sources.rows import LABEL_DIGITS
+from datasets.sources.files.rows import LABEL_DIGITS
 
 Label = int | str | None
 
@@ -81,7 +81,7 @@ def _checked(value: int | float | str, place: str, names: bool = True) -> int | 
 
 
 def is_encodable(text: str) -> bool:
-    """False if the text has surrogates other than those that stand for invalid UTF-8, as a JSON file can."""
+    """Tells whether a text from a JSON file has no surrogates but the ones that stand for invalid UTF-8."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

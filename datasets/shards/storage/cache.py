@@ -27,7 +27,7 @@ _COMPLETE, _PART = ".tar", ".part"
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder of DATA.CACHE_DIR, for shards and indexes; its default follows the XDG base directories."""
+    """Returns the folder of shards and indexes: DATA.CACHE_DIR; its default follows the XDG base directories."""
     if cache_dir:
         return Path(cache_dir)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit"
@@ -57,7 +57,7 @@ class ShardCache:
         return type(self), (self.folder.parent, self.max_bytes, self.store)
 
     def descriptor(self, shard: Shard) -> BinaryIO | None:
-        """The open file of a shard, or None if it is not in the cache. It stays readable if the cache removes it."""
+        """Opens the file of a shard; None if it is not in the cache. It stays readable if the cache removes it."""
         path = self._path(shard)
         try:
             file = open_regular_file(path)
@@ -83,10 +83,11 @@ class ShardCache:
         wait: bool = False,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Whether the shard is in the cache, after it was downloaded if necessary.
+        """Downloads a shard that is not in the cache; returns whether it is in the cache now.
 
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
-        fails, `is_cancelled` returns True or another process is downloading the shard; with `wait` it waits for that.
+        fails, `is_cancelled` returns True or another process downloads the shard; with `wait` it waits for this
+        process.
 
         Raises:
             StoreError: the shard cannot be read from its source.
@@ -116,39 +117,37 @@ class ShardCache:
         return self._paths[shard]
 
     def _reserve(self, shard: Shard, keep: Collection[Shard]) -> BinaryIO | None:
-        """A locked file as large as the shard, so that others count it; None if there is no room.
+        """Locks a file as large as the shard, so that others count it; returns None if there is no room.
 
-        Raises _CompleteError if the shard is there, BlockingIOError if another process is downloading it.
+        Raises _CompleteError if the shard is there, BlockingIOError if another process downloads it.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(shard).with_suffix(_PART)
         with self._locked():
             if self._path(shard).exists():
                 raise _CompleteError
-            part = _lock(path, os.O_CREAT)
+            part, has_room = _lock(path, os.O_CREAT), False
             try:
-                os.ftruncate(part.fileno(), 0)  # what a killed downloader has left
-                has_room = self._make_room(shard.num_bytes, {self._path(other) for other in keep})
-                if has_room:
+                os.ftruncate(part.fileno(), 0)  # a killed downloader has left it
+                if self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
                     os.ftruncate(part.fileno(), shard.num_bytes)
-                    return part
-            except OSError:
-                _remove(part, path)
-                raise
-            _remove(part, path)
-            return None
+                    has_room = True
+            finally:
+                if not has_room:
+                    _remove(part, path)
+            return part if has_room else None
 
     def _fill(self, part: BinaryIO, shard: Shard, is_cancelled: Callable[[], bool]) -> bool:
-        """Downloads into a file that `_reserve` has made, and renames it; returns False if that was cancelled."""
+        """Downloads into a file that `_reserve` has made, and renames it; returns False if it is cancelled."""
         path = self._path(shard).with_suffix(_PART)
         try:
-            for chunk in self.store.stream(shard.name, shard.version, shard.num_bytes):
+            for chunk in self.store.stream(shard):
                 if is_cancelled():
                     break
                 part.write(chunk)
             part.flush()
             if is_complete := part.tell() == shard.num_bytes:
-                with self._locked():  # nobody counts it twice, or not at all
+                with self._locked():  # no process counts it twice, or not at all
                     os.replace(path, self._path(shard))
             return is_complete
         finally:
@@ -174,7 +173,7 @@ class ShardCache:
         return True
 
     def _files(self) -> Iterator[_CachedFile]:
-        """All files of the cache; parts that killed downloaders have left are removed."""
+        """Yields all files of the cache; removes the parts that killed downloaders have left."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 path = Path(entry.path)
@@ -188,7 +187,7 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """While one process looks for room or completes a shard, all others wait."""
+        """Lets one process at a time look for room or complete a shard."""
         with open(self.folder / "lock", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -201,7 +200,7 @@ class ShardCache:
 
 
 def _lock(path: Path, flags: int = 0) -> BinaryIO:
-    """The file, open for writing and locked; raises BlockingIOError if another downloader has locked it."""
+    """Opens a file for writing and locks it; raises BlockingIOError if another downloader has locked it."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

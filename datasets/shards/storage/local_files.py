@@ -1,7 +1,7 @@
 """The shards in a local folder."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISREG
 
@@ -20,17 +20,11 @@ class LocalFiles:
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
-    def list_folder(self, folder: str) -> tuple[list[Shard], list[str]]:
-        """All files in a folder below the root ('': the root itself), and the names of the folders there."""
-        files, folders = [], []
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """Lists the files and the folders in a folder below the root ('': the root itself)."""
         with os.scandir(self.root / folder) as entries:
-            for entry in entries:
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_file():
-                    files.append(_shard(name, entry.stat()))
-                elif entry.is_dir():
-                    folders.append(name)
-        return files, folders
+            found = [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
+            return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
 
     def head(self, name: str) -> Shard:
         state = os.stat(self.root / name)
@@ -38,13 +32,8 @@ class LocalFiles:
             raise OSError(None, "not a file")
         return _shard(name, state)
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (start, length); fewer where the file ends."""
-        with open_regular_file(self.root / name) as file:
-            return [_read(file, start, length) for start, length in ranges]
-
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        """The whole file as it is now, and its bytes from `start` on."""
+        """Returns the whole file as it is now, and its bytes from `start` on."""
         file = open_regular_file(self.root / name)
         file.seek(start)
         return _shard(name, os.fstat(file.fileno())), _chunks(file)
@@ -52,11 +41,6 @@ class LocalFiles:
 
 def _shard(name: str, state: os.stat_result) -> Shard:
     return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
-
-
-def _read(file, start: int, length: int) -> bytes:
-    file.seek(start)
-    return file.read(length)
 
 
 def _chunks(file) -> Iterator[bytes]:

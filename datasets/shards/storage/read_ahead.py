@@ -3,14 +3,15 @@
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache
 from utils.errors import UserError
+from utils.threads import DaemonPool
 
 _THREADS = 4
 _RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
-_CLOSE_SECONDS = 1.0
 
 
 class ReadAhead:
@@ -21,68 +22,33 @@ class ReadAhead:
 
     def __init__(self, cache: ShardCache, ahead: int) -> None:
         self.cache, self.ahead = cache, ahead
-        self._followed: Sequence[Shard] = ()
-        self._wanted: list[Shard] = []
-        self._begun: set[Shard] = set()  # of those: being downloaded, or complete
-        self._retry_at: dict[Shard, float] = {}
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._threads: list[threading.Thread] = []
+        self._shards: Sequence[Shard] = ()
+        self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
+        self._stopped = threading.Event()
+        self._pool = DaemonPool(_THREADS)
 
     def follow(self, shards: Sequence[Shard]) -> None:
-        """`shards` are needed now and later, in this order; call it again whenever that changes.
+        """Starts to download `shards`, which are needed now and later, in this order. Call it before each batch.
 
         None of them is removed from the cache to make room for another one of them, which is needed no sooner: with
         all shards in use, the cache fills up, and the other shards are read from their source.
         """
-        wanted = list(shards[: self.ahead])
-        with self._changed:
-            self._followed = shards
-            if wanted == self._wanted:
-                return
-            self._wanted = wanted
-            self._begun.intersection_update(wanted)
-            self._retry_at = {shard: self._retry_at[shard] for shard in wanted if shard in self._retry_at}
-            self._changed.notify_all()
-        if not self._threads:
-            self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
-            for thread in self._threads:
-                thread.start()
+        self._shards, wanted = shards, shards[: self.ahead]
+        for shard in self._downloads.keys() - set(wanted):
+            self._downloads.pop(shard).cancel()
+        for shard in wanted:
+            download = self._downloads.get(shard)
+            if download is None or (download.done() and download.result() <= time.monotonic()):
+                self._downloads[shard] = self._pool.submit(self._download, shard)
 
     def close(self) -> None:
-        """Cancels all downloads; a thread that waits for a server is left behind, and ends with the process.
+        """Cancels all downloads, and waits for none. Call it before the process exits."""
+        self._stopped.set()
+        self._pool.close()
 
-        Call it before the process exits.
-        """
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _next(self) -> Shard | None:
-        now = time.monotonic()
-        ready = (shard for shard in self._wanted if shard not in self._begun and self._retry_at.get(shard, 0.0) <= now)
-        return next(ready, None)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopped and (shard := self._next()) is None:
-                    self._changed.wait(_RETRY_SECONDS)
-                if self._stopped:
-                    return
-                self._begun.add(shard)
-                keep = self._followed
-            is_cached = self._download(shard, keep)
-            with self._changed:
-                if not is_cached:
-                    self._begun.discard(shard)
-                    self._retry_at[shard] = time.monotonic() + _RETRY_SECONDS
-
-    def _download(self, shard: Shard, keep: Sequence[Shard]) -> bool:
+    def _download(self, shard: Shard) -> float:
         try:
-            return self.cache.download(shard, keep, is_cancelled=lambda: self._stopped)
+            is_cached = self.cache.download(shard, self._shards, is_cancelled=self._stopped.is_set)
         except UserError:
-            return False
+            is_cached = False
+        return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS

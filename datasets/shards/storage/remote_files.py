@@ -15,7 +15,7 @@ from datasets.shards.shard import Shard
 
 _CONNECT_SECONDS, _READ_SECONDS, _RETRY_SECONDS = 10.0, 30.0, 5.0  # at most
 _MAX_RETRIES = 4
-_COALESCE_BYTES = 1 << 17  # between two ranges that are read at once: what a connection reads in about one latency
+_COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _CHUNK_BYTES = 1 << 18
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 
@@ -50,23 +50,22 @@ class RemoteFiles:
             self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
         self.can_list = scheme in ("s3", "gs")
 
-    def list_folder(self, folder: str) -> tuple[list[Shard], list[str]]:
-        """All objects in a folder below the root ('': the root itself), and the names of the folders there."""
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """Lists the objects and the folders in a folder below the root ('': the root itself)."""
         found = self.store.list_with_delimiter(folder or None)
-        return [_shard(entry["path"], entry) for entry in found["objects"]], list(found["common_prefixes"])
+        return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
     def head(self, name: str) -> Shard:
         return _shard(name, self.store.head(name))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each (start, length), read at the same time; fewer where the object or the answer ends."""
+        """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
         starts, lengths = zip(*ranges, strict=True)
-        return [bytes(part) for part in self.store.get_ranges(
-            name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES
-        )]  # fmt: skip
+        parts = self.store.get_ranges(name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES)
+        return list(map(bytes, parts))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        """The whole object as it is now, and its bytes from `start` on."""
+        """Returns the whole object as it is now, and its bytes from `start` on."""
         result = self.store.get(name, options={"range": {"offset": start}} if start else None)
         return _shard(name, result.meta), map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
 
@@ -76,5 +75,5 @@ def _shard(name: str, meta: Any) -> Shard:
 
 
 def _has_plain_endpoint() -> bool:
-    """Whether the user has chosen an endpoint without encryption, such as a server in the same rack."""
+    """Tells whether the user has chosen an endpoint without encryption, such as a server in the same rack."""
     return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)

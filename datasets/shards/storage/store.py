@@ -23,7 +23,7 @@ from datasets.shards.storage.store_errors import (
     describe,
     is_beyond_end,
 )
-from utils.daemon_pool import DaemonPool
+from utils.threads import DaemonPool
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
@@ -36,7 +36,7 @@ _INDEX_AGAIN = "has changed since it was indexed; start the run again, which ind
 
 
 class _ShortAnswer(Exception):
-    """An answer with fewer bytes than were asked for."""
+    """An answer with fewer bytes than requested."""
 
 
 class ShardStore:
@@ -58,7 +58,7 @@ class ShardStore:
 
     @property
     def can_list(self) -> bool:
-        """Whether the names of files can be listed: not on a web server."""
+        """Tells whether the names of files can be listed: not on a web server."""
         return self._files.can_list
 
     @cached_property
@@ -72,24 +72,22 @@ class ShardStore:
     def url(self, name: str) -> str:
         return join_url(self.root, name)
 
-    def list_folder(self, folder: str = "") -> tuple[list[Shard], list[str]]:
-        """All files in a folder below the root ('': the root itself), and the names of the folders there; unordered."""
+    def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
+        """Lists the files and the folders in a folder below the root ('': the root itself), unordered."""
         return self._retry(folder, lambda: self._files.list_folder(folder))
 
     def head(self, names: Sequence[str]) -> list[Shard]:
-        """The size and version of each file, in the order of `names`."""
+        """Returns the size and version of each file, in the order of `names`."""
         head = self._files.head
         with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
             return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
 
-    def read(self, name: str, start: int, length: int) -> bytes:
-        """`length` bytes of a file; raises ShardChanged if it is shorter."""
-        return self.read_many(name, [(start, length)])[0]
-
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range (start, length), read at the same time; raises ShardChanged if the file is shorter.
+        """Reads the bytes of each range (start, length) of a remote file at the same time.
 
-        Raises RangesNotSupported if a server sends whole files only.
+        Raises:
+            ShardChanged: the file is shorter.
+            RangesNotSupported: the server sends whole files only.
         """
 
         def read() -> list[bytes]:
@@ -104,54 +102,51 @@ class ShardStore:
         return self._retry(name, read) if ranges else []
 
     def read_small(self, name: str, max_bytes: int) -> bytes | None:
-        """A whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
+        """Reads a whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
 
         def read() -> bytes | None:
             try:
                 found, chunks = self._files.open_stream(name, 0)
             except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return None
-            data = bytearray()
-            for chunk in chunks:
-                data += chunk
-                if len(data) > max_bytes:
-                    raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
+            if found.num_bytes > max_bytes:
+                raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
+            data = b"".join(chunks)
             if len(data) != found.num_bytes:
                 raise _ShortAnswer
-            return bytes(data)
+            return data
 
         return self._retry(name, read)
 
-    def stream(self, name: str, version: str | None = None, num_bytes: int | None = None) -> Iterator[bytes]:
-        """The bytes of a whole file in order. Raises ShardChanged if it has another version or size than given."""
-        attempts, position, wanted = self._attempts(name), 0, None
-        while wanted is None or position < wanted.num_bytes:
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """Yields the bytes of a whole shard in order; raises ShardChanged if the file is another one."""
+        attempts, position = self._attempts(shard.name), 0
+        while position < shard.num_bytes:
             try:
-                found, chunks, skip = self._open_at(name, position)
-                wanted = wanted or Shard(name, found.num_bytes if num_bytes is None else num_bytes, version)
-                if not found.is_same_as(wanted):
-                    if found.version is None or found.version != wanted.version:
-                        raise ShardChanged(f"{self.url(name)}: {_INDEX_AGAIN}")
+                found, chunks, skip = self._open_at(shard.name, position)
+                if not found.is_same_as(shard):
+                    if found.version is None or found.version != shard.version:
+                        raise ShardChanged(f"{self.url(shard.name)}: {_INDEX_AGAIN}")
                     raise _ShortAnswer  # the same file, but a wrong length
-                wanted = wanted._replace(version=wanted.version or found.version)
+                shard = shard._replace(version=shard.version or found.version)
                 for chunk in chunks:
                     unread, skip = chunk[skip:], max(0, skip - len(chunk))
                     position += len(unread)
                     if unread:
                         yield unread
                         attempts.restart()
-                if position < wanted.num_bytes:
+                if position < shard.num_bytes:
                     raise _ShortAnswer
             except (*STORE_ERRORS, _ShortAnswer) as error:
                 attempts.pause(error)
 
     def check_unchanged(self, shard: Shard) -> None:
-        """Raises ShardChanged if the file is not `shard` any more. Call it where a checksum does not match."""
+        """Raises ShardChanged if the file is no longer `shard`. Call it where a checksum does not match."""
         if not self.head([shard.name])[0].is_same_as(shard):
             raise ShardChanged(f"{self.url(shard.name)}: {_INDEX_AGAIN}")
 
     def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes], int]:
-        """An open stream, and the number of its first bytes that the caller has already."""
+        """Opens a stream; returns also the number of its first bytes that the caller already has."""
         try:
             return *self._files.open_stream(name, position), 0
         except NotSupportedError:
@@ -175,13 +170,13 @@ class _Attempts:
     """Decides whether a failed call is repeated, and waits before."""
 
     def __init__(self, root: str, url: str, max_seconds: float) -> None:
-        """`max_seconds`: no call begins later than that after the first one."""
+        """`max_seconds`: the time after the first call until the start of the last one."""
         self.root, self.url, self.max_seconds = root, url, max_seconds
         self.short_answers = 0
         self.restart()
 
     def restart(self) -> None:
-        """After progress: the time limit begins again."""
+        """Begins the time limit again, after progress."""
         self.started, self.pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
 
     def pause(self, error: Exception) -> None:

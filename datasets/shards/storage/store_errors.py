@@ -1,4 +1,4 @@
-"""Errors of stores as one line each: which of them may pass, and what to do about the others.
+"""Describes errors of stores in one line each, with the fix, and decides which of them may pass.
 
 The text of a library's error is never shown: it contains the answer of the server, and may contain signed URLs.
 """
@@ -44,7 +44,7 @@ class ShardChanged(StoreError):
 
 
 class Problem(NamedTuple):
-    """text: what is wrong; fix: what to do; retry_seconds: how long further attempts may succeed."""
+    """text: the problem; fix: the action of the user; retry_seconds: the time in which another attempt may succeed."""
 
     text: str
     fix: str
@@ -72,12 +72,12 @@ _UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
 
 
 def is_beyond_end(error: Exception) -> bool:
-    """Whether the file ends before the range that was asked for."""
+    """Tells whether the file ends before the requested range."""
     return isinstance(error, GenericError) and bool(_BEYOND_END.search(str(error)))
 
 
 def describe(error: Exception, root: str) -> Problem:
-    """The problem behind an error of obstore or of the operating system, in a store with this `root`."""
+    """Describes an error of obstore or of the operating system, in a store with this `root`."""
     credentials = _CREDENTIALS.get(root.partition("://")[0], _NO_LOGIN)
     if isinstance(error, FileNotFoundError):
         return Problem("does not exist", _CHECK)

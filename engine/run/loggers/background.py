@@ -1,8 +1,7 @@
 """A logger in a thread of its own."""
 
-import queue
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,10 @@ import numpy as np
 
 from engine.run.loggers.logger import LoggedRun, MetricLogger
 from utils.errors import to_single_line
+from utils.threads import DaemonPool
 
 _MAX_WAITING_CALLS = 10_000
+_LOST = "some values will be missing there"
 
 
 class BackgroundLogger:
@@ -24,17 +25,16 @@ class BackgroundLogger:
     """
 
     def __init__(
-        self, name: str, logger: MetricLogger, log: Callable[[str], None], finish_seconds: float = 30.0
+        self, name: str, logger: MetricLogger, warn: Callable[[str], None], finish_seconds: float = 30.0
     ) -> None:
         self.name, self.logger, self.finish_seconds = name, logger, finish_seconds
-        self._log = log
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING_CALLS)
+        self._record = warn
+        self._thread = DaemonPool(1)
         self._has_warned = False
-        self._thread: threading.Thread | None = None
+        self._cannot_start = False
 
     def start(self, run: LoggedRun) -> None:
-        self._thread = threading.Thread(target=self._work, args=(run,), name=self.name, daemon=True)
-        self._thread.start()
+        self._thread.submit(self._start, run)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._add(partial(self.logger.scalars, values, step))
@@ -43,36 +43,37 @@ class BackgroundLogger:
         self._add(partial(self.logger.image, name, pixels, step))
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        self._add(partial(self.logger.finish, result))
-        self._add(None)
-        self._thread.join(self.finish_seconds)
-        if self._thread.is_alive():
+        _, unfinished = wait(
+            [self._thread.submit(self._call, partial(self.logger.finish, result))], self.finish_seconds
+        )
+        if unfinished:
             self._warn(f"has not taken the last values within {self.finish_seconds:g} s; they may be missing there")
 
-    def _add(self, call: Callable[[], None] | None) -> None:
-        if not self._thread.is_alive():  # it could not start
-            return
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self._warn(f"does not keep up: {_MAX_WAITING_CALLS} calls wait; some values will be missing there")
+    def _add(self, call: Callable[[], None]) -> None:
+        if self._thread.num_waiting() >= _MAX_WAITING_CALLS:
+            self._warn(f"does not keep up: {_MAX_WAITING_CALLS} calls wait; {_LOST}")
+        else:
+            self._thread.submit(self._call, call)
 
-    def _work(self, run: LoggedRun) -> None:
+    def _start(self, run: LoggedRun) -> None:
         try:
             self.logger.start(run)
         except BaseException as error:  # a library may call sys.exit()
+            self._cannot_start = True
             self._warn(f"{_describe(error)}; the run continues without it")
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if self._cannot_start:
             return
-        while call := self._calls.get():
-            try:
-                call()
-            except BaseException as error:
-                self._warn(f"{_describe(error)}; some values will be missing there")
+        try:
+            call()
+        except BaseException as error:
+            self._warn(f"{_describe(error)}; {_LOST}")
 
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._log(f"----- Warning: LOGGERS: {self.name}: {to_single_line(problem)}")
+            self._record(f"Warning: LOGGERS: {self.name}: {to_single_line(problem)}")
 
 
 def _describe(error: BaseException) -> str:

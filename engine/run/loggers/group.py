@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from engine.run.log import RunLogger
 from engine.run.loggers.background import BackgroundLogger
 from engine.run.loggers.logger import LoggedRun, MetricLogger
 from engine.run.loggers.mlflow import MlflowLogger
@@ -23,19 +24,17 @@ class LoggerGroup:
 
     Args:
         options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
-        log: logs a line; called in the threads of the loggers.
+        log: the log of the run; called in the threads of the loggers.
     """
 
-    def __init__(
-        self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
         self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
         self._loggers: list[MetricLogger] = []
 
     def start(self, folder: Path, steps_done: int) -> None:
         """Only the main process calls it. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
-        self._loggers = [BackgroundLogger(name, _make(name, self._log), self._log) for name in self.names]
+        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in self.names]
         if is_installed("tensorboard"):
             from engine.run.loggers.tensorboard import TensorBoardLogger
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from configs.schema import Data
+from engine.run.facts import describe_flops
 from engine.run.mfu.device_peaks import peak_flops_per_second
 from engine.run.mfu.flops import training_flops
+from utils.columns import three_digits
 from utils.distributed import ProcessContext
 
 
@@ -27,12 +29,7 @@ class MFUMeter:
     peak_flops_per_second: float | None
 
     def __str__(self) -> str:
-        if self.flops_per_image is None:
-            return "the FLOPs of this model cannot be counted: no TFLOP/s, no MFU"
-        flops = f"{three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
-        if self.peak_flops_per_second is None:
-            return f"{flops}; no datasheet peak for this device and dtype: no MFU"
-        return f"{flops}; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
+        return describe_flops(self.flops_per_image, self.peak_flops_per_second)
 
     def tflops_per_second(self, images_per_second: float) -> float | None:
         return None if self.flops_per_image is None else images_per_second * self.flops_per_image / 1e12
@@ -64,8 +61,3 @@ def format_rates(tflops_per_second: float | None, utilization: float | None) -> 
     """['TFLOP/s: 307', 'MFU: 31.0%'], without the rates that are None."""
     rates = [] if tflops_per_second is None else [f"TFLOP/s: {three_digits(tflops_per_second)}"]
     return rates if utilization is None else [*rates, f"MFU: {utilization:.1%}"]
-
-
-def three_digits(value: float) -> str:
-    """Three significant digits; large values as whole numbers, without an exponent."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

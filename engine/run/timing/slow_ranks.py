@@ -99,7 +99,7 @@ class SlowRankReport:
         self.ranks, self.context, self.status = ranks, context, status
 
     def lines(self, seconds: torch.Tensor) -> list[str]:
-        """Lines for the log; `seconds` as of `SlowRanks.add_step`."""
+        """Notes for the log; `seconds` as of `SlowRanks.add_step`."""
         if not self.context.is_main:
             return []
         found = self.ranks.add_step(seconds)
@@ -108,7 +108,7 @@ class SlowRankReport:
         recovered = self.ranks.recovered
         if recovered and not found:
             self.status.update(slow_rank=None)
-        return [f"----- Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered] + [
+        return [f"Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered] + [
             self._line(slow) for slow in found
         ]
 
@@ -120,6 +120,6 @@ class SlowRankReport:
         times = f"{1000 * slow.seconds:.0f} ms per step against {1000 * slow.median_seconds:.0f} ms"
         more = f"{slow.percent:.0f}%" if slow.percent < 1000 else f"{slow.percent / 100:.0f} times"
         return (
-            f"----- Warning: rank {slow.rank} on {self._host(slow.rank)} was {more} slower than the median rank for "
+            f"Warning: rank {slow.rank} on {self._host(slow.rank)} was {more} slower than the median rank for "
             f"{steps} steps; cause: {slow.cause} ({times})"
         )

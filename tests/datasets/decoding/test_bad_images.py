@@ -25,11 +25,11 @@ from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
+from engine.run.log import RunLogger
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
 from utils.errors import Findings, UserError
-from utils.logger import RunLogger
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
 BAD_IN_VAL = {"class1/3.png": b"?"}

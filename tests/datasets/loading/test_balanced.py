@@ -24,15 +24,6 @@ def test_every_class_has_the_same_number_of_places(num_places):
         assert {frequencies[label] for label in COUNTS} <= {num_places // 4, -(-num_places // 4)}
 
 
-def test_classes_are_spread_over_the_epoch():
-    """Each block of 4 places has each class once, and the places within blocks are uniform."""
-    blocks = TARGETS[torch.cat([balanced_order(TARGETS, 500, 0, epoch) for epoch in range(8)])].reshape(-1, 4)
-    assert (np.sort(blocks) == sorted(COUNTS)).all()
-    for place in range(4):
-        share = np.bincount(blocks[:, place], minlength=8)[list(COUNTS)] / len(blocks)
-        assert abs(share - 0.25).max() < 0.05  # 1,000 blocks: the standard deviation is 0.014
-
-
 def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
     """125 places per class: the class of 419 images needs 3.35 epochs, those of 2, 9 and 70 images less than two."""
     drawn = [balanced_order(TARGETS, 500, 0, epoch).numpy() for epoch in range(12)]
@@ -58,29 +49,6 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 def sampler(batch_size, rank=0, world_size=1, first_batch=0, repeats=1):
     return TrainSampler(500, batch_size, 3, 7, rank, world_size, first_batch, repeats, balanced_targets=TARGETS)
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_batches_do_not_depend_on_the_number_of_ranks_and_keep_their_number(world_size, repeats):
-    one = sampler(24, repeats=repeats)
-    assert len(one) == len(TrainSampler(500, 24, 3, 7)) == 60
-    ranks = [sampler(24 // world_size, rank, world_size, repeats=repeats) for rank in range(world_size)]
-    for whole, *parts in zip(one, *ranks, strict=True):
-        assert sorted(whole) == sorted(key for part in parts for key in part)
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-@pytest.mark.parametrize("first_batch", [0, 7, 20, 33])
-def test_a_resumed_run_continues_with_the_next_batch(first_batch, repeats):
-    whole = list(sampler(24, repeats=repeats))
-    assert list(sampler(24, first_batch=first_batch, repeats=repeats)) == whole[first_batch:]
-
-
-def test_repeated_augmentation_shows_each_drawn_image_three_times_in_a_row():
-    keys = [key for batch in sampler(24, repeats=3) for key in batch]
-    expected = [balanced_order(TARGETS, 167, 7, epoch) for epoch in range(3)]
-    assert keys == [(epoch, int(expected[epoch][place // 3]), place % 3) for epoch in range(3) for place in range(480)]
 
 
 def test_the_note_tells_how_often_images_are_seen():

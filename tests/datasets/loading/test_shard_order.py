@@ -34,16 +34,6 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
         assert len(in_use) <= window
 
 
-def test_each_shard_order_and_each_mix_occurs_equally_often():
-    """Three shards in windows of two: the first sample is each of the six in a sixth of 3,000 epochs."""
-    firsts = np.bincount(
-        [int(ShardWindows(np.array([1, 3, 6]), 2).order(0, epoch)[0]) for epoch in range(3000)], minlength=6
-    )
-    # P(first window has shards a, b) = 1/3 each; then a uniform sample of their union.
-    expected = 3000 / 3 * np.array([1 / 3 + 1 / 4, *[1 / 3 + 1 / 5] * 2, *[1 / 4 + 1 / 5] * 3])
-    assert (np.abs(firsts - expected) < 5 * np.sqrt(expected)).all()
-
-
 def test_the_distance_of_neighbors_is_that_of_a_closed_form():
     """S shards of n samples: neighbors of one shard are n/3 apart, others (S + 1) n / 3.
 

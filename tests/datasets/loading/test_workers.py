@@ -23,7 +23,7 @@ from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.workers import default_num_workers
-from datasets.sources.in_memory import FakeImages, ImageArray
+from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.cpu_cores import CoreShare
 from utils.distributed import ProcessContext
@@ -53,8 +53,8 @@ def loader_of(
     samples: FakeImages, timeout_seconds: float = 600, workers: int = 2, context: ProcessContext = CPU
 ) -> Loader:
     data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
-    reader = BatchReader(samples, data, build_eval_host_transform(data))
-    return Loader(reader, EvalSampler(400, 4), context, timeout_seconds, None)
+    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
+    return Loader(reader, EvalSampler(400, 4), context, None)
 
 
 @pytest.fixture(autouse=True)

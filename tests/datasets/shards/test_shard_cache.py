@@ -4,7 +4,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -145,16 +144,6 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
-def test_folder_that_cannot_be_made(tmp_path, store, shards, warnings):
-    (tmp_path / "shards").touch()
-    for folder in (tmp_path, tmp_path / "shards"):
-        assert not ShardCache(folder, 10**7, store).download(shards[0])
-    assert warnings == [
-        "File exists; samples are read from their source",
-        "Not a directory; samples are read from their source",
-    ]
-
-
 def test_source_that_fails(server, cache, shards):
     server.fail_always(status(404))
     with pytest.raises(StoreError, match=r"0\.tar: does not exist"):
@@ -200,28 +189,6 @@ def test_killed_downloader(server, cache, shards):
     assert files(cache) == [".part"]
     assert cache.download(shards[1])  # removes what is left
     assert files(cache) == [".tar"]
-
-
-def test_part_that_was_left_is_written_again(server, cache, shards):
-    cache.folder.mkdir(parents=True)
-    cache._path(shards[0]).with_suffix(".part").write_bytes(b"x" * 10**6)
-    assert cache.download(shards[0])
-    with cache.descriptor(shards[0]) as file:
-        assert file.read() == content("0.tar")
-
-
-def test_threads_share_a_cache(server, cache, shards):
-    server.faults = iter(lambda: body(pause_seconds=0.001), None)
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.extend(cache.download(shard, wait=True) for shard in shards))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results == [True] * 24 and len(server.requests) == 6
 
 
 def test_cache_folder(monkeypatch):

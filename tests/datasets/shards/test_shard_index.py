@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -18,11 +17,10 @@ from datasets.shards.indexing.index import (
     join_rows,
     read_index,
     to_rows,
-    write_index,
 )
-from datasets.shards.indexing.records import Record, read_records
+from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
-from datasets.sources.strings import strings_in
+from datasets.sources.arrays.strings import strings_in
 from utils.errors import UserError
 
 LABELS = st.one_of(st.none(), st.integers(0, 999_999)), st.one_of(st.none(), st.text(min_size=1, max_size=5))
@@ -155,35 +153,3 @@ def put(name: str, position: int, value: int):
 )
 def test_a_forged_index_is_refused(change, problem):
     assert problem in error_of(forged(change))
-
-
-def test_the_forger_of_these_tests_writes_valid_indexes():
-    assert len(read_index(forged(lambda arrays, content: None), "i")) == 3
-
-
-def test_an_index_is_replaced_atomically(tmp_path):
-    path = tmp_path / "index.safetensors"
-    write_index(path, index_of([[1]]))
-    with pytest.raises(OSError):
-        write_index(tmp_path / "missing" / "index.safetensors", index_of([[1]]))
-    write_index(path, index_of([[2]]))
-    assert read_index(path.read_bytes(), "i").arrays["targets"].tolist() == [2]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_positions_are_those_of_the_images_in_the_shard():
-    data = tar_of(numbered(40))
-    index = join_rows([Shard("a", len(data))], [to_rows(read_records([data], "a", len(data)).records, "a")])
-    starts, lengths = index.arrays["offsets"].tolist(), index.arrays["lengths"].tolist()
-    images = [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    assert images == [content for name, content in numbered(40).items() if name.endswith("jpg")]
-    assert index.arrays["targets"].tolist() == [number % 7 for number in range(40)]
-
-
-def test_many_shards_are_joined_in_linear_time():
-    one = index_of([[f"class {label:05d}" for label in range(2000)]])
-    shards = [Shard(f"{number}.tar", 10**7) for number in range(500)]
-    started = time.process_time()
-    joined = join_rows(shards, [one.rows(0)] * 500)
-    assert len(joined) == 1_000_000 and joined.class_names == one.class_names
-    assert time.process_time() - started < 20  # measured: under a second

@@ -10,10 +10,9 @@ from conftest import samples_for
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
-from datasets.sources import file_checks
 from datasets.sources.checks import notes_on
-from datasets.sources.class_folders import read_class_folders
-from datasets.sources.image_files import ImageFiles
+from datasets.sources.files import file_checks
+from datasets.sources.files.class_folders import read_class_folders
 from utils.errors import Findings, UserError
 
 
@@ -94,20 +93,6 @@ def test_a_report_on_class_folders_names_all_problems(tmp_path, cpu):
     assert all(any(part in found for found in findings) for part in expected)
 
 
-def test_both_lists_missing(tmp_path, cpu):
-    _, *findings = report_on(tmp_path, "imagenet2012", cpu)
-    assert [Path(found.partition(": ")[0]).name for found in findings] == ["train_list.txt", "val_list.txt"]
-
-
-def test_twenty_findings_are_shown(tmp_path, cpu):
-    write_images(tmp_path, "a.jpg")
-    (tmp_path / "train_list.txt").write_text("a.jpg x\n" * 500)
-    (tmp_path / "val_list.txt").write_text("a.jpg 0\n")
-    headline, *shown = report_on(tmp_path, "imagenet2012", cpu)
-    assert headline.endswith(": 500 problems")
-    assert len(shown) == 21 and shown[-1] == "... and 480 more"
-
-
 def test_the_splits_of_one_list_report_a_problem_once(tmp_path, cpu):
     write_images(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / "train.csv").write_text("image_path,target\na.jpg,0\na.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
@@ -157,32 +142,6 @@ def test_a_check_of_many_folders_is_bounded(thousand, cpu, monkeypatch):
     assert note.startswith(
         f"{thousand}/train_list.txt: checked that 400 of 1000 files exist; the others are checked when"
     )
-
-
-def test_a_check_of_many_links_is_bounded(thousand, cpu, monkeypatch):
-    """The list of a folder does not confirm links; each is checked alone."""
-    (thousand / "linked").mkdir()
-    for number in range(100):
-        (thousand / "linked" / f"{number}.jpg").symlink_to(thousand / "0" / "0.jpg" if number else "missing")
-    (thousand / "train_list.txt").write_text(
-        "".join(f"linked/{number}.jpg 0\n" for number in range(100)) + "1/1.jpg 0\n"
-    )
-    checked = []
-    isfile = os.path.isfile
-    monkeypatch.setattr(file_checks.os.path, "isfile", lambda path: checked.append(path) or isfile(path))
-    monkeypatch.setattr(file_checks, "_MAX_FILES", 50)
-    (only,) = report_on(thousand, "imagenet2012", cpu)
-    assert "'linked/0.jpg' is not a file" in only and len(checked) == 50
-    (thousand / "linked" / "0.jpg").unlink()
-    (thousand / "linked" / "0.jpg").touch()
-    (samples,) = samples_for(config_for(thousand, "imagenet2012"), cpu, "train")
-    assert "checked that 52 of 101 files exist" in samples.notes[0]
-
-
-def test_only_the_main_process_checks_files(thousand, cpu, monkeypatch):
-    monkeypatch.setattr(ImageFiles, "check_files", lambda _: pytest.fail("checks files"))
-    (samples,) = samples_for(config_for(thousand, "imagenet2012"), replace(cpu, rank=1), "train")
-    assert len(samples) == 1000
 
 
 def test_all_ranks_raise_the_main_processs_findings(thousand, cpu, monkeypatch):
@@ -247,29 +206,12 @@ def test_classes_with_few_training_images_are_noted(tmp_path, cpu):
     assert single == "Warning: 1 of 3 classes have one training image, such as '1'"
 
 
-def test_equal_names_in_different_folders_are_not_duplicates(tmp_path, cpu):
-    for split in ("train", "val"):
-        write_images(tmp_path / split, "cat/a.jpg", "dog/a.jpg")
-    assert notes_about(tmp_path, "folder", cpu) == []
-
-
 def test_links_to_parent_folders_are_noted(tmp_path, cpu):
     write_images(tmp_path, "cat/a.jpg", "cat/b.jpg", "dog/a.jpg", "dog/b.jpg")
     (tmp_path / "cat" / "up").symlink_to(tmp_path)
     (tmp_path / "dog" / "itself").symlink_to(tmp_path / "dog")
     (note,) = notes_about(tmp_path, "folder", cpu)
     assert note.startswith(f"{tmp_path}: 2 link(s)") and note.endswith("'cat/up'")
-
-
-def test_folders_with_links_to_each_other_are_read_once_each(tmp_path):
-    names = [f"class{number}" for number in range(12)]
-    write_images(tmp_path, *(f"{name}/{name}.jpg" for name in names))
-    for name in names:
-        for other in names:
-            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other)
-    found = read_class_folders(tmp_path)
-    assert len(found.paths) == 12 * 12
-    assert found.findings == []
 
 
 def test_deeply_nested_folders_are_refused(tmp_path):

@@ -7,10 +7,9 @@ import struct
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from source_helpers import assert_refused, options
 
-from datasets.sources import cifar
+from datasets.sources.arrays import cifar
 
 
 def python2_pickle(content) -> bytes:
@@ -69,20 +68,6 @@ def test_cifar100(tmp_path):
     train, val = (cifar.cifar100(options(tmp_path), split) for split in ("train", "val"))
     assert (train.targets.tolist(), val.targets.tolist()) == ([99, 0], [5])
     assert len(train.class_names) == 100
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_cifar_pickled_anew_by_python_3(cifar10, protocol):
-    pixels = np.asfortranarray(cifar_pixels(4, 9))
-    (cifar10 / "test_batch").write_bytes(pickle.dumps({"labels": [1, 2, 3, 4], "data": pixels}, protocol=protocol))
-    val = cifar.cifar10(options(cifar10), "val")
-    assert np.array_equal(val.images.reshape(4, -1), pixels)
-
-
-def test_rgb_to_grey_is_pillows(cifar10):
-    val = cifar.cifar10(options(cifar10), "val")
-    photo = Image.fromarray(val.images[1].transpose(1, 2, 0))
-    assert np.array_equal(val.open(1, 1).pixels[0].numpy(), np.array(photo.convert("L")))
 
 
 class Malicious:

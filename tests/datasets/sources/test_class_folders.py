@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.sources import class_folders
-from datasets.sources.class_folders import caltech101, caltech256, folder, read_class_folders
+from datasets.sources.files import class_folders
+from datasets.sources.files.class_folders import caltech101, caltech256, folder, read_class_folders
 
 
 def test_folder_with_train_and_val(tmp_path):
@@ -39,45 +39,6 @@ def test_folder_without_val_is_split(tmp_path, below):
     assert np.bincount(folder(options(tmp_path, val_fraction=0.5), "val").targets).tolist() == [10, 5, 1]
 
 
-def test_the_split_does_not_depend_on_the_order_of_the_file_system(tmp_path, monkeypatch):
-    write_classes(tmp_path, a=9, b=9)
-    expected = names_of(folder(options(tmp_path), "val"))
-    scandir = os.scandir
-
-    class Reversed:
-        def __init__(self, folder):
-            with scandir(folder) as entries:
-                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
-
-        def __enter__(self):
-            return self.entries
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(class_folders.os, "scandir", Reversed)
-    assert names_of(folder(options(tmp_path), "val")) == expected
-
-
-def test_hidden_folders_and_files_are_no_classes_and_images(tmp_path):
-    write_classes(tmp_path, a=2, b=1)
-    write_image(tmp_path / ".hidden" / "x.jpg")
-    write_image(tmp_path / "a" / "._000.jpg")
-    assert list(read_class_folders(tmp_path).paths) == ["a/000.jpg", "a/001.jpg", "b/000.jpg"]
-
-
-def test_files_that_are_no_images_and_hidden_folders_are_counted_in_one_line(tmp_path):
-    write_classes(tmp_path, a=2, b=1)
-    assert read_class_folders(tmp_path).notes == []
-    write_image(tmp_path / ".hidden" / "x.jpg")
-    for name in ("a/labels.json", "a/.cache", "b/notes.txt", "readme.md"):
-        (tmp_path / name).touch()
-    (note,) = read_class_folders(tmp_path).notes
-    assert note == (
-        f"{tmp_path}: 3 file(s) that are no images and 2 hidden file(s) or folder(s) are ignored, such as 'a/.cache'"
-    )
-
-
 def test_links_are_followed_but_never_up(tmp_path):
     root = tmp_path / "data"
     write_classes(root, a=2, b=1)
@@ -94,14 +55,6 @@ def test_links_are_followed_but_never_up(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("ending", ["jpg", "JPEG", "png", "webp", "bmp", "Gif", "tif", "tiff", "ppm", "PGM"])
-def test_accepted_endings(tmp_path, ending):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"x.{ending}").touch()
-    assert list(read_class_folders(tmp_path).paths) == [f"a/x.{ending}", f"b/x.{ending}"]
-
-
 def test_bad_folders_are_refused(tmp_path, monkeypatch):
     given = options(tmp_path)
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}: contains no folders", "put the images")
@@ -113,12 +66,6 @@ def test_bad_folders_are_refused(tmp_path, monkeypatch):
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}/train/empty: contains no images", "add images")
     write_classes(tmp_path / "val", cat=1, dog=1)
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}: class folder 'empty' is only in one", "remove it")
-
-
-def test_val_alone_can_be_evaluated(tmp_path):
-    write_classes(tmp_path / "val", cat=1, dog=1)
-    assert len(folder(options(tmp_path), "val")) == 2
-    assert_refused(lambda: folder(options(tmp_path), "train"), f"{tmp_path}/train: cannot be listed", "check")
 
 
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):

@@ -2,14 +2,12 @@
 
 import pickle
 
-import numpy as np
 import pytest
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
+from datasets.sources.arrays.packed import packed
 from datasets.sources.class_names import map_labels, number_of_classes
-from datasets.sources.in_memory import ImageArray
-from datasets.sources.packed import packed
 from scripts.pack_dataset import Packable, write_packed
 from utils.errors import UserError
 
@@ -31,10 +29,6 @@ def read(path, cpu, *splits, class_names=KNOWN, dataset="folder", num_classes=No
 )
 def test_map_labels(names, labels):
     assert map_labels(names, KNOWN).tolist() == labels
-
-
-def test_equal_names_keep_their_labels_even_if_a_name_is_repeated():
-    assert map_labels(["crane", "crane"], ["crane", "crane"]).tolist() == [0, 1]
 
 
 def test_a_folder_of_two_classes_gets_the_labels_of_the_checkpoint(tmp_path, cpu):
@@ -82,15 +76,6 @@ def test_a_table_needs_no_training_table(tmp_path, cpu):
         assert samples.targets.tolist() == [3, 1]
 
 
-def test_a_class_without_images_need_not_be_known(tmp_path, cpu):
-    write_image(tmp_path / "a.jpg")
-    write_image(tmp_path / "b.jpg")
-    (tmp_path / "train.csv").write_text("image_path,target\na.jpg,dog\na.jpg,dog\nb.jpg,eel\n")
-    (tmp_path / "val.csv").write_text("image_path,target\na.jpg,dog\n")
-    (samples,) = read(tmp_path, cpu, "all", dataset="csv")
-    assert samples.targets.tolist() == [3]
-
-
 def test_numbers_of_a_list_stay_labels(tmp_path, cpu):
     write_image(tmp_path / "a.jpg")
     (tmp_path / "val_list.txt").write_text("a.jpg 2\n")
@@ -105,12 +90,6 @@ def test_packed_images(tmp_path):
     samples.number_classes(map_labels(samples.class_names, KNOWN), KNOWN)
     assert samples.targets.tolist() == [3, 1, 3]
     assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [3, 1, 3]
-
-
-def test_images_in_memory():
-    samples = ImageArray(np.zeros((2, 1, 4, 4), np.uint8), [0, 1], ["dog", "ant"])
-    samples.number_classes(map_labels(samples.class_names, KNOWN), KNOWN)
-    assert samples.targets.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("below", ["", "val", "train"])
@@ -139,14 +118,3 @@ def test_number_of_classes(tmp_path, cpu):
 def test_packed_lists_count_as_imagenets(tmp_path, class_names, number):
     write_packed_split(tmp_path, "val", class_names, [1, 0])
     assert number_of_classes("packed", [packed(options(tmp_path), "val")]) == number
-
-
-@pytest.mark.parametrize(("train", "val", "number"), [([0, 1], [0], 2), ([0, 1], [4], 5)])
-def test_numbers_of_a_table(tmp_path, cpu, train, val, number):
-    for name, targets in (("train", train), ("val", val)):
-        rows = "".join(f"{name}{target}.jpg,{target}\n" for target in targets)
-        (tmp_path / f"{name}.csv").write_text(f"image_path,target\n{rows}")
-        for target in targets:
-            write_image(tmp_path / f"{name}{target}.jpg")
-    splits = read(tmp_path, cpu, "train", "val", class_names=None, dataset="csv")
-    assert number_of_classes("csv", splits) == number

@@ -15,9 +15,7 @@ from datasets.registry import read_samples, resolve_grey_range
 from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from scripts import pack_dataset
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
 
@@ -96,17 +94,3 @@ def test_the_options_and_the_checkpoint_of_a_run_keep_the_numbers(twelve_bits, t
     run(parse_command_line([f"-cfg={folder / 'config.yaml'}", "-eval", f"-pretrained={folder / 'best.pth'}"]), cpu)
     evaluated = read_yaml(only_run(tmp_path / "out", "eval") / "config.yaml")[0]
     assert evaluated["DATA"]["GREY_RANGE"] == written
-
-
-def test_packed_images_are_mapped_too(twelve_bits, tmp_path, cpu):
-    pack_dataset.main(["-dataset=folder", f"-data_path={twelve_bits}", "-output", str(tmp_path / "packed")])
-    config = config_for(tmp_path / "packed", "DATA.GREY_RANGE=[0, 4095]", "DATA.DATASET=packed")
-    (samples,) = samples_for(config, cpu, "train")
-    assert pickle.loads(pickle.dumps(samples)).open(3, 1).pixels.max() == 255
-
-
-@pytest.mark.parametrize("grey_range", [[4095, 0], [0, 0], [-1, 5], [0, 70000], "automatic", [1]])
-def test_a_wrong_range_is_refused(grey_range, tmp_path):
-    with pytest.raises(UserError, match=r"GREY_RANGE"):
-        config_for(tmp_path, f"DATA.GREY_RANGE={grey_range}")
-    assert Data(GREY_RANGE=None).grey_range is None

@@ -5,9 +5,9 @@ from source_helpers import assert_refused, options, write_classes
 
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.class_folders import folder
+from datasets.sources.files.class_folders import folder
+from datasets.sources.files.lists import csv_tables, imagenet2012
 from datasets.sources.held_out import find_test_split
-from datasets.sources.lists import csv_tables, imagenet2012
 from utils.errors import UserError
 
 ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\n"}
@@ -93,10 +93,3 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     assert hint in refusal(dataset="folder")
     write_classes(tmp_path / "train", cat=2, dog=2)
     assert hint in refusal(dataset="folder")
-
-
-def test_other_data_sets_have_no_test_split(cpu):
-    with pytest.raises(
-        UserError, match=r"DATA.DATASET digits has no test split \(folder, csv, imagenet2012, tar have one\)"
-    ):
-        read_samples(options("nowhere", dataset="digits"), None, cpu, "test")

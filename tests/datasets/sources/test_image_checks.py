@@ -1,17 +1,16 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
 import io
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from source_helpers import options, write_classes
 
-from datasets.sources import image_checks
-from datasets.sources.class_folders import folder
-from datasets.sources.image_checks import check_images, find_bad_images
-from utils.errors import Findings, UserError
+from datasets.sources.files import image_checks
+from datasets.sources.files.class_folders import folder
+from datasets.sources.files.image_checks import check_images, find_bad_images
+from utils.errors import Findings
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))
 
@@ -94,12 +93,3 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     assert headline.startswith("30 images cannot be read") and len(lines) == 21 and lines[-1] == "... and 10 more"
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu, 600)
     assert all("15 image(s) cannot be read and are skipped" in samples.notes[-1] for samples in splits)
-
-
-def test_only_the_main_process_reads_and_all_ranks_raise_its_error(samples_of, tmp_path, cpu, monkeypatch):
-    samples = samples_of(a=encode("JPEG"), b=encode("PNG"))
-    monkeypatch.setattr(image_checks, "find_bad_images", lambda *_: pytest.fail("reads"))
-    check_images([samples], options(tmp_path), replace(cpu, rank=1), 600)
-    monkeypatch.setattr(image_checks, "broadcast_object", lambda value, context: UserError("of the main process"))
-    with pytest.raises(UserError, match="of the main process"):
-        check_images([samples], options(tmp_path), replace(cpu, rank=1, world_size=2), 600)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from source_helpers import options
 
-from datasets.sources.in_memory import digits, fake
+from datasets.sources.arrays.in_memory import digits, fake
 
 
 def test_digits():

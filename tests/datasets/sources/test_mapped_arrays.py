@@ -9,15 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from conftest import ROOT, eval_loader_for, samples_for
-from source_helpers import options, write_image
+from conftest import ROOT
+from source_helpers import options
 
-from configs.reading.command_line import parse_command_line
 from datasets.registry import DATASETS
-from datasets.sources import mapped_arrays
-from datasets.sources.mapped_arrays import MappedArrays, share_arrays
-from datasets.sources.strings import StringPacker, strings_in, to_arrays
+from datasets.sources.arrays import mapped_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import StringPacker, strings_in, to_arrays
 from utils.errors import UserError
 
 
@@ -35,7 +33,7 @@ def test_pickled_samples_are_small(tmp_path, dataset):
     names = [f"{number % 10}/{number}.jpg" for number in range(100_000)]
     (tmp_path / "train_list.txt").write_text("".join(f"{name} {name[0]}\n" for name in names))
     (tmp_path / "train.csv").write_text("image_path,target\n" + "".join(f"{name},{name[0]}\n" for name in names))
-    samples = DATASETS[dataset](options(tmp_path), "train")  # the table is split
+    samples = DATASETS[dataset](options(tmp_path))("train")  # the table is split
     pickled = pickle.dumps(samples)
     assert len(pickled) < 2_000
     received = pickle.loads(pickled)
@@ -44,20 +42,6 @@ def test_pickled_samples_are_small(tmp_path, dataset):
         assert received.name(index) == samples.name(index)
         assert received.targets[index] == samples.targets[index] == int(samples.listing.paths[index][0])
         assert received.location(index) == samples.location(index)
-
-
-def test_workers_read_the_same_images(tmp_path, cpu):
-    for number in range(6):
-        write_image(tmp_path / f"{number}.png", colour=(40 * number, 0, 0))
-    (tmp_path / "val_list.txt").write_text("".join(f"{number}.png {number % 2}\n" for number in range(6)))
-    batches = []
-    for workers in (0, 1):
-        argv = [f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}", "-opts"]
-        config = parse_command_line([*argv, "MODEL.PATCH_SIZE=8", "DATA.IMAGE_SIZE=8"]).config
-        batches.append(list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
-    assert len(batches[0]) == len(batches[1]) == 3
-    for one, other in zip(*batches, strict=True):
-        assert torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
 
 
 def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
@@ -80,7 +64,7 @@ def test_the_temporary_folder_is_removed_when_the_process_exits(temporary):
 import sys, tempfile
 tempfile.tempdir = {str(temporary)!r}
 import numpy as np
-from datasets.sources.mapped_arrays import share_arrays
+from datasets.sources.arrays.mapped_arrays import share_arrays
 kept = share_arrays({{"a": np.arange(5)}})
 sys.exit(3)
 """
@@ -96,12 +80,6 @@ def test_a_full_disk_is_one_line(temporary, monkeypatch):
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); free space or set TMPDIR$"):
         share_arrays({"a": np.arange(5)})
     assert not list(temporary.iterdir())
-
-
-def test_a_missing_temporary_folder_is_one_line(temporary):
-    temporary.rmdir()
-    with pytest.raises(UserError, match=rf"^{temporary}: .*No such file.*; free space or set TMPDIR$"):
-        share_arrays({"a": np.arange(5)})
 
 
 HEADERS = {
@@ -122,14 +100,6 @@ def test_forged_headers_are_refused(tmp_path, header):
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(encoded).to_bytes(2, "little") + encoded + bytes(40))
     with pytest.raises(ValueError, match=r"^a\.npy is not a valid \.npy file$"):
         MappedArrays(tmp_path, ["a"])
-
-
-def test_an_archive_or_a_pickle_is_not_an_array(tmp_path):
-    np.savez(tmp_path / "archive.npz", a=np.arange(5))
-    for content in ((tmp_path / "archive.npz").read_bytes(), pickle.dumps([1]), b""):
-        (tmp_path / "a.npy").write_bytes(content)
-        with pytest.raises(ValueError, match="not a valid"):
-            MappedArrays(tmp_path, ["a"])
 
 
 def test_one_long_string_takes_only_its_own_length():

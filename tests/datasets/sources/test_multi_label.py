@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import eval_loader_for, samples_for, train_batches_for
-from source_helpers import assert_refused, names_of, options, write_image
+from source_helpers import assert_refused, options, write_image
 
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.class_names import number_by
-from datasets.sources.lists import csv_tables
-from datasets.sources.multi_label import split_labels
+from datasets.sources.files.lists import csv_tables
+from datasets.sources.files.multi_label import split_labels
 from utils.errors import UserError
 
 
@@ -50,17 +50,6 @@ def test_labels_of_a_target(target, separator, labels):
     assert split_labels(target, separator) == labels
 
 
-def test_targets_have_a_column_for_each_class_of_the_model(tables, cpu):
-    """train.csv may have more classes than the weights to evaluate, if val.csv has no label of the others."""
-    given = tables(["0 9", "1"], val=["3", "0 4"])
-    (val,) = read_samples(given, 5, cpu, "val")
-    assert val.targets.tolist() == [[0, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
-    (val,) = read_samples(given, 12, cpu, "val")
-    assert val.targets.shape == (2, 12)
-    with pytest.raises(UserError, match=r"MODEL\.NUM_CLASSES is 4"):
-        read_samples(given, 4, cpu, "val")
-
-
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
     train, val = csv_tables(given, "train"), csv_tables(given, "val")
@@ -86,13 +75,6 @@ def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(t
         samples_for(config.with_model(num_classes=4), cpu, "train", "val")
 
 
-def test_a_single_table_is_split_at_random(tables):
-    given = tables([("cat|dog", "dog", "")[number % 3] for number in range(40)])
-    train, val = csv_tables(given, "train"), csv_tables(given, "val")
-    assert (len(train), len(val)) == (36, 4)
-    assert not set(names_of(train)) & set(names_of(val))
-
-
 @pytest.mark.parametrize(
     ("train", "val", "parts"),
     [
@@ -109,18 +91,6 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
         (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
     given = options(tmp_path, dataset="csv", multi_label=True)
     assert_refused(lambda: csv_tables(given, "train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts)
-
-
-def test_one_line_per_label_is_refused(tables, tmp_path):
-    given = tables(["cat"])
-    (tmp_path / "train.csv").write_text("image_path,target\ntrain0.png,cat\ntrain0.png,dog\ntrain0.png,cat\n")
-    findings = csv_tables(given, "train").findings
-    assert len(findings) == 1 and ":3: 'train0.png' has other labels in line 2; write all labels" in findings[0]
-
-
-def test_several_labels_without_the_option_name_it(tables):
-    given = tables(["cat", "dog", "cat|dog"]).model_copy(update={"multi_label": False})
-    assert_refused(lambda: csv_tables(given, "train"), "has several labels", "-opts DATA.MULTI_LABEL=true")
 
 
 def test_several_labels_without_the_option_are_one_finding(tables, tmp_path, cpu):

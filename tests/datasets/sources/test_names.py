@@ -19,10 +19,10 @@ NAMES = [
 FOLDER = "data $\\frac{ \x1b[31m\n{}%s"
 
 
-def argv_for(root: Path, output: Path, dataset: str) -> list[str]:
+def argv_for(root: Path, output: Path) -> list[str]:
     options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
     return [
-        f"-dataset={dataset}",
+        "-dataset=folder",
         f"-data_path={root}",
         "-batch_size=4",
         f"-output={output}",
@@ -50,28 +50,11 @@ def folders(tmp_path) -> Path:
     return root
 
 
-@pytest.fixture
-def table(tmp_path) -> Path:
-    """The same names as targets of a table; one file is listed twice, one is not an image."""
-    root = tmp_path / FOLDER
-    rows = ["image_path,target"]
-    for number, name in enumerate(NAMES):
-        write_image(root / f"{number}\x1b[31m.png")
-        quoted = name.replace('"', '""')
-        rows += [f'{number}\x1b[31m.png,"{quoted}"'] * 2
-    (root / "\x1b[2J.png").write_text("not an image")
-    rows.append(f'\x1b[2J.png,"{NAMES[0]}"')
-    (root / "train.csv").write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
-    return root
-
-
-@pytest.mark.parametrize("dataset", ["folder", "csv"])
-def test_a_whole_run(dataset, request, tmp_path, cpu, capsys):
-    root = request.getfixturevalue({"folder": "folders", "csv": "table"}[dataset])
-    folder = train(argv_for(root, tmp_path / "output \x1b[31m$\\frac{", dataset), cpu)
+def test_a_whole_run(folders, tmp_path, cpu, capsys):
+    folder = train(argv_for(folders, tmp_path / "output \x1b[31m$\\frac{"), cpu)
     assert read_result(folder)["finished"]
     assert f"of {len(NAMES)} classes" in capsys.readouterr().out
-    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(root)
+    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(folders)
     texts = {
         path.name: path.read_bytes().decode() for path in folder.iterdir() if path.suffix in (".txt", ".csv", ".yaml")
     }
@@ -86,7 +69,7 @@ def test_a_whole_run(dataset, request, tmp_path, cpu, capsys):
 def test_an_error_that_names_them(folders, tmp_path, capsys):
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
-    assert run_and_report_errors(main_single_gpu.main, argv_for(folders, tmp_path, "folder")) == 1
+    assert run_and_report_errors(main_single_gpu.main, argv_for(folders, tmp_path)) == 1
     out, err = capsys.readouterr()
     printed = out + err
     assert all(character.isprintable() or character in "\r\n" for character in printed)

@@ -16,8 +16,8 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
-from datasets.sources.mapped_arrays import save_arrays
-from datasets.sources.packed import CHECKSUMS, COLUMNS, index_checksums, packed
+from datasets.sources.arrays.mapped_arrays import save_arrays
+from datasets.sources.arrays.packed import CHECKSUMS, COLUMNS, index_checksums, packed
 from scripts.pack_dataset import Packable, main, write_packed
 from utils.errors import UserError
 
@@ -176,16 +176,6 @@ def test_damage_to_an_index_is_found(small, kind, file):
         read_val(small / kind)
 
 
-def test_a_missing_blob_is_named(small):
-    samples = read_val(small / "encoded")
-    assert samples.open(1, 3).pixels.flatten().tolist() == [255, 0, 0]
-    blob = small / "encoded" / "val.blob"
-    blob.unlink()
-    with pytest.raises(UserError, match=rf"^{blob}: cannot be read \(No such file.*\); .*scripts/pack_dataset.py$"):
-        read_val(small / "encoded")
-    assert samples.open(0, 3).pixels.flatten().tolist() == [255, 0, 0]  # the file is still open
-
-
 def rewrite(index: Path, changed: dict[str, np.ndarray]) -> None:
     """With correct checksums."""
     for name in changed:
@@ -223,15 +213,6 @@ def test_contradictions_are_refused(small, forged):
         read_val(small / "pixels")
 
 
-def test_pickled_samples_are_small(tmp_path):
-    images = (Packable(bytes([number % 251]), number % 2, f"{number}.jpg") for number in range(100_000))
-    assert write_packed(tmp_path, "val", ["a", "b"], images) == 100_000
-    sent = pickle.dumps(read_val(tmp_path))
-    assert len(sent) < 2_000
-    received = pickle.loads(sent)
-    assert (len(received), received.read_bytes(99_999), received.targets[99_999]) == (100_000, bytes([101]), 1)
-
-
 def test_bad_images_end_the_packing_or_are_skipped(folders, cpu, capsys):
     bad = folders / "train" / "plain" / "ä1.png"
     bad.write_bytes(b"no image")
@@ -263,11 +244,3 @@ def test_packing_errors(folders, cpu, monkeypatch):
     monkeypatch.setattr("scripts.pack_dataset.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     refused(rf"^{output}: cannot be written \(No space left\); nothing was kept", "-output", str(output), *flags)
     assert not list(folders.parent.glob("*packed*"))
-
-
-def test_packing_a_packed_data_set_with_a_smaller_size(folders, cpu):
-    output = pack(folders)
-    smaller = folders.parent / "smaller"
-    assert main(["-output", str(smaller), "-size", "10", *options_for(output, "packed")]) == 0
-    (samples,) = samples_for(config_for(smaller, "packed"), cpu, "val")
-    assert {min(samples.open(index, 3).pixels.shape[1:]) for index in range(6)} == {10}

@@ -3,13 +3,12 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from source_helpers import assert_refused, write_image
 
 from datasets.decoding.bad_images import BadImage
-from datasets.sources.class_folders import read_class_folders
-from datasets.sources.unlabelled import unlabelled
+from datasets.sources.files.class_folders import read_class_folders
+from datasets.sources.files.unlabelled import unlabelled
 
 
 def names(path) -> list[str]:
@@ -63,13 +62,6 @@ def test_a_list_has_paths_with_or_without_labels(tmp_path):
     ]
 
 
-def test_a_list_may_have_paths_of_any_bytes(tmp_path):
-    (tmp_path / "list.txt").write_bytes(b"\xff.jpg 1\n=cmd().jpg\n")
-    assert [os.fsencode(name) for name in names(tmp_path / "list.txt")] == [
-        *(os.fsencode(tmp_path) + b"/\xff.jpg", os.fsencode(tmp_path) + b"/=cmd().jpg"),
-    ]
-
-
 def test_a_table_has_the_column_image_path(tmp_path):
     (tmp_path / "t.csv").write_text('id,image_path,target\n1,"a, b.jpg",dog\n2,/abs/c.jpg,cat\n')
     assert names(tmp_path / "t.csv") == [f"{tmp_path}/a, b.jpg", "/abs/c.jpg"]
@@ -100,26 +92,3 @@ def test_mistakes_are_one_line(name, content, problem, tmp_path):
     with pytest.raises(Exception) as error:
         unlabelled(str(path))
     assert problem in str(error.value) or "\\x00" in str(error.value)
-
-
-def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
-    write_image(tmp_path / "a.jpg")
-    (tmp_path / "locked").mkdir()
-    scandir = os.scandir
-
-    def refuse(path):
-        if str(path).endswith("locked"):
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    assert_refused(lambda: unlabelled(str(tmp_path)), "locked: cannot be listed (Permission denied)")
-
-
-def test_many_images_are_arrays(tmp_path):
-    """The samples of a list hold no object per image: paths, ends and labels are memory-mapped."""
-    (tmp_path / "list.txt").write_text("".join(f"{number:08d}.jpg\n" for number in range(20_000)))
-    samples = unlabelled(str(tmp_path / "list.txt"))
-    arrays = samples.listing.arrays
-    assert {type(values) for values in arrays.values()} == {np.ndarray}
-    assert sum(values.nbytes for values in arrays.values()) == 20_000 * (12 + 8 + 4 + 8)

@@ -10,14 +10,11 @@ from torchvision.transforms import v2
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.transforms.device import (
-    Normalize,
     RandomAffine,
     RandomErase,
     build_eval_transform,
     build_train_transform,
-    random_erase_box,
 )
-from datasets.transforms.host import build_host_transform
 
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 
@@ -53,29 +50,6 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom):
         images.float(), -degrees, moved, zoom, [0.0], interpolation=v2.InterpolationMode.BILINEAR
     )
     assert (ours - theirs)[..., 8:-8, 8:-8].abs().max() < 1.0
-
-
-def test_erased_boxes_are_distributed_as_timms():
-    size, count, draws = 64, 2, 4000
-    areas = [box[2] * box[3] / size**2 for box in erase_boxes(size, count, draws)]
-    theirs = RandomErasing(probability=1, min_count=count, device="cpu")  # always `count`
-    erased = torch.zeros(())
-    random.seed(0)
-    for _ in range(500):
-        erased += (theirs(torch.ones(1, size, size)) == 0).float().mean() / 500
-    assert min(areas) > 0.01 * 0.8 and max(areas) < 1 / 6 * 1.1
-    assert sum(areas) / draws == pytest.approx((0.02 + 1 / 3) / 2 / count, rel=0.05)
-    union = torch.zeros(500, size, size, dtype=torch.bool)
-    for number, (top, left, height, width) in enumerate(erase_boxes(size, count, 1000)):
-        union[number // 2, top : top + height, left : left + width] = True
-    assert union.float().mean() == pytest.approx(float(erased), rel=0.08)
-
-
-def erase_boxes(size: int, count: int, draws: int) -> list:
-    rng = random.Random(0)
-    boxes = [random_erase_box(size, count, rng) for _ in range(draws)]
-    assert all(0 <= top <= size - height and 0 <= left <= size - width for top, left, height, width in boxes)
-    return boxes
 
 
 def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
@@ -143,32 +117,6 @@ def test_erased_images_equal_timms_given_its_boxes(mode, count, monkeypatch):
     ours, expected = erased[erased != plain], reference[erased != plain]
     assert float(ours.mean()) == pytest.approx(float(expected.mean()), abs=0.3 if mode == "rand" else 0.06)
     assert float(ours.std()) == pytest.approx(float(expected.std()), abs=0.3 if mode == "rand" else 0.06)
-
-
-@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_erasing_fills_the_drawn_boxes_and_nothing_else(mode):
-    torch.manual_seed(0)
-    data = Data.model_validate({"IMAGE_SIZE": 16, "HFLIP_PROB": 0.0})
-    train = Train.model_validate({"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 1})
-    erase = RandomErase(data, train)
-    transform = build_host_transform(data, train, seed=0)
-    positions, boxes = erase.collate([erase.draw(transform.generator(0, index)) for index in range(40)])
-    plain = Normalize(data)(torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8))
-    erased = erase(plain.clone(), positions, boxes)
-    inside = torch.zeros(40, 16, 16, dtype=torch.bool)
-    for position, image_boxes in zip(positions, boxes, strict=True):
-        for top, left, height, width in image_boxes:
-            inside[position, top : top + height, left : left + width] = True
-    assert 10 < len(positions) < 30 and inside.any()
-    assert torch.equal(erased.permute(0, 2, 3, 1)[~inside], plain.permute(0, 2, 3, 1)[~inside])
-    fill = erased.permute(0, 2, 3, 1)[inside]  # (N, C)
-    colors = len(fill.unique(dim=0))
-    assert {
-        "const": colors == 1 and not fill.any(),
-        "rand": colors == len(positions),
-        "pixel": colors == len(fill),
-    }[mode]
-    assert mode == "const" or abs(fill.mean()) < 0.3
 
 
 def test_padding_is_not_erased():

@@ -10,7 +10,6 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import Compose
 
-from configs.schema import Train
 from configs.schema.augmentation import check_policy
 from datasets.transforms.timm_policy import TimmPolicy
 
@@ -58,18 +57,6 @@ def test_the_generators_of_the_process_stay_as_they_are():
     for policy in POLICIES:
         TimmPolicy(policy, 48, MEAN)(PHOTO, random.Random(3))
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
-
-
-def test_posterizing_to_no_bits_is_black_where_timm_fails():
-    """Pillow 13 refuses 0 bits."""
-    policy = TimmPolicy("rand-m10-inc1-n14-p1.0", 48, MEAN)
-    for seed in range(30):
-        policy(PHOTO, random.Random(seed))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_timms_strings_are_accepted(policy):
-    assert Train.model_validate({"AUGMENT_POLICY": policy}).augment_policy == policy
 
 
 MISTAKES = {

@@ -16,9 +16,9 @@ from engine.checkpoint.shard_writer import ShardWriter
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.commands.open_run import find_on_all_ranks
 from engine.commands.run import run
+from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.logger import RunLogger
 
 OPTIONS = [
     "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",

@@ -82,7 +82,7 @@ def test_the_log_and_the_options_say_what_was_derived(runs):
     for factors in ("2 rank(s) x 3", "1 rank(s) x 6"):
         line = f"Global batch: 96 = batch size 16 x {factors} accumulation step(s); TRAIN.ACCUM_ITER is not used\n"
         assert line in log
-    assert "ACCUM_ITER: 1\n" in (runs["2 to 1"] / "config.yaml").read_text()
+    assert "ACCUM_ITER: 6\n" in (runs["2 to 1"] / "config.yaml").read_text()
 
 
 def test_a_number_of_ranks_that_does_not_divide_it_is_refused_before_the_data_is_read(monkeypatch, tmp_path):

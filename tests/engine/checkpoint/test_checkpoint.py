@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, train
 
 from engine.checkpoint.background import BackgroundWriter
-from engine.checkpoint.forms import BEST, LAST, PREVIOUS
+from engine.checkpoint.paths import BEST, LAST, PREVIOUS, checkpoints_by_progress
 from engine.checkpoint.reader import FORMAT, find_checkpoint, load_checkpoint
 from engine.checkpoint.writer import CheckpointWriter
 from utils.atomic_file import atomic_save
@@ -64,6 +64,16 @@ def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, monkeypatc
         checkpoints.save(make_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
     checkpoints.wait()
     assert saved_epochs(tmp_path) == {LAST: 5, PREVIOUS: 4, BEST: 2, "epoch-004.pth": 4, "epoch-005.pth": 5}
+
+
+def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
+    """As text, 990 comes after 1010."""
+    numbers = (90, 980, 990, 1000, 1010, 12000)
+    for number in numbers:
+        (tmp_path / f"epoch-{number:03d}.pth").touch()
+    (tmp_path / "epoch-final.pth").touch()  # of another program
+    found = [path.name for path in checkpoints_by_progress(tmp_path)]
+    assert found == [f"epoch-{number:03d}.pth" for number in reversed(numbers)]
 
 
 def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):

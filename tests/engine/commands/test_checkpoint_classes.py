@@ -14,9 +14,9 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
-from engine.commands.evaluation_data import _with_values_of, read_evaluation_data
+from engine.commands.evaluated_model import with_data_of
+from engine.commands.evaluation_data import read_evaluation_data
 from engine.commands.run import run
-from engine.training.run_data import read_run_data
 from utils.errors import UserError
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -117,8 +117,8 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
     other = shutil.copytree(images, tmp_path / "other")
     weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
     for data, more, count in ((images, (), 16), (other, split, 80), (other, ["DATA.VAL_FRACTION=0.5"], 40)):
-        config = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)]).config
-        config, samples, _ = read_evaluation_data(config, cpu)
+        command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
+        config, samples, _ = read_evaluation_data(command, cpu)
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
 
@@ -147,14 +147,15 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
 def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     """They are not the user's, and equal those of the checkpoint."""
     argv = ["-dataset=folder", "-opts", "MODEL.TYPE=swin"]
-    data = parse_command_line(argv).config.data
+    command = parse_command_line(argv)
+    data, given = command.config.data, command.given["DATA"]
     preprocessing = {"image_size": 224, "crop_pct": 0.9, "channels": 3, "mean": list(data.imagenet_mean)}
     preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
     trained_on = TrainedOn(["a", "b"], preprocessing, {}, 2, {})
-    completed, warnings = _with_values_of(trained_on, data)
+    completed, warnings = with_data_of(trained_on, data, given)
     assert (completed.imagenet_mean, completed.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, [])
     trained_on.preprocessing["mean"] = [0.5, 0.5, 0.5]
-    assert _with_values_of(trained_on, data)[0].imagenet_mean == (0.5, 0.5, 0.5)
+    assert with_data_of(trained_on, data, given)[0].imagenet_mean == (0.5, 0.5, 0.5)
 
 
 def test_resume_maps_and_refuses_classes_by_name(images, tmp_path, cpu):
@@ -196,18 +197,9 @@ def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu
     )
     log = (folder / "log.txt").read_text()
     assert "----- Warning: MODEL.NUM_CLASSES is 1000, but the data has 4 classes; remove the key to train 4\n" in log
-    assert "----- Warning: TRAIN.WARMUP_EPOCHS is 0.2: its default, 32, exceeds NUM_EPOCHS 2\n" in log
+    assert "----- TRAIN.WARMUP_EPOCHS is 0.2, a tenth of NUM_EPOCHS 2: " in log
     saved = read_yaml(folder / "config.yaml")[0]
     assert (saved["TRAIN"]["WARMUP_EPOCHS"], saved["MODEL"]["NUM_CLASSES"]) == (0.2, 1000)
-
-
-def test_a_warm_up_of_more_than_half_of_the_run_is_warned_about(cpu):
-    def warnings(num_epochs: int) -> list[str]:
-        options = ["DATA.BATCH_SIZE=8", "TRAIN.WARMUP_EPOCHS=4", f"TRAIN.NUM_EPOCHS={num_epochs}"]
-        return read_run_data(parse_command_line(["-dataset=fake", "-opts", *options]).config, cpu)[1].warnings
-
-    assert warnings(6) == ["TRAIN.WARMUP_EPOCHS is 4, more than half of NUM_EPOCHS 6; lower it, such as to 0.6"]
-    assert warnings(8) == []
 
 
 def test_a_checkpoint_of_images_with_a_border_is_valid():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
-from engine.training.schedule import Schedule
+from engine.training.optimization.schedule import Schedule
 from utils.errors import UserError
 
 TINY = [

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from configs.reading.command_line import parse_command_line
-from configs.resolve import accumulation_steps
+from configs.resolve import resolve
 from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -40,10 +40,8 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
 def build(options: list[str], context: ProcessContext) -> TrainState:
-    config = parse_command_line(["-opts", *BASE, *options]).config
-    layout = EpochLayout(
-        1000, config.data.batch_size * context.world_size, accumulation_steps(config, context.world_size), config.seed
-    )
+    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, None, context.world_size)
+    layout = EpochLayout(1000, config.data.batch_size * context.world_size, config.train.accum_iter, config.seed)
     return build_train_state(config, context, layout)[0]
 
 

@@ -12,7 +12,7 @@ from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.fsdp import FSDP
 from engine.precision.policy import Precision
-from engine.training.weight_average import WeightAverage
+from engine.training.optimization.weight_average import WeightAverage
 
 GPU = torch.device("cuda:0")
 OFFLOAD = "PARALLEL.OFFLOAD=true"

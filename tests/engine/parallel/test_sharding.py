@@ -15,7 +15,7 @@ from engine.parallel.build import build_strategy
 from engine.parallel.strategy import Sharding
 from engine.precision.non_finite import first_non_finite
 from engine.precision.norms import keeps_fp32_weights
-from engine.training.optimizer import SHARDED_OPTIMIZERS, check_sharded_optimizer
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, check_sharded_optimizer
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.torch_compat import process_group_timeout

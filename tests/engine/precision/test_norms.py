@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.schema import Amp, Data
 from engine.precision.policy import Precision
-from engine.training.teacher import Teacher
+from engine.training.losses.teacher import Teacher
 from utils.distributed import ProcessContext
 from utils.torch_compat import DispatchMode, op_name
 

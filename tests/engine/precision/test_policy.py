@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.schema import Amp
 from engine.precision.policy import Precision
-from engine.training.weight_average import WeightAverage
+from engine.training.optimization.weight_average import WeightAverage
 
 CPU = torch.device("cpu")
 

@@ -10,19 +10,16 @@ from typing import Any
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line, to_yaml
+from engine.run.facts import FACTS, Devices, EvaluationData, Fact, Model, RunWarning, Start, TrainingData, to_json
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 
-LOG = """\
-2026-01-02 03:04:05,678 ----- Options that differ from the defaults (all: config.yaml):
-      DATA.DATASET=digits
-2026-01-02 03:04:05,679 ----- 2 process(es), cuda:0, O1: bfloat16 autocast over float32 weights
-2026-01-02 03:04:05,680 ----- Data: 1437 training images of 3 classes, 360 for validation; the model has 3 classes
-2026-01-02 03:04:05,681 ----- Model: 0.455 M parameters, 0.0466 GFLOP per training image; no datasheet peak
-2026-01-02 03:04:05,682 ----- Warning: 12 of 1000 classes have one training image, such as 'newt'
-2026-01-02 03:04:05,683 ----- Output: output/digits
-2026-01-02 03:04:06,683 Epoch[001/080], Step[0000/0044], Lr: 0.000001, skipped steps 3
-2026-01-02 03:04:07,683 ----- Epoch[001/080], epoch time: 1.1s, 1291 img/s, skipped steps: 3
-"""
+FACTS_OF_RUN = (
+    Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
+    TrainingData(1437, 360, 0, 3, 3),
+    Model(455_000, 46_600_000, None),
+    RunWarning("Warning: 12 of 1000 classes have one training image, such as 'newt'"),
+    Start("output/digits", 0),
+)
 
 
 def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **status: Any) -> Path:
@@ -44,7 +41,7 @@ def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **statu
         for step in range(10, 20 * epochs + 1, 10)
     )
     write_table(folder / "steps.csv", STEP_COLUMNS, steps)
-    (folder / "log.txt").write_text(LOG, encoding="utf-8")
+    write_facts(folder, FACTS_OF_RUN)
     write_json(folder / "classes.json", {"class_names": ["cat", "dog", "fox"], "preprocessing": {"crop_pct": 0.9}})
     return folder
 
@@ -53,7 +50,7 @@ def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox
     """The folder of `-eval`: without metrics.csv and status.json."""
     _write_options(folder, ["-dataset=digits", "-eval", "-pretrained=best.pth"], [])
     write_json(folder / "result.json", {"top1": 87.5, "top5": 99.0, "loss": 0.5, "images_per_second": 5000.0})
-    (folder / "log.txt").write_text("2026-01-02 03:04:05,680 ----- Data: 8 images of 3 of 3 classes\n")
+    write_facts(folder, [EvaluationData(8, 3, 3)])
     add_evaluation(folder, names)
     return folder
 
@@ -114,6 +111,12 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_facts(folder: Path, facts: Iterable[Fact]) -> None:
+    """Adds them to those that the folder has."""
+    with open(folder / FACTS, "a") as file:
+        file.writelines(f"{to_json(fact)}\n" for fact in facts)
 
 
 def write_json(path: Path, values: Any) -> None:

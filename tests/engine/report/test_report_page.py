@@ -12,12 +12,21 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
-from run_folders import add_evaluation, make_evaluation_run, make_run, write_json, write_table
+from run_folders import (
+    FACTS_OF_RUN,
+    add_evaluation,
+    make_evaluation_run,
+    make_run,
+    write_facts,
+    write_json,
+    write_table,
+)  # fmt: skip
 
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.page import MAX_BYTES, write_report
 from engine.report.styles import contrast
+from engine.run.facts import FACTS, Devices, RunWarning
 from engine.training.run_report import RunReport
 from utils.errors import UserError
 
@@ -71,7 +80,7 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     page = read_page(run)
     assert [tag["id"].removeprefix("section-") for tag in page.all("h2")] == [
         "model-and-data", "curves", "options", "classes", "confusion-matrix", "calibration", "most-confident-mistakes",
-        "highest-losses", "warnings-in-the-log",
+        "highest-losses", "warnings",
     ]  # fmt: skip
     for shown in (
         "finished", "best validation top-1 30.00% epoch 3 of 300", "3m00s", "0.455 M parameters", "cat , dog , fox",
@@ -80,7 +89,6 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         "predicted fox 90.00%",
     ):  # fmt: skip
         assert shown in page.text, shown
-    assert "skipped steps 3" not in page.text  # lines of steps are no warnings
     assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
     assert len(captions) == 7  # six curves, and the reliability diagram
@@ -155,8 +163,7 @@ def test_the_global_batch_size_is_a_product(tmp_path):
 
 
 def test_a_resumed_run_says_so(run):
-    log = (run / "log.txt").read_text()
-    (run / "log.txt").write_text(log + log.replace("bfloat16", "float16"))
+    write_facts(run, [Devices(2, "cuda:0", "O1: float16"), *FACTS_OF_RUN[1:]])
     status = json.loads((run / "status.json").read_text())
     write_json(run / "status.json", status | {"started": "2026-01-03"})
     page = read_page(run)
@@ -209,7 +216,7 @@ def test_hostile_names_stay_text(tmp_path):
     names = [name.encode("utf-8", "backslashreplace").decode() for name in HOSTILE]
     folder = make_run(tmp_path / "<b>run", state="failed", message="<script>alert(2)</script>\x1b[31m")
     write_json(folder / "classes.json", {"class_names": HOSTILE})
-    (folder / "log.txt").write_text("2026-01-02 03:04:05,682 ----- Warning: <img src=x onerror=alert(3)>\n")
+    write_facts(folder, [RunWarning("Warning: <img src=x onerror=alert(3)>")])
     add_evaluation(folder, names)
     page = read_page(folder)
     assert len(page.all("script")) == 1 and all(tag["src"].startswith("data:") for tag in page.all("img"))
@@ -248,7 +255,7 @@ def test_the_last_pictures_are_left_out_if_the_page_becomes_too_large(tmp_path):
 def test_a_folder_of_an_earlier_version_has_a_page(tmp_path):
     folder = make_run(tmp_path / "run")
     write_table(folder / "metrics.csv", ["epoch", "val_loss", "val_top1"], [{"epoch": 1, "val_loss": 1, "val_top1": 5}])
-    for name in ("steps.csv", "log.txt", "classes.json"):
+    for name in ("steps.csv", FACTS, "classes.json"):
         (folder / name).unlink()
     page = read_page(folder)
     assert "Without values: learning rate, gradient norm, loss scale, throughput, data wait, peak memory" in page.text
@@ -278,7 +285,7 @@ def test_folders_that_are_no_run_are_refused(tmp_path, run):
 
 def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run, monkeypatch):
     log: list[str] = []
-    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(info=log.append)))
+    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)))
     report.update()
     old = (run / REPORT).read_bytes()
 
@@ -289,7 +296,7 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
         disk.setattr(page_module, "atomic_write", full)
         report.update(now=True)
         report.update(now=True)
-    assert log == ["----- Warning: report.html cannot be written: OSError: [Errno 28] No space left on device"]
+    assert log == ["Warning: report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old
     shutil.rmtree(run)
     report.update(now=True)

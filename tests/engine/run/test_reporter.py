@@ -9,13 +9,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.meter import MFUMeter
 from engine.run.reporter import Reporter
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
-from utils.logger import RunLogger
 from utils.metrics import BatchSums, MetricSums
 from utils.tables import read_rows
 
@@ -31,7 +31,7 @@ class SimulatedRun:
         self.reporter = Reporter(
             context, folder, logger, LossScaler(context.device), MFUMeter(10**9, None), StepTimer(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
-            loggers=LoggerGroup([], "", {}, logger.info),
+            loggers=LoggerGroup([], "", {}, logger),
         )  # fmt: skip
         self.reporter.start(0, 0)
         self.before_report = lambda: None

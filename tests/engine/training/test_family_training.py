@@ -14,8 +14,8 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
-from engine.training.optimizer import build_optimizer, set_lr
-from engine.training.weight_average import WeightAverage
+from engine.training.optimization.optimizer import build_optimizer, set_lr
+from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
 from scripts.amp_report.report import inspect

@@ -4,12 +4,12 @@ import torch
 from conftest import GREY, TINY_VIT
 
 from configs.reading.command_line import parse_command_line
+from engine.run.log import RunLogger
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import Best
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
-from utils.logger import RunLogger
 from utils.metrics import Metrics
 
 # A process that is not the main one, without a process group.

@@ -21,8 +21,8 @@ from datasets.transforms.device import TrainTransform
 from engine.parallel.ddp import DDP
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer
-from engine.training.schedule import Schedule
+from engine.training.optimization.optimizer import build_optimizer
+from engine.training.optimization.schedule import Schedule
 from engine.training.step_graph import StepGraph, build_step_graph
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -19,7 +19,7 @@ from datasets.transforms.device import build_eval_transform
 from engine.precision import policy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer
+from engine.training.optimization.optimizer import build_optimizer
 from engine.training.state import TrainState
 from models.build import build_model
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_runs import ROOT, environment
+from clusters.cluster_runs import ROOT, environment
 
 ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'

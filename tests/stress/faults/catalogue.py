@@ -8,7 +8,7 @@ from faults.images import image_faults
 from faults.prediction import prediction_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
-from faults.shards import shard_faults
+from faults.sharded import sharded_faults
 from faults.tar import tar_faults
 from faults.tar_cache import cache_faults
 from faults.tar_servers import server_faults
@@ -30,7 +30,7 @@ def all_faults() -> list[Fault]:
         *prediction_faults(),
         *checkpoint_faults(),
         *resume_faults(),
-        *shard_faults(),
+        *sharded_faults(),
         *output_faults(),
         *signal_faults(),
         *rank_faults(),

@@ -2,6 +2,7 @@
 
 import os
 
+from faults.processes import MULTI
 from faults.runner import Fault, Provoke
 from faults.scene import Scene
 
@@ -87,12 +88,14 @@ def command_line_faults() -> list[Fault]:
         ),
     }
     single = r"a launcher started several processes, this script uses one"
+    ranks = {"RANK": "abc", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return [
         *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
         Fault(
             "launcher: several processes of the single-device script", given(), single, environment={"WORLD_SIZE": "2"}
         ),
-        Fault("launcher: WORLD_SIZE is not a number", given(), r"WORLD_SIZE", environment={"WORLD_SIZE": "two"}),
+        Fault("launcher: WORLD_SIZE is not a number", given(), r"WORLD_SIZE.*two", environment={"WORLD_SIZE": "two"}),
+        Fault("launcher: RANK is not a number", given(), r"RANK.*abc", script=MULTI, environment=ranks),
     ]
 
 

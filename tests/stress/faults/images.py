@@ -19,7 +19,6 @@ def image_faults() -> list[Fault]:
     cut = r"3\.jpg: cannot be decoded \(.*\); replace or remove it"
     table: dict[str, tuple[Provoke, str]] = {
         "cut short": (replaced(image_bytes()[:400]), cut),
-        "cut short, read by a worker": (replaced(image_bytes()[:400], "train/cat/3.jpg", "DATA.NUM_WORKERS=1"), cut),
         "cut short, in validation": (replaced(image_bytes()[:400], "val/cat/3.jpg"), cut),
         "text": (replaced(b"hello"), r"3\.jpg: is not an image of a supported format"),
         "empty": (replaced(b""), r"3\.jpg: is empty \(0 bytes\)"),
@@ -40,6 +39,12 @@ def image_faults() -> list[Fault]:
     }
     return [
         *(Fault(f"image: {name}", provoke, line) for name, (provoke, line) in table.items()),
+        Fault(
+            "image: cut short, read by a worker",
+            replaced(image_bytes()[:400], "train/cat/3.jpg", "DATA.NUM_WORKERS=1"),
+            cut,
+            can_fork=False,
+        ),
         Fault(
             "image: 16 bits per channel",
             replaced(encode_image(np.arange(64, dtype="u2").reshape(8, 8) * 900, "PNG")),

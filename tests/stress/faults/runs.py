@@ -5,8 +5,11 @@ import socket
 import time
 from collections.abc import Callable
 
-from faults.runner import MULTI, Fault, Provoke, Running
+from faults.processes import MULTI, Running
+from faults.runner import Fault, Provoke
 from faults.scene import ENDLESS, Scene, require_mounts
+
+SHORT_TIMEOUT = "TIMEOUT_SECONDS=10"  # of runs that wait for an answer that does not come
 
 
 def output_faults() -> list[Fault]:
@@ -57,7 +60,7 @@ def training(scene: Scene) -> list[str]:
 
 
 def two_ranks(provoke: Provoke, *options: str) -> Provoke:
-    return lambda scene: [*provoke(scene), "-ngpus=2", "-opts", "TIMEOUT_SECONDS=4", *options]
+    return lambda scene: [*provoke(scene), "-ngpus=2", "-opts", "TIMEOUT_SECONDS=120", *options]
 
 
 def _send(number: int, after: str = "Epoch[003", times: int = 1) -> Callable[[Running], None]:
@@ -81,7 +84,14 @@ def signal_faults() -> list[Fault]:
     return [
         *faults,
         Fault("Ctrl-C twice", training, None, (128 + signal.SIGINT,), act=twice),
-        Fault("SIGTERM during the start", training, None, (128 + signal.SIGTERM,), act=_send_at_start(signal.SIGTERM)),
+        Fault(
+            "SIGTERM during the start",
+            training,
+            None,
+            (128 + signal.SIGTERM,),
+            act=_send_at_start(signal.SIGTERM),
+            can_fork=False,
+        ),
         Fault("SIGKILL", training, None, (128 + signal.SIGKILL,), act=_send(signal.SIGKILL), state="running"),
     ]
 
@@ -95,7 +105,7 @@ def _send_at_start(number: int) -> Callable[[Running], None]:
 
 
 def rank_faults() -> list[Fault]:
-    two = two_ranks(training)
+    two, stopped = two_ranks(training), two_ranks(training, SHORT_TIMEOUT)
 
     def signal_to(number: int, rank: int) -> Callable[[Running], None]:
         def act(running: Running) -> None:
@@ -142,7 +152,7 @@ def rank_faults() -> list[Fault]:
     return [
         Fault("rank 0 killed", two, r"rank 0", (1, 137), MULTI, signal_to(signal.SIGKILL, 0), "failed"),
         Fault("rank 1 killed", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGKILL, 1), "failed"),
-        Fault("rank 1 stopped", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGSTOP, 1), "failed"),
+        Fault("rank 1 stopped", stopped, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGSTOP, 1), "failed"),
         Fault("rank 1 terminated", two, None, (143,), MULTI, signal_to(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", (1,), MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _send(signal.SIGTERM), "interrupted"),
@@ -150,7 +160,7 @@ def rank_faults() -> list[Fault]:
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
         Fault("a closed terminal on two ranks", two, None, (129,), MULTI, terminal_closes, "interrupted"),
         Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=two_hosts),
-        Fault("the launcher killed", two, None, (137,), MULTI, _send(signal.SIGKILL), "interrupted", grace_seconds=12),
+        Fault("the launcher killed", two, None, (137,), MULTI, _send(signal.SIGKILL), "interrupted"),
         Fault("SIGTERM to torchrun", training, None, (1,), MULTI, terminated, "interrupted", shell=torchrun),
         Fault("torchrun restarts after a kill", restarted, None, (0,), MULTI, killed, "finished", shell=elastic),
         Fault("the port is in use", port_in_use, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
@@ -159,7 +169,7 @@ def rank_faults() -> list[Fault]:
 
 def worker_faults() -> list[Fault]:
     def loading(scene: Scene) -> list[str]:
-        return scene.images(*ENDLESS, "DATA.NUM_WORKERS=2", "TIMEOUT_SECONDS=4")
+        return scene.images(*ENDLESS, "DATA.NUM_WORKERS=2", SHORT_TIMEOUT)
 
     def signal_to(number: int) -> Callable[[Running], None]:
         def act(running: Running) -> None:
@@ -169,6 +179,18 @@ def worker_faults() -> list[Fault]:
         return act
 
     return [
-        Fault("worker killed", loading, r"loading worker \d+ was killed by SIGKILL", act=signal_to(signal.SIGKILL)),
-        Fault("worker stopped", loading, r"no loading worker has answered", act=signal_to(signal.SIGSTOP)),
+        Fault(
+            "worker killed",
+            loading,
+            r"loading worker \d+ was killed by SIGKILL",
+            act=signal_to(signal.SIGKILL),
+            can_fork=False,
+        ),
+        Fault(
+            "worker stopped",
+            loading,
+            r"no loading worker has answered",
+            act=signal_to(signal.SIGSTOP),
+            can_fork=False,
+        ),
     ]

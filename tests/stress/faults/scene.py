@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from faults.preloaded import Interpreter
 from PIL import Image
 
 from engine.checkpoint.reader import FORMAT, load_checkpoint
@@ -53,10 +54,14 @@ def torch_bytes(content: object) -> bytes:
 
 
 class Scene:
-    """`folder` belongs to one fault. `trained` is the folder of a finished run: copy it, do not change it."""
+    """The files of one fault.
 
-    def __init__(self, folder: Path, trained: Path) -> None:
-        self.folder, self.trained = folder, trained
+    trained: the folder of a finished run: copy it, do not change it.
+    interpreter: forks to run scripts; None: each script is a new process.
+    """
+
+    def __init__(self, folder: Path, trained: Path, interpreter: Interpreter | None = None) -> None:
+        self.folder, self.trained, self.interpreter = folder, trained, interpreter
         self.output = folder / "output"
         self.resources = ExitStack()  # servers of this fault, which end with it
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from fault_server import SECRET
-from faults.runner import SINGLE, Fault, Provoke, finish
+from faults.processes import SINGLE, finish
+from faults.runner import Fault, Provoke
 from faults.scene import TINY, Scene, flipped, require_mounts, truncated
 from tar_files import tar_of, with_header
 from tar_shards import jpeg, write_shard, write_shards
 
 from configs.schema import Data
-from datasets.shards.data_set import tar
+from datasets.shards.data_set import TarShards
 from datasets.shards.indexing.index import INDEX_NAME
 
 _EXTRA = "train-0006.tar"  # beside those of `data_of`
@@ -28,7 +29,7 @@ def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] 
 def data_of(scene: Scene) -> Path:
     """Six shards of ten training images, and one of 12 validation images, with an index."""
     root = write_shards(scene.folder / "shards", train=6)
-    tar(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}), "train")
+    TarShards(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}))
     return root
 
 
@@ -130,7 +131,7 @@ def _shard_faults() -> list[Fault]:
         "a sparse file": (with_shard(with_header(plain, 0, type=b"S")), r"member 'a\.jpg' is a sparse file; write"),
         "a name outside the folder in _info.json": (
             changed(lambda root: (root / "_info.json").write_text(foreign)),
-            r"_info\.json: names a shard '\.\./\.\./etc/train-0\.tar', which is not a relative path .*; correct it",
+            r"_info\.json: .*filenames.*'\.\./\.\./etc/train-0\.tar' is not a relative path .*; correct it",
         ),
     }
     return [
@@ -158,7 +159,7 @@ def _without_a_place_for_the_index(scene: Scene) -> list[str]:
 
 def _resumed_with_other_windows(scene: Scene) -> list[str]:
     root = data_of(scene)
-    finish(SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), scene.folder / "first")
+    finish(scene, SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), "first")
     (folder,) = scene.output.iterdir()
     return tar_flags(scene, root, "DATA.SHUFFLE_SHARDS=3", flags=(f"-resume={folder}",))
 

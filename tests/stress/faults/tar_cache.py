@@ -1,10 +1,12 @@
 """Faults of the data set tar with several processes and a cache, and in S3."""
 
+import logging
 import signal
 from collections import Counter
 
 from fault_server import SECRET, FaultHandler, body
-from faults.runner import MULTI, Fault, Running
+from faults.processes import MULTI, Running
+from faults.runner import Fault
 from faults.scene import Scene, Skipped, require_mounts
 from faults.tar import data_of, in_namespace, secret_is_kept, tar_flags
 from faults.tar_served import CACHE, LONG, SHORT_TIMEOUT, Check, all_of, is_equal, resumed, served
@@ -30,7 +32,9 @@ def _nothing_left(scene: Scene) -> list[str]:
 
 
 def slow_downloads(handler: FaultHandler) -> None:
-    body(pause_seconds=0.0 if handler.headers.get("Range") else 3.0)(handler)
+    """Whole shards arrive slowly; the index and ranges of shards at once."""
+    is_whole_shard = handler.path.endswith(".tar") and not handler.headers.get("Range")
+    body(pause_seconds=10.0 if is_whole_shard else 0.0)(handler)
 
 
 def _cache_faults() -> list[Fault]:
@@ -106,6 +110,7 @@ def _bucket_faults() -> list[Fault]:
             from moto.server import ThreadedMotoServer
         except ImportError:
             raise Skipped("moto[s3,server] is not installed") from None
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs each request
         server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         server.start()
         scene.resources.callback(server.stop)
@@ -150,6 +155,6 @@ def _bucket_faults() -> list[Fault]:
             r"s3://bucket/data\S*: no credentials are found.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or",
             environment={"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
             shell=without_keys,
-            wait_seconds=15.0,
+            waits=True,
         ),
     ]

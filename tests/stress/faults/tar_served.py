@@ -2,13 +2,15 @@
 
 import functools
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from fault_server import Fault as ServerFault
 from fault_server import fault_server
-from faults.endurance import state_hash
-from faults.runner import MULTI, SINGLE, Provoke, finish
+from faults.processes import MULTI, SINGLE, finish
+from faults.runner import Provoke
+from faults.saved import state_hash
 from faults.scene import Scene
 from faults.tar import data_of, tar_flags
 
@@ -19,6 +21,7 @@ PATTERN = "{train-{0000..0005},val-0000}.tar"
 LONG = ("TRAIN.NUM_EPOCHS=5", "REPORT_FREQ=1")
 CACHE = "DATA.CACHE_GB=1"
 SHORT_TIMEOUT = "TIMEOUT_SECONDS=6"
+_TRAINING = threading.Lock()
 Check = Callable[[Scene], list[str]]
 
 
@@ -47,13 +50,18 @@ def _ranks(number: int) -> tuple[str, tuple[str, ...]]:
     return (MULTI, (f"-ngpus={number}",)) if number > 1 else (SINGLE, ())
 
 
-@functools.cache
 def undisturbed(ranks: int) -> str:
     """The state hash of a run on the shards in a folder."""
+    with _TRAINING:  # one thread trains, and the others take its result
+        return _train_undisturbed(ranks)
+
+
+@functools.cache
+def _train_undisturbed(ranks: int) -> str:
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         scene = Scene(Path(folder), Path(folder))
         script, flags = _ranks(ranks)
-        finish(script, tar_flags(scene, data_of(scene), *LONG, flags=flags), scene.folder / "printed")
+        finish(scene, script, tar_flags(scene, data_of(scene), *LONG, flags=flags))
         (last,) = scene.output.glob("*/last.pth")
         return state_hash(last)
 
@@ -80,7 +88,7 @@ def resumed(ranks: int = 1, *options: str) -> Check:
         script, flags = _ranks(ranks)
         argv = remote_flags(scene, *options, flags=(*flags, f"-resume={folder}"))
         try:
-            finish(script, argv, scene.folder / "resumed")
+            finish(scene, script, argv, "resumed")
         except UserError as error:
             return [str(error)]
         return is_equal(ranks)(scene)

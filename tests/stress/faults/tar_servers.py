@@ -5,13 +5,12 @@ import socket
 import time
 
 from fault_server import FaultHandler, FaultServer, body, status
-from faults.runner import Fault, Provoke, Running
+from faults.processes import Running
+from faults.runner import Fault, Provoke
 from faults.scene import Scene
 from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
 from tar_shards import write_shard
-
-from datasets.sources.samples import Samples
 
 _AWAY_SECONDS = 20.0
 
@@ -75,7 +74,7 @@ def _refusing_servers() -> list[Fault]:
                 f"tar server: {name}",
                 provoke,
                 line,
-                wait_seconds=Samples.timeout_seconds if line.endswith(network) else 0.0,
+                waits=line.endswith(network),
                 check=secret_is_kept,
             )
             for name, (provoke, line) in table.items()
@@ -124,6 +123,7 @@ def _absent_servers() -> list[Fault]:
             act=away,
             state="finished",
             check=is_equal(),
+            waits=True,
         ),
         Fault(
             "tar server: goes away, and the run is resumed",
@@ -132,6 +132,7 @@ def _absent_servers() -> list[Fault]:
             act=gone,
             state="failed",
             check=resumed(),
+            waits=True,
         ),
         Fault(
             "tar server: shards are replaced during the run",

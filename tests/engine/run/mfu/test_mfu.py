@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from configs.schema import Data
-from engine.run.mfu.meter import MFUMeter, build_mfu_meter, format_rates, three_digits
+from engine.run.mfu.meter import MFUMeter, build_mfu_meter, format_rates
+from utils.columns import three_digits
 from utils.distributed import ProcessContext
 
 DATA = Data(IMAGE_SIZE=8)

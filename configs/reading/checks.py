@@ -1,0 +1,61 @@
+"""Checks the options against the schema: one line for a mistake, with the file and line or the flag, and the key."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.reading.option_layers import OptionLayers
+from configs.reading.yaml_io import shorten
+from configs.schema import Config
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import known_keys, model_type
+from configs.schema.model import Model
+from utils.errors import UserError, did_you_mean
+
+
+def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
+    """The `Config` of `values`: the options in `layers`, which know their origins, and defaults.
+
+    Raises:
+        UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as invalid:
+        errors = invalid.errors(include_url=False)
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise UserError(_error_line(errors[0], layers) + more) from None
+
+
+def _error_line(error: dict[str, Any], layers: OptionLayers) -> str:
+    if error["type"] == "extra_forbidden":
+        path = tuple(part for part in error["loc"] if part not in MODEL_SECTIONS)
+        key = ".".join(path)
+        return f"{layers.origin(path)}unknown key {key}{nearest_key(key, model_type(layers.values))}"
+    path = tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
+    message = error["msg"].removeprefix("Value error, ")
+    for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
+        message = message.replace(in_python, in_yaml)
+    if error["type"] == "model_type":
+        is_switch = path in (("AMP",), ("EVAL",))
+        message = "must be true, false or a section of keys" if is_switch else "must be a section of keys"
+    if isinstance(error["input"], dict) and error["type"] == "value_error":
+        # From the validator of a section: the message begins with the key.
+        key = message.split()[0].rstrip(":")
+        path = (*path, *key.split("."))
+        return f"{layers.origin(path)}{'.'.join(path)}{message.removeprefix(key)}"
+    return f"{layers.origin(path)}{'.'.join(path)} is {shorten(error['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def nearest_key(dotted: str, family: str) -> str:
+    """A hint for an unknown key: the families that have it, or the nearest known key."""
+    if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):
+        return near
+    leaf = dotted.rpartition(".")[2].upper()
+    if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
+        own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
+        similar = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
+        nearest = f"; did you mean {similar[0]}?" if similar else did_you_mean(leaf, own) or "; remove it"
+        return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
+    same_leaf = [key for key in known_keys(family) if key.rpartition(".")[2] == leaf]
+    return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, known_keys(family))

@@ -1,0 +1,154 @@
+"""Help on YAML keys, from the schema: `-h TRAIN`, `-h TRAIN.BASE_LR`, and docs/options.md.
+
+python -m configs.reading.key_help > docs/options.md
+"""
+
+import argparse
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from configs.schema import Config
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import Model
+from configs.schema.section import Section
+from utils.errors import UserError, did_you_mean
+
+_COLUMNS = 120
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_PAGE = """# Options
+
+All keys of YAML files and of `-opts KEY=VALUE`, with their types, defaults, ranges and meanings.
+`python main_single_gpu.py -h TRAIN` prints a section, `-h TRAIN.BASE_LR` a key. The keys of MODEL depend on
+`MODEL.TYPE`; a family may have other defaults: [families.md](families.md).
+
+This page is written from `configs/schema/`: `python -m configs.reading.key_help > docs/options.md`."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An option; all values as text in YAML's notation.
+
+    range: "" without bounds. types: MODEL.TYPE of the models that have this key; () if all have it.
+    """
+
+    name: str
+    type: str
+    default: str
+    range: str
+    meaning: str
+    types: tuple[str, ...] = ()
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def print_help(topic: str) -> None:
+    """Prints the key `topic`, or all keys of the section `topic`.
+
+    Raises:
+        UserError: there is no such key or section.
+    """
+    topic, keys = topic.upper().rstrip("."), all_keys()
+    found = [key for key in keys if key.name == topic or key.name.startswith(f"{topic}.")]
+    if not found:
+        near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
+        raise UserError(f"-h {topic[:80]}: no such key or section{near or '; docs/options.md lists all keys'}")
+    for key in found:
+        models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""
+        bounds = f" {key.range}" if key.range else ""
+        for line, indent in (
+            (f"{key.name}: {key.type}{bounds}; default {key.default}{models}", ""),
+            (key.meaning, "    "),
+        ):
+            print(
+                textwrap.fill(line, _COLUMNS, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
+            )
+
+
+def options_page() -> str:
+    """The text of docs/options.md."""
+    lines, section = [_PAGE], None
+    for key in sorted(all_keys(), key=lambda key: key.section):
+        if key.section != section:
+            section = key.section
+            lines += [
+                f"\n## {section or 'Top level'}\n",
+                "| key | type | default | range | meaning |",
+                "|---|---|---|---|---|",
+            ]
+        models = f" (`{'`, `'.join(key.types)}`)" if key.types else ""
+        cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.range, key.meaning + models)
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def all_keys() -> list[Key]:
+    """The keys of all sections, the keys of MODEL of each family."""
+    family_type = "family of the model; timm: the model of timm's that NAME says"
+    keys = [*_keys(Config, ""), Key("MODEL.TYPE", " | ".join(MODEL_SECTIONS), "vit", "", family_type)]
+    shared = [key for key in _keys(Model, "MODEL.") if key.name != "MODEL.TYPE"]
+    own: dict[Key, list[str]] = {}
+    for name, section in MODEL_SECTIONS.items():
+        for key in _keys(section, "MODEL."):
+            if key.name != "MODEL.TYPE" and key not in shared:
+                own.setdefault(key, []).append(name)
+    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items())]
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
+    for field in section.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _keys(field.annotation, f"{prefix}{field.alias}.")
+        elif field.alias != "MODEL":
+            yield _key(field, prefix)
+
+
+def _key(field: FieldInfo, prefix: str) -> Key:
+    bounds = ((bound, getattr(part, bound, None)) for part in field.metadata for bound in _BOUNDS)
+    limits = ", ".join(f"{_BOUNDS[bound]} {limit:g}" for bound, limit in bounds if limit is not None)
+    return Key(
+        f"{prefix}{field.alias}", _type(field.annotation), _value(field.default), limits, field.description or ""
+    )
+
+
+def _value(value: Any) -> str:
+    """As YAML writes it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else f"{value}"
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return " | ".join(_value(value) for value in arguments)
+    if origin is tuple:
+        return f"[{', '.join('...' if part is Ellipsis else _type(part) for part in arguments)}]"
+    if arguments:
+        return " | ".join(_type(part) for part in arguments)
+    return {NoneType: "null", bool: "true | false", str: "text"}.get(annotation) or annotation.__name__
+
+
+class HelpAction(argparse.Action):
+    """`-h` prints the flags, `-h KEY` a key or a section of keys."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values is None:
+            parser.print_help()
+        else:
+            print_help(values)
+        parser.exit()
+
+
+if __name__ == "__main__":
+    print(options_page())

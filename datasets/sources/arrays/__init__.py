@@ -1,0 +1,1 @@
+"""Samples in arrays: in memory, or in files that all processes map."""

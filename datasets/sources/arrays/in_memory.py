@@ -1,0 +1,87 @@
+"""Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.schema import Data
+from datasets.decoding.decode import LazyImage, convert_channels
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.samples import Samples
+from utils.errors import UserError
+from utils.packages import require
+
+_DIGITS_VAL_FRACTION = 0.2
+
+
+class ImageArray(Samples):
+    """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them: see `share_arrays`."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
+        super().__init__(class_names)
+        self.targets = np.asarray(targets, dtype=np.int64)
+        self._arrays: Mapping[str, np.ndarray] = {"images": images}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._arrays, MappedArrays):
+            self._arrays = share_arrays(self._arrays)
+        return self.__dict__
+
+    @property
+    def images(self) -> np.ndarray:
+        return self._arrays["images"]
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(convert_channels(torch.tensor(self.images[index]), channels))
+
+
+class FakeImages(Samples):
+    """Noise instead of images, to measure everything except reading files."""
+
+    has_class_names = False
+
+    def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
+        rng = np.random.default_rng(num_samples)
+        super().__init__([str(label) for label in range(num_classes)])
+        self.targets = rng.integers(num_classes, size=num_samples)
+        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(self.pool[index % len(self.pool), :channels])
+
+
+def digits(data: Data, split: str) -> ImageArray:
+    """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
+
+    The split is scikit-learn's own stratified one, so that results compare with other programs.
+    """
+    require("DATA.DATASET digits", "sklearn")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
+    try:
+        train_images, val_images, train_targets, val_targets = train_test_split(
+            images,
+            bunch.target,
+            test_size=data.val_fraction or _DIGITS_VAL_FRACTION,
+            stratify=bunch.target,
+            random_state=data.split_seed,
+        )
+    except ValueError as error:
+        raise UserError(f"DATA.VAL_FRACTION {data.val_fraction}: {error}") from error
+    names = [str(name) for name in bunch.target_names]
+    if split == "train":
+        return ImageArray(train_images, train_targets, names)
+    return ImageArray(val_images, val_targets, names)
+
+
+def fake(data: Data, split: str) -> FakeImages:
+    """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
+    num_samples = max(1280, 40 * data.batch_size) if split == "train" else 256
+    return FakeImages(num_samples, num_classes=1000, size=data.image_size)

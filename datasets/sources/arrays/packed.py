@@ -1,0 +1,177 @@
+"""Packed data sets, written by `scripts/pack_dataset.py`: all images of a split in one file.
+
+DATA_PATH contains `train.blob`, the images one after another, encoded or as pixels (H, W, C), and the folder
+`train.index` with one .npy file per entry of `COLUMNS` and their checksums in `SHA256SUMS`; the same for `val`.
+"""
+
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
+from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.strings import strings_in
+from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
+from utils.errors import UserError
+from utils.files import open_regular_file
+
+CHECKSUMS = "SHA256SUMS"
+# Name -> type and number of dimensions. N images: the end of each in the blob, its CRC-32, its label, its size (N, 3)
+# as height, width, channels, or (0, 3) if the images are encoded; their names and the class names as packed strings.
+COLUMNS = {
+    "ends": ("<i8", 1),
+    "crcs": ("<u4", 1),
+    "targets": ("<i8", 1),
+    "shapes": ("<i4", 2),
+    "names": ("|u1", 1),
+    "names_ends": ("<i8", 1),
+    "classes": ("|u1", 1),
+    "classes_ends": ("<i8", 1),
+}
+_FIX = "pack the data again with scripts/pack_dataset.py"
+
+
+def packed(data: Data, split: str) -> Samples:
+    """`{split}.index` and `{split}.blob` in DATA_PATH."""
+    index, path = (Path(data.data_path) / f"{split}.{extension}" for extension in ("index", "blob"))
+    try:
+        if index_checksums(index) != _recorded_checksums(index):
+            raise ValueError("is damaged (a checksum does not match)")
+        arrays = MappedArrays(index, COLUMNS)
+        _check_index(arrays, os.stat(path).st_size)
+        return (PackedPixels if len(arrays["shapes"]) else PackedImages)(path, arrays)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: cannot be read ({error.strerror}); check DATA.DATA_PATH, or {_FIX}"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{index}: {error}; {_FIX}") from error
+
+
+def index_checksums(index: Path) -> str:
+    """The checksums of the files of an index, in the format of `sha256sum`; raises OSError if a file is missing."""
+    lines = []
+    for name in COLUMNS:
+        with open_regular_file(index / f"{name}.npy") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}.npy\n")
+    return "".join(lines)
+
+
+def _recorded_checksums(index: Path) -> str:
+    with open_regular_file(index / CHECKSUMS) as file:
+        return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
+
+
+def _check_index(arrays: Mapping[str, np.ndarray], blob_bytes: int) -> None:
+    """Raises ValueError if the index contradicts itself or the size of the blob. Checksums do not prevent forgery."""
+    for name, (dtype, dimensions) in COLUMNS.items():
+        if arrays[name].dtype.str != dtype or arrays[name].ndim != dimensions:
+            raise ValueError(f"is damaged ({name}.npy has a wrong type or shape)")
+    for name in ("names", "classes"):
+        edges = np.concatenate([[0], arrays[f"{name}_ends"], [len(arrays[name])]])
+        if not (edges[1:] >= edges[:-1]).all():
+            raise ValueError(f"is damaged ({name} are outside of their text)")
+    ends, targets = arrays["ends"], arrays["targets"]
+    if not (0 < len(arrays["names_ends"]) == len(ends) == len(arrays["crcs"]) == len(targets)):
+        raise ValueError("is damaged (its columns differ in length)")
+    if not 0 <= targets.min() <= targets.max() < len(arrays["classes_ends"]):
+        raise ValueError("is damaged (a label has no class)")
+    starts = np.append(0, ends[:-1])
+    if ends[-1] != blob_bytes:
+        raise ValueError(f"describes a blob of {ends[-1]:,} bytes, but the blob has {blob_bytes:,}")
+    if not (starts <= ends).all() or starts.min() < 0 or (ends - starts).max() > MAX_FILE_BYTES:
+        raise ValueError("is damaged (an image is outside of the blob)")
+    _check_shapes(arrays["shapes"], ends - starts)
+
+
+def _check_shapes(shapes: np.ndarray, sizes: np.ndarray) -> None:
+    """`shapes` is (0, 3) for encoded images and (N, 3) for pixels, `sizes` (N,) are bytes."""
+    if shapes.shape == (0, 3):
+        return
+    if shapes.shape != (len(sizes), 3):
+        raise ValueError("is damaged (its columns differ in length)")
+    sides, channels = shapes[:, :2].astype(np.int64), shapes[:, 2:]
+    if (
+        not np.isin(channels, (1, 3)).all()
+        or not (0 < sides.min() <= sides.max() <= MAX_PIXELS)
+        or (sides.max(1) > MAX_ASPECT * sides.min(1)).any()
+        or not np.array_equal(shapes.astype(np.int64).prod(1), sizes)
+    ):
+        raise ValueError("is damaged (an image's size does not match its pixels)")
+
+
+class _Packed(Samples):
+    """Images in a blob. Pickled, it is the paths of the blob, the index and the labels."""
+
+    def __init__(self, path: Path, arrays: MappedArrays, labels: MappedArrays | None = None) -> None:
+        """`labels`: `targets` that replace the labels of the index."""
+        super().__init__(list(strings_in(arrays, "classes")))
+        self.has_class_names = self.class_names != [str(label) for label in range(len(self.class_names))]
+        self.path = path
+        self._file, self._arrays, self._labels = open_regular_file(path), arrays, labels or arrays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self._arrays, self._labels)
+
+    @property
+    def targets(self) -> np.ndarray:
+        return self._labels["targets"]
+
+    @targets.setter
+    def targets(self, targets: np.ndarray) -> None:
+        self._labels = share_arrays({"targets": targets})
+
+    def name(self, index: int) -> str:
+        return f"{self.path}: image {index} ({strings_in(self._arrays, 'names')[index]})"
+
+    def read_bytes(self, index: int) -> bytes:
+        """The image as it was packed; raises BadImage if it cannot be read or has changed."""
+        ends = self._arrays["ends"]
+        start = int(ends[index - 1]) if index else 0
+        length = int(ends[index]) - start
+        try:
+            data = _read_at(self._file.fileno(), start, length)
+        except OSError as error:
+            raise read_error(error, str(self.path), self.name(index), _FIX) from error
+        if len(data) < length:
+            raise BadImage(self.name(index), f"ends after {len(data):,} of {length:,} bytes", _FIX)
+        if zlib.crc32(data) != self._arrays["crcs"][index]:
+            raise BadImage(self.name(index), "is damaged (its checksum does not match)", _FIX)
+        return data
+
+
+def _read_at(descriptor: int, start: int, length: int) -> bytes:
+    """`length` bytes, or fewer if the file ends before. Threads and processes can share the descriptor."""
+    parts = []
+    while length and (part := os.pread(descriptor, length, start)):
+        parts.append(part)
+        start, length = start + len(part), length - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class PackedImages(_Packed, EncodedImages):
+    """Encoded images."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), {"grey_range": self.grey_range}
+
+    def relative_name(self, index: int, folder: str) -> str:
+        """Returns the path that the image had when it was packed."""
+        return strings_in(self._arrays, "names")[index]
+
+
+class PackedPixels(_Packed):
+    """Images that were decoded and resized when they were packed."""
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        shape = self._arrays["shapes"][index].tolist()
+        pixels = torch.frombuffer(bytearray(self.read_bytes(index)), dtype=torch.uint8).view(shape)
+        return LazyImage(convert_channels(pixels.permute(2, 0, 1), channels))

@@ -1,0 +1,1 @@
+"""Samples with one file per image: lists, tables, class folders, and their checks."""

@@ -1,0 +1,155 @@
+"""Finds the unusable images of a run before its first step: reads the first and last bytes of each file.
+
+A file whose bytes are not as expected is decoded, so that the check refuses only images that the run would refuse.
+"""
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.samples import MAX_FILE_BYTES, Samples
+from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError, combine_findings
+from utils.files import open_regular_file
+
+_MAX_SECONDS = 30.0
+_NUM_THREADS = 16  # they wait for the disk
+_decoding = threading.Semaphore(4)  # a large image takes 200 MB
+_CHUNK = 256  # images between two looks at the clock
+_HEAD_BYTES, _TAIL_BYTES = 16, 1024  # cameras and editors append bytes after the end of the image
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+_END_MARKERS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n\x1a\n": b"IEND"}
+_WITHOUT_END_MARKER = (b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *(b"P%d" % number for number in range(1, 7)))
+
+
+class ImageProblems(NamedTuple):
+    """The unusable images of a split, in its order, and the number of images that were checked."""
+
+    bad: list[BadImage]
+    num_checked: int
+
+
+def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext, timeout_seconds: float) -> None:
+    """Checks the image files of all splits on the main process, or as many as it can in half a minute.
+
+    With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it; the
+    other ranks wait less than `timeout_seconds`.
+
+    Raises:
+        UserError: unusable images, all in one report, on every rank.
+    """
+    error = _find_error(splits, data, min(_MAX_SECONDS, timeout_seconds / 2)) if context.is_main else None
+    if error := broadcast_object(error, context):
+        raise error
+
+
+def _find_error(splits: Sequence[Samples], data: Data, seconds: float) -> UserError | None:
+    splits = [samples for samples in splits if isinstance(samples, ImageFiles)]
+    num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
+    bad: dict[str, BadImage] = {}  # by path: two splits may share images
+    for samples in splits:
+        try:
+            problems = find_bad_images(samples, data.image_channels, seconds * len(samples) / num_images)
+        except UserError as error:  # the disk or the machine fails
+            return error
+        samples.notes += _notes(samples, problems, skips)
+        bad |= {image.path: image for image in problems.bad}
+    if not bad or skips:
+        return None
+    return combine_findings(
+        f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
+        [str(image) for image in bad.values()],
+    )
+
+
+def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[str]:
+    notes = []
+    if problems.num_checked < len(samples):
+        notes.append(
+            f"{samples.listing.root}: checked the headers of {problems.num_checked} of {len(samples)} images; the "
+            "others are checked when they are read"
+        )
+    if problems.bad and skips:
+        first = problems.bad[0]
+        notes.append(
+            f"{samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
+            f"(DATA.ON_BAD_IMAGE), such as {first.path!r}: {first.reason}"
+        )
+    return notes
+
+
+def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> ImageProblems:
+    """The unusable images among those that can be checked within `seconds`.
+
+    The order of the check spreads evenly, wherever the time ends it, and is the same in each run.
+    """
+    deadline = time.monotonic() + seconds
+
+    def check(indices: np.ndarray) -> dict[int, BadImage | None]:
+        if time.monotonic() > deadline:
+            return {}
+        return {index: _find_problem(samples, index, channels) for index in indices.tolist()}
+
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        num_checked, found = 0, {}
+        for checked in pool.map(check, _evenly_spread_chunks(len(samples))):
+            num_checked += len(checked)
+            found |= {index: problem for index, problem in checked.items() if problem}
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return ImageProblems([found[index] for index in sorted(found)], num_checked)
+
+
+def _evenly_spread_chunks(count: int) -> Iterator[np.ndarray]:
+    """Yields the numbers from 0 to count - 1, each once; any first n chunks are spread evenly."""
+    stride = round(count * _GOLDEN_RATIO)
+    while np.gcd(stride, count) > 1:
+        stride += 1
+    for start in range(0, count, _CHUNK):
+        yield np.sort(np.arange(start, min(start + _CHUNK, count)) * stride % count)
+
+
+def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:
+    try:
+        if not _looks_intact(samples.name(index)):
+            with _decoding:
+                samples.open(index, channels).pixels  # noqa: B018  # decodes
+    except BadImage as problem:
+        return problem
+    return None
+
+
+def _looks_intact(path: str) -> bool:
+    """Tells whether the file begins and ends as an image of a known format; False if it cannot be opened."""
+    try:
+        with open_regular_file(path) as file:
+            descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
+            if size > MAX_FILE_BYTES:
+                return False
+            head = os.pread(descriptor, _HEAD_BYTES, 0)
+            for signature, marker in _END_MARKERS.items():
+                if head.startswith(signature):
+                    return marker in os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            return _has_complete_header(head, size)
+    except OSError:
+        return False
+
+
+def _has_complete_header(head: bytes, size: int) -> bool:
+    """Formats without an end marker; some state the size of the file."""
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return struct.unpack_from("<I", head, 4)[0] + 8 <= size
+    if head.startswith(b"BM") and len(head) >= 6:
+        return struct.unpack_from("<I", head, 2)[0] <= size
+    return size > _HEAD_BYTES and head.startswith(_WITHOUT_END_MARKER)

@@ -1,0 +1,197 @@
+"""The facts of a run: typed records in `facts.jsonl`, one JSON object per line.
+
+`RunLogger.record` alone writes them; the text of a fact is its line in the log. Readers need neither torch nor numpy.
+status.json says what happens now, result.json has the figures of the end, and this file has all else.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter
+
+from utils.columns import three_digits
+
+FACTS = "facts.jsonl"
+MAX_WARNINGS, MAX_CHARS = 50, 1000  # different warnings that are kept, and the length of each
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+_KIND = "fact"  # the key with the kind of a record
+_SPLITS = {"val": "the validation split", "train": "the training split", "test": "the test split"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of the run, new or resumed. steps_done: optimizer steps before it."""
+
+    folder: str
+    steps_done: Count
+
+    def __str__(self) -> str:
+        return f"Output: {self.folder}"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Number of processes, device of each, and the numeric types."""
+
+    processes: Count
+    device: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.hardware}, {self.precision}"
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.processes} process{'' if self.processes == 1 else 'es'}, {self.device}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model in training.
+
+    flops_per_image: of a training step; None if they cannot be counted. peak_flops_per_second: datasheet peak of all
+    devices together; None for CPUs and unknown GPUs.
+    """
+
+    parameters: Count
+    flops_per_image: Count | None
+    peak_flops_per_second: float | None
+
+    def __str__(self) -> str:
+        return f"Model: {self.size}, {describe_flops(self.flops_per_image, self.peak_flops_per_second)}"
+
+    @property
+    def size(self) -> str:
+        return f"{self.parameters / 1e6:.3f} M parameters"
+
+
+def describe_flops(flops_per_image: int | None, peak_flops_per_second: float | None) -> str:
+    if flops_per_image is None:
+        return "the FLOPs of this model cannot be counted: no TFLOP/s, no MFU"
+    flops = f"{three_digits(flops_per_image / 1e9)} GFLOP per training image"
+    if peak_flops_per_second is None:
+        return f"{flops}; no datasheet peak for this device and dtype: no MFU"
+    return f"{flops}; datasheet peak: {three_digits(peak_flops_per_second / 1e12)} TFLOP/s"
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Numbers of images. test: held out for the end of the run. classes: of the data; the model may have more."""
+
+    training: Count
+    validation: Count
+    test: Count
+    classes: Count
+    model_classes: Count
+
+    def __str__(self) -> str:
+        return f"Data: {self.images}; the model has {self.model_classes} classes"
+
+    @property
+    def images(self) -> str:
+        test = f", {self.test} for the test at the end" if self.test else ""
+        return f"{self.training} training images of {self.classes} classes, {self.validation} for validation{test}"
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """The images of an evaluation or a prediction.
+
+    classes: with images, of `model_classes`. split: 'train', 'val' or 'test'; None: all images. path: of unlabelled
+    images, which have no classes.
+    """
+
+    number: Count
+    classes: Count | None = None
+    model_classes: Count | None = None
+    split: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        return f"Data: {self.images}"
+
+    @property
+    def images(self) -> str:
+        if self.path is not None:
+            return f"{self.number} images of {self.path}"
+        split = f": {_SPLITS[self.split]}" if self.split in _SPLITS else ""
+        return f"{self.number} images of {self.classes} of {self.model_classes} classes{split}"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention kernels of the model, such as flash_attention."""
+
+    kernels: list[str]
+
+    def __str__(self) -> str:
+        return f"Attention: {', '.join(self.kernels)}"
+
+
+@dataclass(frozen=True)
+class RunWarning:
+    """A problem that did not end the run."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Fact = Start | Devices | Model | TrainingData | EvaluationData | Attention | RunWarning
+_F = TypeVar("_F", bound=Fact)
+_READERS = {kind.__name__: TypeAdapter(kind) for kind in Fact.__args__}
+
+
+def to_json(fact: Fact, **more: Any) -> str:
+    """One line; characters other than ASCII are escaped. more: keys that readers ignore, such as the time."""
+    return json.dumps({_KIND: type(fact).__name__, **more, **asdict(fact)})
+
+
+@dataclass
+class Facts:
+    """The facts of a run.
+
+    Attributes:
+        latest: the latest fact of each kind, by kind. starts: of the run, resumes included.
+        warnings: how often each occurs, in the order of the file; `more_warnings`: others are left out.
+    """
+
+    latest: dict[type, Fact] = field(default_factory=dict)
+    starts: int = 0
+    warnings: dict[str, int] = field(default_factory=dict)
+    more_warnings: bool = False
+
+    def get(self, kind: type[_F]) -> _F | None:
+        return self.latest.get(kind)
+
+    def add(self, fact: Fact) -> None:
+        self.latest[type(fact)] = fact
+        self.starts += isinstance(fact, Start)
+        if isinstance(fact, RunWarning):
+            text = fact.text[:MAX_CHARS]
+            if text in self.warnings or len(self.warnings) < MAX_WARNINGS:
+                self.warnings[text] = self.warnings.get(text, 0) + 1
+            else:
+                self.more_warnings = True
+
+
+def read_facts(path: Path) -> Facts:
+    """Reads the facts; lines that are damaged, or of another version, are left out. Raises OSError."""
+    facts = Facts()
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for fact in _parsed(file):
+            facts.add(fact)
+    return facts
+
+
+def _parsed(lines: Iterable[str]) -> Iterable[Fact]:
+    for line in lines:
+        try:
+            values = json.loads(line)
+            yield _READERS[values[_KIND]].validate_python(values)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue

@@ -1,0 +1,129 @@
+"""Console, log files, facts and progress bar of a run."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+from tqdm import tqdm
+
+from engine.run.facts import FACTS, Fact, RunWarning, to_json
+from utils.distributed import ProcessContext
+from utils.errors import escape_control_characters
+from utils.status import RANK_LOG
+
+
+class _EscapingFormatter(logging.Formatter):
+    """Escapes control characters, for the console and for files, which users print on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_control_characters(super().format(record))
+
+
+class _ConsoleHandler(logging.Handler):
+    """Writes lines above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+class _LogFile(logging.FileHandler):
+    """Ignores a disk that is full or gone, for which logging prints a traceback: saving a checkpoint reports it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+class RunLogger:
+    """Writes the log and the facts of a run. Lines in log files start with the time.
+
+    `info`, `record`, `warn` and `note` log for the run: main process only, to the console and log.txt. `rank` logs to
+    log_{rank}.txt. Lines and facts from before the folder is known are kept, and written when it is opened.
+    """
+
+    def __init__(self, folder: Path | None, context: ProcessContext) -> None:
+        self._run = _new_logger("ampvit.run")
+        self._rank = _new_logger(RANK_LOG)
+        self._facts = _new_logger("ampvit.facts")
+        if context.is_main:
+            console = _ConsoleHandler()
+            console.setFormatter(_EscapingFormatter())
+            self._run.addHandler(console)
+        timed = _EscapingFormatter("%(asctime)s %(message)s")
+        files = [(self._rank, f"log_{context.rank}.txt", timed)]
+        if context.is_main:
+            files += [(self._run, "log.txt", timed), (self._facts, FACTS, logging.Formatter())]
+        self._buffers = [(*file, MemoryHandler(sys.maxsize, sys.maxsize)) for file in files]
+        for logger, _, _, buffer in self._buffers:
+            logger.addHandler(buffer)
+        if folder:
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        """Writes the lines and facts so far, and all later ones, to the files in `folder`."""
+        for logger, name, formatter, buffer in self._buffers:
+            file = _LogFile(folder / name, encoding="utf-8")
+            file.setFormatter(formatter)
+            buffer.setTarget(file)
+            logger.removeHandler(buffer)
+            buffer.close()  # writes its lines to the file
+            logger.addHandler(file)
+        self._buffers = []
+
+    def info(self, message: str) -> None:
+        self._run.info(message)
+
+    def record(self, fact: Fact) -> None:
+        """Writes a fact, and its line of the log."""
+        self._facts.info(to_json(fact, time=time.strftime("%Y-%m-%d %H:%M:%S%z")))
+        self._run.info(f"----- {fact}")
+
+    def warn(self, text: str) -> None:
+        """Records a problem that does not end the run."""
+        self.record(RunWarning(text))
+
+    def note(self, note: str | Fact) -> None:
+        """Logs a note on the data or the model. Facts, and notes with the mark 'Warning: ', are recorded."""
+        if not isinstance(note, str):
+            self.record(note)
+        elif "Warning: " in note:
+            self.warn(note)
+        else:
+            self.info(f"----- {note}")
+
+    def rank(self, message: str) -> None:
+        self._rank.info(message)
+
+
+def _new_logger(name: str) -> logging.Logger:
+    """The logger of that name, without the handlers of an earlier run in this process."""
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers = []
+    return logger
+
+
+def progress_bar(
+    title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
+) -> tqdm:
+    """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
+
+    It has no rate, which would repeat images/s. tqdm draws it in ASCII if the terminal cannot encode UTF-8.
+    """
+    visible = context.is_main and sys.stderr.isatty()
+    return tqdm(
+        over, title, total, initial=done, unit=unit, leave=False, disable=not visible, miniters=1, dynamic_ncols=True,
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]",
+    )  # fmt: skip

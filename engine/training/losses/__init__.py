@@ -1,0 +1,1 @@
+"""The loss of a step: on labels, and on the outputs of a teacher."""

@@ -1,0 +1,209 @@
+"""The teacher of a distillation: its model, its weights, and the images that it receives.
+
+Legend: B images per batch, C channels, S pixels on a side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch import nn
+
+from configs.reading.model_family import read_family
+from configs.reading.model_flag import architecture, model_sections
+from configs.reading.option_layers import OptionLayers
+from configs.resolve import complete
+from configs.schema import Config, Data, Distillation, Model
+from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
+from engine.precision.policy import Precision
+from models.build import build_model
+from utils.errors import UserError, did_you_mean
+
+TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
+_PREPROCESSING = tuple(OPTION_OF[entry].upper() for entry in ("image_size", "channels", "mean", "std"))
+
+
+class Teacher:
+    """A frozen model in evaluation mode: images of the student -> logits float32 (B, classes), without gradients.
+
+    It computes in the precision of the run, eagerly, and receives the augmented and mixed images of the student (DeiT),
+    with its own normalization and in its own size (bicubic, as Pillow). The host does not wait.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision, own: Data, student: Data) -> None:
+        """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models."""
+        precision.set_norm_dtypes(model)
+        self.model = precision.compute_copy(model).requires_grad_(False).eval()
+        self.precision, self.size = precision, own.image_size
+        self._rescale = _rescale(own, student, precision.device)
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        with self.precision.autocast():
+            logits = self.model(self.preprocess(images))
+        return logits.float()
+
+    def preprocess(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
+        if self._rescale:
+            factor, offset = self._rescale
+            images = torch.addcmul(offset, images, factor)
+        if images.shape[-1] == self.size:
+            return images
+        return F.interpolate(images, size=(self.size, self.size), mode="bicubic", antialias=True)
+
+
+def _rescale(own: Data, student: Data, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Factor and offset (C, 1, 1) from the student's normalization to the teacher's; None if they are equal."""
+    if (own.imagenet_mean, own.imagenet_std) == (student.imagenet_mean, student.imagenet_std):
+        return None
+    factors = [theirs / ours for theirs, ours in zip(student.imagenet_std, own.imagenet_std, strict=True)]
+    shifts = [theirs - ours for theirs, ours in zip(student.imagenet_mean, own.imagenet_mean, strict=True)]
+    offsets = [shift / ours for shift, ours in zip(shifts, own.imagenet_std, strict=True)]
+    return tuple(torch.tensor(values, device=device).view(-1, 1, 1) for values in (factors, offsets))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is known about a teacher before it is built. num_classes: None if only the tensors of the file tell it."""
+
+    name: str
+    weights: str
+    config: Config
+    num_classes: int | None
+    class_names: Sequence[str] | None
+
+
+def build_teacher(
+    options: Distillation,
+    student: Model,
+    data: Data,
+    precision: Precision,
+    class_names: Sequence[str] | None = None,
+) -> tuple[Teacher, list[str]]:
+    """The teacher of a student with the options `student` and `data`, and log lines about it.
+
+    Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
+
+    Raises:
+        UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
+            model does not accept, or weights that do not fit.
+    """
+    source = _find_source(options)
+    own = source.config.data
+    _check_outputs(source, student, class_names)
+    changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": source.weights}
+    try:
+        config = source.config.with_model(**changes)
+        model, notes = build_model(config.model, own, precision.device, needs_head=True)
+    except UserError as error:
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {_for_a_teacher(error)}") from error
+    if own.image_channels != data.image_channels:
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {own.image_channels} channels, and "
+            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
+        )
+    weights, *others = notes or [f"weights: {TIMM}"]
+    about = (
+        f"{source.name}, {weights}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
+        f"{list(own.imagenet_std)}, {student.num_logits} classes"
+    )
+    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
+
+
+def _for_a_teacher(error: UserError) -> str:
+    """The message names the flag of the teacher's weights in place of the student's."""
+    return str(error).removeprefix("MODEL.PRETRAINED: ").replace("-pretrained", "-teacher_model_path")
+
+
+def _find_source(options: Distillation) -> _Source:
+    """Finds the model: TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension.
+
+    The preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
+    """
+    weights = options.teacher_file
+    if weights is None:
+        raise UserError(
+            f"TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE {options.distillation_type} needs a teacher with weights; give "
+            f"-teacher_model_path=FILE, or set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
+        )
+    try:
+        checkpoint = None if weights == TIMM else read_trained_on(weights)
+    except UserError as error:
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS: {error}") from error
+    if checkpoint and not options.named_teacher:
+        name, model, data = str(checkpoint.model.get("NAME")), architecture(checkpoint.model), {}
+    else:
+        name = options.named_teacher or options.implied_teacher
+        model, data = model_sections(name).values()
+    published = _timm_config(name, model, weights)
+    if checkpoint:
+        data = _preprocessing_of(checkpoint)
+    elif published and not data:
+        data = _preprocessing_of_timm(published)
+    config = _with_family_defaults(name, model, data)
+    if checkpoint:
+        return _Source(name, weights, config, checkpoint.num_classes, checkpoint.class_names)
+    return _Source(name, weights, config, published.num_classes if weights == TIMM else None, None)
+
+
+def _with_family_defaults(name: str, model: dict[str, Any], data: dict[str, Any]) -> Config:
+    layers = OptionLayers({"MODEL": model, "DATA": data})
+    sections = complete(layers, read_family(layers)).values
+    preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
+    try:
+        return Config.model_validate({"MODEL": sections["MODEL"], "DATA": preprocessing})
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        problem = " ".join([*map(str, error["loc"]), error["msg"].removeprefix("Value error, ")])
+        raise UserError(f"TRAIN.TEACHER_MODEL {name}: {problem}; choose another teacher") from None
+
+
+def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
+    """timm's `pretrained_cfg` of a model of TYPE timm; None for another type."""
+    if model.get("TYPE") != TIMM:
+        if weights == TIMM:
+            raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: {name} is no model of timm's; give a file of weights")
+        return None
+    timm_name = str(model.get("NAME"))
+    try:
+        published = timm.get_pretrained_cfg(timm_name, allow_unregistered=False)
+    except RuntimeError:
+        hint = did_you_mean(timm_name, timm.list_models(pretrained=True) + timm.list_models())
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {timm_name[:80]} is neither a recipe in configs/ nor a model of timm's{hint}"
+        ) from None
+    if weights == TIMM and not published.has_weights:
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: timm has no weights of {timm_name}; give a file of weights")
+    return published
+
+
+def _preprocessing_of_timm(published: Any) -> dict[str, Any]:
+    channels, *_, width = published.input_size
+    values = (width, channels, list(published.mean), list(published.std))
+    return dict(zip(_PREPROCESSING, values, strict=True))
+
+
+def _preprocessing_of(checkpoint: TrainedOn) -> dict[str, Any]:
+    recorded = {option.upper(): value for option, value in checkpoint.preprocessing_options().items()}
+    return checkpoint.data | recorded
+
+
+def _check_outputs(source: _Source, student: Model, class_names: Sequence[str] | None) -> None:
+    """Raises UserError if the teacher has other classes than the student, as far as its options tell."""
+    if source.num_classes not in (None, student.num_logits):
+        raise UserError(
+            f"TRAIN.TEACHER_WEIGHTS: the teacher {source.name} has {source.num_classes} classes and the student "
+            f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
+        )
+    pairs = zip(source.class_names or (), class_names or (), strict=False)
+    for number, (theirs, ours) in enumerate(pairs):
+        if theirs != ours:
+            raise UserError(
+                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, of the data {ours[:80]}; "
+                "give a teacher that was trained on the same classes"
+            )

@@ -1,0 +1,56 @@
+"""`-h KEY` and docs/options.md, from the schema."""
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import ROOT
+
+from configs.reading.command_line import parse_command_line
+from configs.reading.key_help import all_keys, options_page
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import known_keys
+from configs.schema.section import Section
+from utils.errors import UserError
+
+
+def printed_help(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        parse_command_line(["-h", topic])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_page_of_all_options_is_current():
+    """Else: python -m configs.reading.key_help > docs/options.md"""
+    assert (ROOT / "docs/options.md").read_text() == options_page() + "\n"
+
+
+def sections_below(section: type[Section]) -> Iterator[type[Section]]:
+    for below in section.__subclasses__():
+        yield from (below, *sections_below(below))
+
+
+@pytest.mark.parametrize("family", MODEL_SECTIONS)
+def test_each_key_of_a_family_has_help(family):
+    described = {key.name for key in all_keys() if not key.types or family in key.types}
+    assert described <= set(known_keys(family)) and all(key.meaning for key in all_keys())
+    without_field = {key for section in sections_below(Section) for key in (*section.unsupported, *section.aliases)}
+    others = set(known_keys(family)) - described - {key.section for key in all_keys()}
+    assert {key.rpartition(".")[2] for key in others} <= without_field
+
+
+def test_help_on_a_key_has_type_range_default_and_meaning(capsys):
+    printed = printed_help("train.base_lr", capsys)
+    assert "TRAIN.BASE_LR: float >= 0; default 0.003" in printed and "peak learning rate" in printed
+    assert "NUM_EPOCHS" not in printed
+    section = printed_help("TRAIN", capsys)
+    assert "TRAIN.BASE_LR" in section and "TRAIN.OPTIMIZER.BETAS: [float, float]; default [0.9, 0.999]" in section
+
+
+def test_help_on_a_key_of_a_family_names_the_family(capsys):
+    assert "swin" in printed_help("MODEL.WINDOW_SIZE", capsys)
+
+
+def test_an_unknown_key_is_one_line_with_the_nearest():
+    with pytest.raises(UserError, match=r"TRAIN.BASE_LT.*TRAIN\.BASE_LR"):
+        parse_command_line(["-h", "TRAIN.BASE_LT"])

@@ -1,0 +1,123 @@
+"""Options, facts of the data and number of ranks -> the one `Config` of a run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.resolve import DataFacts, resolve, warnings
+from configs.schema import Config
+from utils.errors import UserError
+
+FACTS = DataFacts(classes=7, named=True, gray_range=(10.0, 4000.0))
+GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
+
+
+def options(*keys: str) -> Config:
+    return parse_command_line(["-opts", "SEED=0", *keys]).config
+
+
+def steps_of(num_ranks: int, *keys: str) -> int:
+    return resolve(options(*keys), None, num_ranks).train.accum_iter
+
+
+def test_accumulation_follows_from_the_number_of_ranks():
+    assert [steps_of(ranks, *GLOBAL_BATCH) for ranks in (1, 2, 3, 4, 6, 12)] == [12, 6, 4, 3, 2, 1]
+    assert steps_of(3, *GLOBAL_BATCH, "TRAIN.ACCUM_ITER=2") == 4  # of a recipe
+    assert [steps_of(ranks) for ranks in (1, 7)] == [1, 1]
+    assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
+
+
+def test_an_evaluation_needs_no_global_batch():
+    evaluation = options(*GLOBAL_BATCH, "EVAL.ENABLED=true", "MODEL.PRETRAINED=a.pth")
+    assert resolve(evaluation, None, 7) == evaluation
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "keys", "expected"),
+    [
+        (1, ("DATA.GLOBAL_BATCH_SIZE=64",), r"multiple of 256 \(batch size 256 x 1 rank\(s\)\); use -batch_size=64$"),
+        (4, ("DATA.GLOBAL_BATCH_SIZE=8", "DATA.BATCH_SIZE=4"), r"multiple of 16 .*; use -batch_size=2$"),
+        (3, ("DATA.GLOBAL_BATCH_SIZE=8", "DATA.BATCH_SIZE=4"), r"3 ranks: use 2 or 4 ranks, or .*SIZE=12$"),
+        (6, ("DATA.GLOBAL_BATCH_SIZE=999999937", "DATA.BATCH_SIZE=4"), r": use 1 rank, or .*SIZE=999999936$"),
+    ],
+)
+def test_a_global_batch_that_does_not_fit_is_one_line_with_the_fix(num_ranks, keys, expected):
+    with pytest.raises(UserError, match=expected) as caught:
+        steps_of(num_ranks, *keys)
+    assert "\n" not in str(caught.value)
+
+
+@given(total=st.integers(1, 100), num_ranks=st.integers(1, 12), batch_size=st.sampled_from([1, 3, 8, 64]))
+def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_size):
+    keys = f"DATA.GLOBAL_BATCH_SIZE={total}", f"DATA.BATCH_SIZE={batch_size}"
+    try:
+        assert steps_of(num_ranks, *keys) * batch_size * num_ranks == total
+    except UserError as error:
+        _, flag, size = str(error).partition("use -batch_size=")
+        if flag:
+            assert steps_of(num_ranks, keys[0], f"DATA.BATCH_SIZE={size}") >= 1
+        else:
+            assert steps_of(num_ranks, str(error).rpartition("or ")[2], keys[1]) >= 1
+
+
+def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
+    first = resolve(options(*GLOBAL_BATCH, "DATA.GREY_RANGE=auto"), FACTS, 2)
+    assert resolve(first, FACTS, 2) == first
+    (tmp_path / "config.yaml").write_text(to_yaml(first))
+    resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, FACTS, 4)
+    assert (first.train.accum_iter, resumed.train.accum_iter) == (6, 3)
+    assert resumed.model_copy(update={"train": first.train}) == first
+
+
+def test_classes_and_gray_range_are_those_of_the_data_unless_they_are_given():
+    free, fixed = options("DATA.GREY_RANGE=auto"), options("DATA.GREY_RANGE=[0, 255]", "MODEL.NUM_CLASSES=3")
+    assert resolve(free, None, 1) == free
+    resolved = [resolve(config, FACTS, 1) for config in (free, fixed)]
+    assert [config.model.num_classes for config in resolved] == [7, 3]
+    assert [config.data.grey_range for config in resolved] == [(10, 4000), (0, 255)]
+    assert resolve(options(), FACTS, 1).data.grey_range is None
+
+
+def test_a_head_with_more_classes_than_the_data_is_warned_about():
+    config = options("MODEL.NUM_CLASSES=1000")
+    (line,) = warnings(config, FACTS)
+    assert line.startswith("MODEL.NUM_CLASSES is 1000, but the data has 7 classes")
+    assert warnings(config, DataFacts(classes=7)) == []  # numbers in a list: some may be missing
+
+
+def test_a_warm_up_of_more_than_half_of_the_run_is_warned_about():
+    (line,) = warnings(options("MODEL.NUM_CLASSES=7", "TRAIN.WARMUP_EPOCHS=4", "TRAIN.NUM_EPOCHS=6"), FACTS)
+    assert "TRAIN.WARMUP_EPOCHS is 4, more than half of NUM_EPOCHS 6" in line and line.endswith("to 0.6")
+    assert warnings(options("MODEL.NUM_CLASSES=7", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.NUM_EPOCHS=6"), FACTS) == []
+
+
+RECIPE = "TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}"
+WARM_UPS = {  # recipe, flags -> warm-up of a run of 5 epochs
+    "default": ("SEED: 0", 0.5),
+    "family": ("MODEL: {TYPE: swin}", 0.5),
+    "recipe": (RECIPE, 0.5),
+    "short": ("TRAIN: {WARMUP_EPOCHS: 4}", 4),
+    "equal": ("TRAIN: {WARMUP_EPOCHS: 5}", 0.5),
+}
+
+
+@pytest.mark.parametrize("case", WARM_UPS)
+def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_path):
+    text, expected = WARM_UPS[case]
+    (tmp_path / "recipe.yaml").write_text(text)
+    (tmp_path / "short.yaml").write_text("BASE: [recipe.yaml]\nTRAIN: {NUM_EPOCHS: 5}")
+    recipe = f"-cfg={tmp_path / 'recipe.yaml'}"
+    by_flag = parse_command_line([recipe, "-epochs=5"])
+    for argv in ([recipe, "-opts", "TRAIN.NUM_EPOCHS=5"], [f"-cfg={tmp_path / 'short.yaml'}"]):
+        assert parse_command_line(argv).config == by_flag.config
+    assert by_flag.config.train.warmup_epochs == expected
+    assert any("TRAIN.WARMUP_EPOCHS is 0.5" in note for note in by_flag.notes) == (expected == 0.5)
+
+
+def test_the_users_warm_up_for_these_epochs_stays():
+    assert parse_command_line(["-epochs=5", "-opts", "TRAIN.WARMUP_EPOCHS=5"]).config.train.warmup_epochs == 5
+    for argv in (["-epochs=5", "-opts"], ["-opts", "TRAIN.NUM_EPOCHS=5"], ["-opts"]):
+        keys = ["TRAIN.WARMUP_EPOCHS=7", "TRAIN.NUM_EPOCHS=5"] if argv == ["-opts"] else ["TRAIN.WARMUP_EPOCHS=7"]
+        with pytest.raises(UserError, match=r"-opts: TRAIN.WARMUP_EPOCHS 7 exceeds NUM_EPOCHS 5"):
+            parse_command_line([*argv, *keys])

@@ -1,0 +1,93 @@
+"""The facts of a run: each kind is read as it was written; damaged lines; what a run records of itself."""
+
+import pytest
+from conftest import train
+
+from engine.run.facts import (
+    FACTS,
+    MAX_CHARS,
+    MAX_WARNINGS,
+    Attention,
+    Devices,
+    EvaluationData,
+    Model,
+    RunWarning,
+    Start,
+    TrainingData,
+    read_facts,
+    to_json,
+)
+
+EXAMPLES = [
+    (Start("output/\udcffrun\n", 40), "Output: output/\udcffrun\n"),
+    (Devices(1, "cpu", "float32"), "1 process, cpu, float32"),
+    (Devices(11, "cuda:0", "O1: bfloat16"), "11 processes, cuda:0, O1: bfloat16"),
+    (
+        Model(455_000, 46_600_000, None),
+        "Model: 0.455 M parameters, 0.0466 GFLOP per training image; no datasheet peak for this device and dtype: no "
+        "MFU",
+    ),
+    (
+        Model(86_000_000, 105 * 10**9, 2e15),
+        "Model: 86.000 M parameters, 105 GFLOP per training image; datasheet peak: 2000 TFLOP/s",
+    ),
+    (
+        TrainingData(1437, 360, 20, 9, 10),
+        "Data: 1437 training images of 9 classes, 360 for validation, 20 for the test at the end; the model has 10 "
+        "classes",
+    ),
+    (EvaluationData(8, 2, 3, "val"), "Data: 8 images of 2 of 3 classes: the validation split"),
+    (EvaluationData(8, 2, 3), "Data: 8 images of 2 of 3 classes"),
+    (EvaluationData(8, path="photos"), "Data: 8 images of photos"),
+    (Attention(["flash_attention", "math"]), "Attention: flash_attention, math"),
+    (RunWarning("Warning: slow"), "Warning: slow"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fact", "line"), EXAMPLES)
+def test_each_kind_is_read_as_it_was_written(tmp_path, fact, line):
+    (tmp_path / FACTS).write_text(f"{to_json(fact, time='now')}\n")
+    assert read_facts(tmp_path / FACTS).get(type(fact)) == fact and str(fact) == line
+
+
+def test_the_latest_of_each_kind_counts_and_starts_and_warnings_are_counted(tmp_path):
+    kept = [RunWarning(f"warning {number}") for number in range(MAX_WARNINGS)]
+    facts = [Start("a", 0), *kept, kept[3], Devices(1, "cpu", "float32"), Start("a", 7), Devices(2, "cpu", "float32")]
+    write = (tmp_path / FACTS).write_text
+    write("".join(f"{to_json(fact)}\n" for fact in facts))
+    read = read_facts(tmp_path / FACTS)
+    assert read.starts == 2 and read.get(Start).steps_done == 7 and read.get(Devices).processes == 2
+    assert list(read.warnings) == [fact.text for fact in kept] and read.warnings["warning 3"] == 2
+    assert read.get(Model) is None and not read.more_warnings
+    write("".join(f"{to_json(RunWarning(str(number) + 'x' * 2 * MAX_CHARS))}\n" for number in range(MAX_WARNINGS + 1)))
+    read = read_facts(tmp_path / FACTS)
+    assert read.more_warnings and len(read.warnings) == MAX_WARNINGS and max(map(len, read.warnings)) == MAX_CHARS
+
+
+DAMAGED = (
+    "", "{", "[]", "7", "{}", '{"fact": "Model"}', '{"fact": ["Model"]}', '{"fact": "OfALaterVersion", "a": 1}',
+    '{"fact": "Devices", "processes": "many", "device": "cpu", "precision": "float32"}',
+    '{"fact": "Devices", "processes": -1, "device": "cpu", "precision": "float32"}',
+    '{"fact": "Attention", "kernels": "flash"}', '{"fact": "RunWarning", "text": {"a": 1}}',
+    '{"fact": "Model", "parameters": 1' + "0" * 400 + ', "flops_per_image": null, "peak_flops_per_second": null}',
+    "[" * 100_000,
+)  # fmt: skip
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    lines = [*DAMAGED, to_json(Devices(1, "cpu", "float32")), to_json(Start("a", 0))[:-5]]
+    (tmp_path / FACTS).write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n")
+    facts = read_facts(tmp_path / FACTS)
+    assert list(facts.latest) == [Devices] and not facts.starts and not facts.warnings
+
+
+def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.WARMUP_EPOCHS=2"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
+    facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
+    assert facts.latest.keys() == {Start, Devices, TrainingData, Model, RunWarning}
+    assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3)
+    assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
+    assert facts.get(TrainingData) == TrainingData(1437, 360, 0, 10, 10) and facts.get(Model).parameters > 1000
+    assert all(f" ----- {fact}\n" in log for fact in facts.latest.values())
+    assert any("TRAIN.WARMUP_EPOCHS" in text for text in facts.warnings)

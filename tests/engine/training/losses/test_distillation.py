@@ -1,0 +1,450 @@
+"""Distillation: losses, the images of the teacher, distilled heads, precisions, exact resume, errors."""
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, states, train
+from PIL import Image
+from timm.models import VisionTransformer
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.levit import LevitDistilled
+from timm.models.pit import PoolingVisionTransformer
+from timm.task import LogitDistillationTask
+from torch import nn
+
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.schema import Amp, Data, Train
+from configs.schema import Loss as LossOptions
+from configs.schema.distillation import WEIGHTS_EXTENSIONS
+from configs.schema.families.vit import ViT
+from datasets.transforms.device import Normalize
+from engine.commands.run import run
+from engine.precision.policy import Precision
+from engine.training.losses.distillation import build_step_loss, class_logits
+from engine.training.losses.loss import build_loss
+from engine.training.losses.teacher import Teacher, build_teacher
+from models.build import build_model
+from models.weights.find import EXTENSIONS
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.seeding import derive_seed
+
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+TINY_TEACHER = {"EMBED_DIM": 32, "DEPTH": 1, "NUM_HEADS": 2, "PATCH_SIZE": 4}
+STUDENT = Data.model_validate({"IMAGE_SIZE": 8, "IMAGENET_MEAN": [0.5] * 3, "IMAGENET_STD": [0.5] * 3})
+OWN = {"IMAGE_SIZE": 12, "IMAGENET_MEAN": [0.48, 0.46, 0.41], "IMAGENET_STD": [0.23, 0.22, 0.225]}
+RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.RANDOM_ERASE_PROB=0.5"]
+
+
+def fp32() -> Precision:
+    return Precision(Amp(), CPU.device)
+
+
+def options_of(kind: str, **keys) -> Train:
+    return Train.model_validate({"DISTILLATION_TYPE": kind} | keys)
+
+
+def step_loss(options: Train, model: nn.Module, data: Data, precision: Precision):
+    base = build_loss(LossOptions(), options.smoothing)
+    return build_step_loss(base, options, model, ViT(NUM_CLASSES=5), data, precision)
+
+
+def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Path:
+    """A checkpoint of this program with random weights."""
+    config = parse_command_line([]).config
+    values = {"MODEL": {"NAME": "tiny_teacher", "NUM_CLASSES": classes} | TINY_TEACHER | model, "DATA": data}
+    config = type(config).model_validate(values)
+    torch.manual_seed(7)
+    built, _ = build_model(config.model, config.data, CPU.device)
+    nn.init.normal_(built.head.weight)
+    torch.save({"model": built.state_dict(), "options": to_yaml(config)}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny_teacher(tmp_path_factory) -> Path:
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "best.pth")
+
+
+def build(file: Path, precision: Precision | None = None, classes: int = 5) -> tuple[Teacher, list[str]]:
+    options, student = options_of("soft", TEACHER_WEIGHTS=str(file)), ViT(NUM_CLASSES=classes)
+    return build_teacher(options, student, STUDENT, precision or fp32())
+
+
+# Losses
+
+
+def softmax(logits: list[float]) -> list[float]:
+    exponentials = [math.exp(logit) for logit in logits]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def by_hand(kind: str, student: list, teacher: list, tau: float) -> float:
+    total = 0.0
+    for ours, theirs in zip(student, teacher, strict=True):
+        if kind == "hard":
+            total -= math.log(softmax(ours)[theirs.index(max(theirs))])
+        else:
+            q, p = (softmax([logit / tau for logit in logits]) for logits in (ours, theirs))
+            total += tau**2 * sum(b * math.log(b / a) for a, b in zip(q, p, strict=True))
+    return total
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("targets", ["labels", "mixed", "padding"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_loss_equals_a_hand_computation(tiny_teacher, kind, targets, heads):
+    """With smoothing; both parts leave padding out."""
+    alpha, tau, smoothing = 0.3, 2.5, 0.1
+    keys = {"DISTILLATION_ALPHA": alpha, "DISTILLATION_TAU": tau, "SMOOTHING": smoothing}
+    options = options_of(kind, TEACHER_WEIGHTS=str(tiny_teacher), **keys)
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 8, 8)
+    head, distilled = torch.randn(2, 4, 5).requires_grad_()
+    outputs = (head, distilled) if heads == 2 else head
+    labels = {
+        "labels": torch.tensor([0, 3, 2, 1]),
+        "padding": torch.tensor([0, -1, 2, -1]),
+        "mixed": torch.softmax(torch.randn(4, 5), -1),
+    }[targets]
+    model = nn.Identity()
+    loss, _ = step_loss(options, model, STUDENT, fp32())
+    teacher, _ = build(tiny_teacher)
+
+    counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
+    probabilities = labels if targets == "mixed" else F.one_hot(labels.clamp(min=0), 5).float()
+    smooth = (1 - smoothing) * probabilities + smoothing / 5
+    base = -(smooth * torch.log_softmax(head, -1)).sum(-1)[counted].sum().item()
+    student = (distilled if heads == 2 else head)[counted].tolist()
+    expected = (1 - alpha) * base + alpha * by_hand(kind, student, teacher(images)[counted].tolist(), tau)
+    actual = loss(outputs, labels, images)
+    assert actual.item() == pytest.approx(expected, rel=1e-5)
+    (gradient,) = torch.autograd.grad(actual, distilled if heads == 2 else head)
+    assert gradient[counted].abs().min() > 0
+    assert targets != "padding" or gradient[[1, 3]].abs().max() == 0
+
+
+def test_soft_targets_equal_timm(tiny_teacher):
+    """The sum over a batch is its size times the mean of timm's task, which renormalizes the images too."""
+    torch.manual_seed(0)
+    student = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5)
+    student.pretrained_cfg = {"mean": STUDENT.imagenet_mean, "std": STUDENT.imagenet_std}
+    own = OWN | {"IMAGE_SIZE": 8}  # timm's task does not resize
+    teacher, _ = build(write_teacher(tiny_teacher.with_name("size8.pth"), data=own))
+    teacher.model.pretrained_cfg = {"mean": own["IMAGENET_MEAN"], "std": own["IMAGENET_STD"]}
+    task = LogitDistillationTask(
+        student, teacher.model, nn.CrossEntropyLoss(), task_loss_weight=0.6, temperature=3.0, verbose=False
+    )
+    images, targets = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
+    keys = {"DISTILLATION_ALPHA": 0.4, "DISTILLATION_TAU": 3.0}
+    options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher.with_name("size8.pth")), **keys)
+    loss, _ = step_loss(options, student, STUDENT, fp32())
+    actual = loss(student(images), targets, images) / len(images)
+    torch.testing.assert_close(actual, task(images, targets)["loss"], rtol=1e-5, atol=1e-6)
+
+
+# The images of the teacher
+
+
+def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher):
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    teacher, notes = build(tiny_teacher)
+    received = []
+    teacher.model.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0]))
+    logits = teacher(Normalize(STUDENT)(pixels))
+    own = Normalize(Data.model_validate(OWN))(pixels)
+    for image, expected in zip(received[0], own, strict=True):
+        for channel, plane in zip(image, expected, strict=True):
+            resized = Image.fromarray(plane.numpy()).resize((12, 12), Image.Resampling.BICUBIC)
+            np.testing.assert_allclose(channel.numpy(), np.asarray(resized), atol=1e-5)
+    assert logits.shape == (2, 5) and not logits.requires_grad and not teacher.model.training
+    assert notes[0].startswith(f"Teacher: tiny_teacher, weights: {tiny_teacher}, ")
+    assert notes[0].endswith("12 pixels, mean [0.48, 0.46, 0.41], std [0.23, 0.22, 0.225], 5 classes")
+
+
+def test_equal_normalization_and_size_change_nothing(tmp_path):
+    teacher, _ = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
+    images = torch.randn(2, 3, 8, 8)
+    assert teacher.preprocess(images) is images
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_the_teacher_computes_in_the_precision_of_the_run(tiny_teacher, level):
+    images = torch.randn(16, 3, 8, 8)
+    exact, _ = build(tiny_teacher)
+    half, _ = build(tiny_teacher, Precision(Amp(ENABLED=True, LEVEL=level), CPU.device))
+    dtypes = []
+    half.model.blocks[0].mlp.fc1.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    error = (half(images) - exact(images)).norm() / exact(images).norm()
+    assert dtypes == [torch.bfloat16] and half(images).dtype == torch.float32
+    assert 1e-4 < error < 0.05
+
+
+def test_preprocessing_of_a_recipe_and_of_timm(tmp_path, cpu):
+    """A recipe, a timm model, and a file whose stem names the model; the files are plain weights."""
+    digits = parse_command_line(["-model=vit_digits", "-opts", "DATA.IMAGE_SIZE=16", *GREY]).config
+    model, _ = build_model(digits.with_model(num_classes=10).model, digits.data, CPU.device)
+    torch.save(model.state_dict(), tmp_path / "vit_digits.pth")
+    torch.save(timm.create_model("resnet10t", num_classes=10, in_chans=3).state_dict(), tmp_path / "plain.pth")
+    grey = Data.model_validate({"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]})
+    for keys, data, expected in (
+        ({"TEACHER_MODEL": str(tmp_path / "vit_digits.pth")}, grey, "vit_digits.pth, .* 16 pixels, mean .0.3., std"),
+        (
+            {"TEACHER_MODEL": "resnet10t", "TEACHER_WEIGHTS": str(tmp_path / "plain.pth")},
+            STUDENT,
+            r"resnet10t, .* 176 pixels, mean \[0.485, 0.456, 0.406\]",
+        ),
+    ):
+        _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=10), data, fp32())
+        assert re.search(expected, notes[0]), notes
+
+
+def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypatch):
+    """Swin's normalization is a default of its family, and not in the recipe."""
+    (tmp_path / "swin.pdparams").touch()
+    keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
+    monkeypatch.setattr("engine.training.losses.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
+    _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=5), STUDENT, fp32())
+    assert "mean [0.485, 0.456, 0.406]" in notes[0]
+
+
+def test_the_extensions_are_those_that_can_be_read():
+    assert set(WEIGHTS_EXTENSIONS) == set(EXTENSIONS)
+
+
+# Distilled heads
+
+SMALL = {"img_size": 16, "num_classes": 5}
+DISTILLED = {
+    "deit": lambda: VisionTransformerDistilled(patch_size=8, embed_dim=16, depth=1, num_heads=2, **SMALL),
+    "levit": lambda: LevitDistilled(embed_dim=(16,), key_dim=8, depth=(1,), num_heads=(2,), **SMALL),
+    "pit": lambda: PoolingVisionTransformer(
+        patch_size=4, stride=4, base_dims=(8,), depth=(1,), heads=(2,), mlp_ratio=2, distilled=True, **SMALL
+    ),
+}
+
+
+@pytest.mark.parametrize("family", DISTILLED)
+@pytest.mark.parametrize("level", [None, "O1", "O2", "O3"])
+def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
+    """Also of the copy that computes in half precision. In evaluation the model returns the mean of the heads."""
+    options = options_of("hard", TEACHER_WEIGHTS=str(tiny_teacher), DISTILLATION_ALPHA=1.0)
+    precision = Precision(Amp(ENABLED=True, LEVEL=level) if level else Amp(), CPU.device)
+    torch.manual_seed(0)
+    model = DISTILLED[family]()
+    data = STUDENT.model_copy(update={"image_size": 16})
+    loss, _ = step_loss(options, model, data, precision)
+    compute = precision.compute_copy(model).train()
+    images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    with precision.autocast():
+        outputs = compute(images)
+    loss(outputs, targets, images).backward()
+    heads = [
+        next(head.parameters()).grad if family != "levit" else head.linear.weight.grad
+        for head in compute.get_classifier()
+    ]
+    assert heads[0].abs().max() == 0 and heads[1].abs().max() > 0  # ALPHA 1: the labels do not count
+    assert not torch.equal(*outputs)
+    torch.testing.assert_close(class_logits(outputs), (outputs[0] + outputs[1]) / 2)
+    with torch.no_grad(), precision.autocast():
+        assert compute.eval()(images).shape == (4, 5)
+
+
+def test_a_distilled_model_without_distillation_trains_the_mean_of_its_heads():
+    model, options = DISTILLED["deit"]().train(), options_of("none", TEACHER_WEIGHTS="nowhere.pth")
+    loss, notes = step_loss(options, model, STUDENT, fp32())
+    outputs = model(torch.randn(4, 3, 16, 16))
+    actual = loss(outputs, torch.tensor([0, 1, 2, 3]), None)
+    assert "TEACHER_WEIGHTS is not used" in notes[0] and outputs.shape == (4, 5)
+    torch.testing.assert_close(actual, F.cross_entropy(outputs, torch.tensor([0, 1, 2, 3]), reduction="sum"))
+    actual.backward()
+    assert all(head.weight.grad.abs().max() > 0 for head in model.get_classifier())
+
+
+# Runs on the digits
+
+
+@pytest.fixture(scope="module")
+def digits_teacher(tmp_path_factory) -> Path:
+    """The last checkpoint of a short run; the teacher is wider than the students and sees 12 x 12 pixels."""
+    options = [*TINY_VIT, *GREY, "MODEL.EMBED_DIM=32", "DATA.IMAGE_SIZE=12", "DATA.IMAGENET_MEAN=[0.3]"]
+    argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path_factory.mktemp('teacher')}", "-opts", *options]
+    return train([*argv, "TRAIN.MAX_STEPS=8", "TRAIN.BASE_LR=1e-2"], CPU) / "last.pth"
+
+
+def student(output: Path, teacher: Path, *options: str, kind: str = "soft", model: list[str] = TINY_VIT) -> list[str]:
+    flags = ["-dataset=digits", "-batch_size=64", f"-output={output}", f"-teacher_model_path={teacher}", "-opts"]
+    return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
+
+
+@pytest.mark.parametrize(("kind", "amp"), [("soft", []), ("hard", ["-amp", "AMP.LEVEL=O2"])])
+def test_resume_is_bit_exact(digits_teacher, tmp_path, cpu, kind, amp):
+    options = [*RANDOM, "TRAIN.DISTILLATION_TAU=2", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=3", *amp[1:]]
+    argv = student(tmp_path / "whole", digits_teacher, *options, kind=kind)
+    whole = train([*amp[:1], *argv], cpu)
+    argv = student(tmp_path / "stopped", digits_teacher, *options, kind=kind)
+    stopped = train([*amp[:1], *argv, "TRAIN.MAX_STEPS=5"], cpu)
+    assert train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu) == stopped
+    assert_same_state(states(stopped), states(whole))
+    assert rows(stopped) == rows(whole)
+    assert "Teacher: vit, weights: " in (stopped / "log.txt").read_text()
+
+
+def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
+    """The teacher draws no random numbers, and its gradient has no part in the step."""
+    with_teacher = train(
+        student(tmp_path / "a", digits_teacher, *RANDOM, "TRAIN.DISTILLATION_ALPHA=0", "TRAIN.MAX_STEPS=4"), cpu
+    )
+    without = train(student(tmp_path / "b", digits_teacher, *RANDOM, "TRAIN.MAX_STEPS=4", kind="none"), cpu)
+    assert_same_state(states(with_teacher)["model"], states(without)["model"])
+
+
+def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_path, cpu, capsys):
+    teacher = shutil.copy(digits_teacher, tmp_path / "teacher.pth")
+    argv = student(tmp_path / "out", teacher, "TRAIN.MAX_STEPS=2")
+    assert run(parse_command_line(["-dry_run", *argv]), cpu) == 0
+    folder = train(argv, cpu)
+    teacher.unlink()
+    assert run(parse_command_line([f"-resume={folder}", "-eval"]), cpu) == 0
+    assert run(parse_command_line([f"-pretrained={folder / 'last.pth'}", "-eval"]), cpu) == 0
+    with pytest.raises(UserError, match=r"^TRAIN.TEACHER_WEIGHTS: .*teacher.pth: no such file"):
+        run(parse_command_line(["-dry_run", *argv]), cpu)
+
+
+DEIT = ["MODEL.TYPE=timm", "MODEL.NAME=deit_tiny_distilled_patch16_224", "DATA.IMAGE_SIZE=16", "MODEL.NUM_CLASSES=10"]
+RANKS = {
+    "one head, fp32": (TINY_VIT, 1e-4),
+    "one head, O1": ([*TINY_VIT, "AMP=true"], 0.06),
+    "two heads, O2": ([*DEIT, "AMP={ENABLED: true, LEVEL: O2}"], 0.06),
+}
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
+    """In bfloat16 the gradients of two ranks are sums over other parts of a batch."""
+
+    def argv(name: str, count: int) -> list[str]:
+        output, kind = tmp_path / f"{name}-{count}", "hard" if "two heads" in name else "soft"
+        more = ["TRAIN.MAX_STEPS=2", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.ACCUM_ITER=2"]
+        flags = student(output, digits_teacher, *more, kind=kind, model=RANKS[name][0])
+        return [f"-batch_size={16 // count}" if flag.startswith("-batch_size") else flag for flag in flags]
+
+    ranks(2).run(*(argv(name, 2) for name in RANKS))
+    for name, (_, tolerance) in RANKS.items():
+        config = parse_command_line(argv(name, 1)).config
+        torch.manual_seed(derive_seed(config.seed, "initialization"))
+        start = build_model(config.model, config.data, CPU.device)[0].state_dict()
+        one = states(train(argv(name, 1), CPU))["model"]
+        two = states(only_run(tmp_path / f"{name}-2"))["model"]
+        error = flatten(two, one).norm() / flatten(one, start).norm()
+        assert error < tolerance, name
+        if "two heads" in name:
+            steps = [one[key] - start[key] for key in ("head.bias", "head_dist.bias")]
+            assert steps[0].any() and steps[1].any() and not torch.allclose(*steps)  # equal if their mean is trained
+
+
+def flatten(state: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The differences of all values, in one tensor."""
+    return torch.cat([(value - start[key]).flatten() for key, value in state.items()])
+
+
+# Errors
+
+
+def refused(digits_teacher: Path, folder: Path) -> dict[str, tuple[list[str], str]]:
+    state = torch.load(digits_teacher, weights_only=True)["model"]
+    torch.save({key: value for key, value in state.items() if not key.startswith("head")}, folder / "headless.pth")
+    torch.save(state | {"norm.bias": torch.ones(3)}, folder / "shapes.pth")
+    write_teacher(
+        folder / "seven.pth", classes=7, data={"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
+    )
+    write_teacher(folder / "rgb.pth", classes=10)
+    odd = torch.load(folder / "seven.pth", weights_only=True)
+    odd["options"] = (
+        odd["options"].replace("IMAGE_SIZE: 224", "IMAGE_SIZE: 9").replace("NUM_CLASSES: 7", "NUM_CLASSES: 10")
+    )
+    torch.save(odd, folder / "odd.pth")
+    weights, model = "TRAIN.TEACHER_WEIGHTS", "TRAIN.TEACHER_MODEL"
+    return {
+        "no weights": ([f"{weights}=null"], r"^TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE soft needs a teacher with"),
+        "missing": ([f"{weights}=no/x.pth"], r"^TRAIN.TEACHER_WEIGHTS: no/x.pth: no such file"),
+        "missing, named as a model": (
+            [f"{weights}=null", f"{model}=./regnety_160.pdparams"],
+            r"^TRAIN.TEACHER_WEIGHTS: ./regnety_160.pdparams: no such file",
+        ),
+        "unknown": (
+            [f"{model}=regnety_161"],
+            r"TEACHER_MODEL: regnety_161 is neither a recipe in configs/ nor a model of timm's; did you mean reg",
+        ),
+        "other classes": (
+            [f"{weights}={folder}/seven.pth"],
+            r"^TRAIN.TEACHER_WEIGHTS: .* has 7 classes and the student 10",
+        ),
+        "without a head": (
+            [f"{weights}={folder}/headless.pth", f"{model}=vit_digits"],
+            r"^TRAIN.TEACHER_WEIGHTS, teacher vit_digits: .*headless.pth: ",
+        ),
+        "other model": (
+            [f"{model}=vit_digits"],
+            r"^TRAIN.TEACHER_WEIGHTS, teacher vit_digits: .*last.pth: (missing tensors|wrong shapes)",
+        ),
+        "other channels": (
+            [f"{weights}={folder}/rgb.pth"],
+            r"^TRAIN.TEACHER_MODEL: tiny_teacher takes images of 3 channels",
+        ),
+        "image size": (
+            [f"{weights}={folder}/odd.pth"],
+            r"^TRAIN.TEACHER_MODEL tiny_teacher: DATA.IMAGE_SIZE 9 is not a multiple of MODEL.PATCH_SIZE 4",
+        ),
+        "timm's weights, no timm model": (
+            [f"{weights}=timm", f"{model}=vit_digits"],
+            r"^TRAIN.TEACHER_WEIGHTS timm: vit_digits is no model of timm's",
+        ),
+        "timm's weights, other classes": (
+            [f"{weights}=timm"],
+            r"regnety_160.deit_in1k has 1000 classes and the student 10",
+        ),
+        "timm without weights": (
+            [f"{weights}=timm", f"{model}=vit_base_patch8_siglip_gap_224"],
+            r"timm has no weights of|is neither",
+        ),
+    }
+
+
+def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
+    for options, message in refused(digits_teacher, tmp_path).values():
+        with pytest.raises(UserError, match=message) as error:
+            run(parse_command_line(["-dry_run", *student(tmp_path / "out", digits_teacher, *options)]), cpu)
+        assert "\n" not in str(error.value)
+
+
+def test_a_teacher_of_other_class_names(tiny_teacher):
+    state = torch.load(tiny_teacher, weights_only=True)
+    preprocessing = {
+        "image_size": 12,
+        "crop_pct": 1.0,
+        "channels": 3,
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "interpolation": "bicubic",
+    }
+    named = tiny_teacher.with_name("named.pth")
+    torch.save(state | {"class_names": list("abcde"), "preprocessing": preprocessing}, named)
+    options = options_of("soft", TEACHER_WEIGHTS=str(named))
+    build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcde"))
+    with pytest.raises(UserError, match=r"class 3 of the teacher is d, of the data x; give a teacher"):
+        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
+
+
+def test_keys_without_distillation_are_ignored():
+    config = parse_command_line(["-opts", "TRAIN.DISTILLATION_TYPE=null", "TRAIN.TEACHER_MODEL=./regnety_160.pdparams"])
+    assert config.config.train.distillation_type == "none"
+    with pytest.raises(UserError, match=r"TRAIN.DISTILLATION_TAU is 0: .* greater than 0"):
+        parse_command_line(["-opts", "TRAIN.DISTILLATION_TAU=0"])

@@ -1,0 +1,150 @@
+"""Losses: equality with torch and timm, mixed targets, padding, class weights, no wait for a GPU."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import GREY, TINY_VIT
+from timm.data.mixup import mixup_target
+from timm.loss import BinaryCrossEntropy
+
+from configs.reading.command_line import parse_command_line
+from configs.schema import Loss
+from datasets.batch import PADDING
+from engine.run.log import RunLogger
+from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.run import build_run
+from engine.training.run_data import read_run_data
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+B, CLASSES = 6, 5
+KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "bce", "SUM_CLASSES": True}]
+WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
+
+
+def options(**values) -> Loss:
+    return Loss.model_validate(values)
+
+
+def logits_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(B, CLASSES, generator=generator), torch.randint(CLASSES, (B,), generator=generator)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_cross_entropy_is_that_of_torch(smoothing, weights):
+    logits, labels = logits_and_labels()
+    mixed = mixup_target(labels, CLASSES, 0.3)
+    for targets in (labels, mixed):
+        expected = F.cross_entropy(logits, targets, weight=weights, reduction="sum", label_smoothing=smoothing)
+        assert torch.equal(build_loss(options(), smoothing, weights)(logits, targets), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, summed, weights):
+    """timm's mixup smooths mixed targets; timm's loss returns the mean over the batch."""
+    logits, labels = logits_and_labels()
+    timm_loss = BinaryCrossEntropy(smoothing, threshold, sum_classes=summed, pos_weight=weights)
+    loss = build_loss(options(NAME="bce", TARGET_THRESHOLD=threshold, SUM_CLASSES=summed), smoothing, weights)
+    assert loss(logits, labels) / B == pytest.approx(timm_loss(logits, labels).item(), rel=1e-6)
+    mixed, smoothed = mixup_target(labels, CLASSES, 0.3), mixup_target(labels, CLASSES, 0.3, smoothing)
+    assert loss(logits, mixed) / B == pytest.approx(timm_loss(logits, smoothed).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_padding_does_not_count(kind, weights):
+    logits, labels = logits_and_labels()
+    logits.requires_grad_()
+    labels[[1, 4]] = PADDING
+    loss = build_loss(options(**kind), 0.1, weights)
+    total = loss(logits, labels)
+    kept = labels != PADDING
+    assert total.item() == pytest.approx(loss(logits[kept], labels[kept]).item(), rel=1e-6)
+    total.backward()
+    assert (logits.grad.abs().sum(1) > 0).tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_half_precision_logits_give_a_loss_in_fp32(kind):
+    logits, labels = logits_and_labels()
+    loss, half = build_loss(options(**kind), 0.1, WEIGHTS), logits.bfloat16()
+    assert loss(half, labels).dtype == torch.float32 and torch.equal(loss(half, labels), loss(half.float(), labels))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_host_does_not_wait_for_a_device(kind):
+    """On the meta device, an op that reads a value raises."""
+    logits, labels = (tensor.to("meta") for tensor in logits_and_labels())
+    for targets in (labels, torch.empty(B, CLASSES, device="meta")):
+        build_loss(options(**kind), 0.1, WEIGHTS.to("meta"))(logits.requires_grad_(), targets).backward()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
+    """timm smooths labels only; for several labels the same formula holds. Rows of padding do not count."""
+    logits, _ = logits_and_labels()
+    targets = (torch.rand((B, CLASSES), generator=torch.Generator().manual_seed(1)) < 0.4).to(torch.int8)
+    dense = targets * (1 - smoothing) + smoothing / CLASSES
+    expected = BinaryCrossEntropy(0.0, pos_weight=WEIGHTS, reduction="none")(logits, dense).mean(1)
+    loss = build_loss(options(NAME="bce"), smoothing, WEIGHTS)
+    assert loss(logits, targets).item() == pytest.approx(expected.sum().item(), rel=1e-6)
+    targets[[1, 4]] = PADDING
+    logits.requires_grad_()
+    assert loss(logits, targets).item() == pytest.approx(expected[[0, 2, 3, 5]].sum().item(), rel=1e-6)
+    loss(logits, targets).backward()
+    assert (logits.grad.abs().sum(1) > 0).tolist() == [True, False, True, True, False, True]
+
+
+def test_balanced_weights_of_several_labels_are_negatives_per_positive():
+    """As torch's documentation of pos_weight: with 100 positive and 300 negative samples it is 3."""
+    targets = np.zeros((400, 4), dtype=np.int8)
+    targets[:100, 0] = targets[:399, 1] = targets[:, 2] = 1
+    assert balanced(targets, 4).tolist() == pytest.approx([3, 1 / 399, 1 / 400, 399])
+
+
+def balanced(targets: np.ndarray, num_classes: int) -> torch.Tensor:
+    return read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
+
+
+def test_balanced_weights_are_inversely_proportional_to_the_samples_of_a_class():
+    targets = np.repeat([0, 1, 2], [10, 30, 60])
+    assert balanced(targets, 3).tolist() == pytest.approx([100 / 30, 100 / 90, 100 / 180])
+    assert balanced(targets, 3)[targets].mean() == pytest.approx(1.0)
+    assert balanced(np.repeat([0, 1], 5), 2).tolist() == [1.0, 1.0]
+
+
+def test_a_class_without_samples_has_the_weight_of_a_class_with_one():
+    weights = balanced(np.repeat([0, 2], [8, 2]), 4)
+    assert weights.tolist() == pytest.approx([10 / 16, 5.0, 10 / 4, 5.0])
+    assert weights[[0] * 8 + [2] * 2].mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("weights", ["balanced", [1.0, 2.0, 3.0]])
+def test_weights_are_on_the_device_of_the_run(weights):
+    on_device = read_class_weights(options(CLASS_WEIGHTS=weights), np.arange(3), 3, torch.device("meta"))
+    assert on_device.device.type == "meta"
+
+
+def test_a_list_of_weights_has_a_value_per_class():
+    given = options(CLASS_WEIGHTS=[1, 2.5, 3])
+    assert read_class_weights(given, np.arange(3), 3, CPU).tolist() == [1, 2.5, 3]
+    assert read_class_weights(options(), np.arange(3), 3, CPU) is None
+    with pytest.raises(UserError, match=r"CLASS_WEIGHTS: has 3 values, but the model has 10 classes \(MODEL.NUM_CLA"):
+        read_class_weights(given, np.arange(10), 10, CPU)
+
+
+def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(tmp_path, cpu, capsys):
+    argv = ["-dataset=digits", "-opts", *TINY_VIT, *GREY, "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1"]
+    config, data = read_run_data(parse_command_line(argv).config, cpu)
+    run, _ = build_run(config, data, cpu, RunLogger(None, cpu), lambda _: tmp_path)
+    assert "----- Loss: class weights from 0.9" in capsys.readouterr().out
+    logits, labels = torch.randn(8, 10), torch.arange(8)
+    weight = torch.tensor(len(data.train) / (10 * np.bincount(data.train.targets)), dtype=torch.float32)
+    expected = F.cross_entropy(logits, labels, weight=weight, reduction="sum", label_smoothing=0.1)
+    assert run.state.loss(logits, labels, torch.empty(0)).item() == pytest.approx(expected.item(), rel=1e-6)

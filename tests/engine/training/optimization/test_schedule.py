@@ -1,0 +1,132 @@
+"""Equality with the learning rates of PaddleViT and timm at every epoch; scaling; the warning about the batch size."""
+
+import math
+
+import pytest
+import torch
+from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler
+
+from configs.reading.command_line import parse_command_line
+from configs.schema import Train
+from engine.training.optimization.schedule import build_schedule, lr_warning
+from utils.errors import UserError
+
+
+def paddlevit_lr(epoch: int, train: Train) -> float:
+    """PaddleViT's LinearWarmup over CosineAnnealingDecay, once per epoch."""
+    if epoch < train.warmup_epochs:
+        return train.warmup_start_lr + (train.base_lr - train.warmup_start_lr) * epoch / train.warmup_epochs
+    share = (epoch - train.warmup_epochs) / (train.num_epochs - train.warmup_epochs)
+    return train.end_lr + (train.base_lr - train.end_lr) * (1 + math.cos(math.pi * share)) / 2
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 10])
+def test_schedule_equals_paddlevit_at_every_epoch(warmup):
+    values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": warmup, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6, "END_LR": 1e-5}
+    train = Train.model_validate(values)
+    schedule = build_schedule(train, steps_per_epoch=7, global_batch_size=64)
+    for epoch in range(10):
+        assert schedule.lr_at(7 * epoch) == pytest.approx(paddlevit_lr(epoch, train), rel=1e-12)
+    rates = [schedule.lr_at(step) for step in range(70)]
+    peak = rates.index(max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+RATES = {"WARMUP_EPOCHS": 3, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6}
+TIMM = {  # as timm's train.py builds them, with a linear decay
+    "step": lambda optimizer, warmup: StepLRScheduler(
+        optimizer, decay_t=4, decay_rate=0.3, warmup_prefix=False, **warmup
+    ),
+    "linear": lambda optimizer, warmup: PolyLRScheduler(
+        optimizer, t_initial=17, power=1.0, lr_min=1e-5, warmup_prefix=True, **warmup
+    ),
+    "wsd": lambda optimizer, warmup: WSDLRScheduler(
+        optimizer, t_initial=17, decay_t=4, lr_min=1e-5, decay_fn="linear", **warmup
+    ),
+}
+DECAY = {
+    "cosine": {},
+    "step": {"DECAY_EPOCHS": 4, "DECAY_RATE": 0.3},
+    "linear": {},
+    "wsd": {"DECAY_EPOCHS": 4},
+}
+
+
+def train_options(name: str, **values) -> Train:
+    return Train.model_validate({"NUM_EPOCHS": 20, **RATES, "LR_SCHEDULER": {"NAME": name, **DECAY[name]}, **values})
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_schedule_equals_timm_at_every_epoch(name):
+    end_lr = 0.0 if name == "step" else 1e-5  # timm's step decay has no minimum
+    schedule = build_schedule(train_options(name, END_LR=end_lr), steps_per_epoch=7, global_batch_size=64)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
+    timms = TIMM[name](optimizer, {"warmup_t": 3, "warmup_lr_init": 1e-6})
+    for epoch in range(20):
+        timms.step(epoch)
+        assert schedule.lr_at(7 * epoch) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12), epoch
+
+
+@pytest.mark.parametrize("name", DECAY)
+def test_schedules_reach_the_minimum_and_restart(name):
+    schedule = build_schedule(train_options(name, END_LR=1e-4), steps_per_epoch=7, global_batch_size=64)
+    rates = [schedule.lr_at(step) for step in range(21, 141)]
+    assert rates[0] == 3e-3 and rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(1e-4)
+    schedule.restart(70)  # warm-up to step 91, of 140
+    restarted = [schedule.lr_at(step) for step in (70, 91, 139, 140)]
+    assert restarted[:2] == [1e-6, 3e-3] and 1e-4 <= restarted[3] <= restarted[2] < 3e-3
+    assert restarted[3] == pytest.approx({"step": 3e-3 * 0.3**2}.get(name, 1e-4))
+
+
+def test_defaults_of_the_decay():
+    step = build_schedule(Train.model_validate({"LR_SCHEDULER": {"NAME": "step"}, "WARMUP_EPOCHS": 0}), 10, 64)
+    assert [step.lr_at(10 * epoch) for epoch in (29, 30, 60)] == pytest.approx([3e-3, 3e-4, 3e-5])
+    wsd = build_schedule(Train.model_validate({"LR_SCHEDULER": {"NAME": "wsd"}}), 10, 64)  # 300 epochs
+    assert [wsd.lr_at(10 * epoch) for epoch in (32, 240, 270, 300)] == pytest.approx([3e-3, 3e-3, 1.5e-3, 0.0])
+    short = build_schedule(Train.model_validate({"LR_SCHEDULER": {"NAME": "wsd"}, "WARMUP_EPOCHS": 290}), 10, 64)
+    assert [short.lr_at(10 * epoch) for epoch in (290, 295, 300)] == pytest.approx([3e-3, 1.5e-3, 0.0])
+    assert build_schedule(Train.model_validate({"LR_SCHEDULER": {"NAME": "warmupcosine"}}), 10, 64) == build_schedule(
+        Train(), 10, 64
+    )
+
+
+def test_square_root_scaling():
+    train = Train.model_validate({"SQRT_SCALED_LR": 256, "END_LR": 1e-5, "BASE_LR_BATCH_SIZE": 256})
+    plain = build_schedule(train.model_copy(update={"sqrt_scaled_lr": None}), 10, 1024)
+    scaled = build_schedule(train, 10, 1024)
+    for step in (0, 100, 320, 1000, 2999):
+        assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))
+    assert lr_warning(train, 1024) is None
+
+
+def test_restarted_schedule_warms_up_and_ends_with_the_run():
+    values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": 1, "BASE_LR": 2e-4, "WARMUP_START_LR": 0.0, "END_LR": 1e-6}
+    schedule = build_schedule(Train.model_validate(values), steps_per_epoch=8, global_batch_size=64)
+    schedule.restart(40)
+    assert [schedule.lr_at(step) for step in (40, 44, 48, 80)] == pytest.approx([0.0, 1e-4, 2e-4, 1e-6])
+    rates = [schedule.lr_at(step) for step in range(48, 81)]
+    assert rates == sorted(rates, reverse=True)
+    with pytest.raises(UserError, match=r"8 steps are left, but the warm-up takes 8; raise -epochs or lower"):
+        schedule.restart(72)
+
+
+def test_linear_scaled_lr_scales_all_three_learning_rates():
+    train = Train.model_validate({"LINEAR_SCALED_LR": 512, "END_LR": 1e-5})
+    plain = build_schedule(train.model_copy(update={"linear_scaled_lr": None}), 10, 1024)
+    scaled = build_schedule(train, 10, 1024)
+    for step in (0, 100, 320, 1000, 2999):
+        assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))
+
+
+def test_warning_about_a_learning_rate_for_another_batch_size():
+    train = Train.model_validate({"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 4096})
+    expected = "BASE_LR 0.003 is tuned for a global batch of 4096; this run has 64: set "
+    assert lr_warning(train, 64) == f"{expected}TRAIN.LINEAR_SCALED_LR=4096 or TRAIN.SQRT_SCALED_LR=4096"
+    assert lr_warning(train, 4096) is None
+    assert lr_warning(train.model_copy(update={"linear_scaled_lr": 4096}), 64) is None
+    assert lr_warning(train.model_copy(update={"base_lr_batch_size": None}), 64) is None
+
+
+def test_the_imagenet_recipes_warn():
+    config = parse_command_line(["-cfg=configs/vit_base_patch16_224.yaml"]).config
+    assert "global batch of 4096; this run has 64" in lr_warning(config.train, 64)

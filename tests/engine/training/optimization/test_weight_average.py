@@ -1,0 +1,120 @@
+"""The average of the weights: decay with warm-up, host memory, evaluation beside the raw weights."""
+
+import csv
+
+import pytest
+import torch
+from conftest import assert_same_state, rows, states, train
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from configs.schema import Train
+from engine.training.optimization.weight_average import average_warning, build_average
+
+NOT_SKIPPED = torch.tensor(False)
+
+
+def average_of(model: nn.Module, **options):
+    return build_average(model, Train.model_validate({"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9} | options))
+
+
+def trained_values(steps: int):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 4, generator=generator) for _ in range(steps)]
+
+
+def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
+    options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999)
+    assert "initial weights are 37% of the last average; set TRAIN.MODEL_EMA_WARMUP" in average_warning(options, 1000)
+    assert average_warning(options, 3000) is None
+    assert average_warning(options.model_copy(update={"model_ema_warmup": True}), 10) is None
+    assert average_warning(Train(), 10) is None
+
+
+def test_warm_up_is_that_of_timm():
+    """timm counts steps from 1, and its decay is 0 at the first."""
+    model = nn.Linear(4, 3, bias=False)
+    ours, timms = average_of(model, MODEL_EMA_WARMUP=True), ModelEmaV3(model, 0.9, use_warmup=True)
+    for step, value in enumerate(trained_values(40)):
+        model.weight.data.copy_(value)
+        ours.set_step(step)
+        ours.update(NOT_SKIPPED)
+        timms.update(model, step + 1)
+        assert torch.allclose(ours.module.weight, timms.module.weight, atol=1e-6)
+        if step == 0:
+            assert torch.allclose(ours.module.weight, model.weight)
+    assert timms.get_decay(40) == 0.9 > timms.get_decay(31)
+
+
+def test_without_warm_up_the_decay_is_constant():
+    model = nn.Linear(4, 3, bias=False)
+    average, expected = average_of(model), model.weight.detach().clone()
+    for step, value in enumerate(trained_values(5)):
+        model.weight.data.copy_(value)
+        average.set_step(step)
+        average.update(NOT_SKIPPED)
+        expected = 0.9 * expected + 0.1 * value
+    assert torch.allclose(average.module.weight, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("force_cpu", [False, True])
+def test_average_in_host_memory_has_the_same_values(any_device, force_cpu):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(any_device.device)
+    average, expected = average_of(model, MODEL_EMA_FORCE_CPU=force_cpu), average_of(model)
+    for step, skipped in enumerate((False, True, False)):
+        model(torch.randn(5, 4).to(any_device.device))
+        with torch.no_grad():
+            model[0].weight += 1
+        for one in (average, expected):
+            one.set_step(step)
+            one.update(torch.tensor(skipped, device=any_device.device))
+    kept_on = torch.device("cpu") if force_cpu else any_device.device
+    assert {value.device for value in average.module.state_dict().values()} == {kept_on}
+    evaluated = average.module_on(any_device.device)
+    assert {value.device for value in evaluated.state_dict().values()} == {any_device.device}
+    for name, value in expected.module.state_dict().items():
+        assert torch.allclose(evaluated.state_dict()[name], value, atol=1e-6), name
+
+
+AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MODEL_EMA_WARMUP=true"]
+RAW = ("raw_val_loss", "raw_val_top1", "raw_val_top5")
+
+
+@pytest.mark.slow
+def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
+    """They are those of a run without an average; the average decides the best checkpoint."""
+    both = train([*digits_argv, *AVERAGE, "EVAL_RAW=true"], cpu)
+    average, raw = train([*digits_argv, *AVERAGE], cpu), train(digits_argv, cpu)
+    for row, of_average, of_raw in zip(rows(both), rows(average), rows(raw), strict=True):
+        assert [row[name] for name in RAW] == [of_raw[name.removeprefix("raw_")] for name in RAW]
+        assert {name: row[name] for name in row if name not in RAW} | dict.fromkeys(RAW, "") == of_average
+        assert row["raw_val_loss"] != row["val_loss"]
+    assert_same_state(states(both), states(average))
+    log = (both / "log.txt").read_text()
+    assert (
+        log.count("Epoch[002/002], Validation Loss:") == log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1
+    )
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    curve = [event.value for event in events.EventAccumulator(str(both)).Reload().Scalars("raw_val/top1")]
+    assert curve == pytest.approx([float(row["raw_val_top1"]) for row in rows(both)])
+    with open(both / "metrics.csv", newline="") as file:
+        assert tuple(next(csv.reader(file))[-6:-3]) == RAW
+
+
+@pytest.mark.slow
+def test_every_option_of_the_recipe_resumes_exactly(digits_argv, cpu, tmp_path):
+    argv = [
+        *digits_argv, *AVERAGE, "TRAIN.MODEL_EMA_FORCE_CPU=true", "EVAL_RAW=true", "TRAIN.PATIENCE=2",
+        "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced", "LOSS.TARGET_THRESHOLD=0.2", "TRAIN.MIXUP_ALPHA=0.8",
+        "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 1}", "TRAIN.LAYER_DECAY=0.7", "TRAIN.OPTIMIZER.NAME=AdamWDL",
+        "TRAIN.SQRT_SCALED_LR=32",
+    ]  # fmt: skip
+    uninterrupted = train(argv, cpu)
+    for stop in (5, 30):
+        argv[2] = f"-output={tmp_path / str(stop)}"
+        stopped = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+        train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+        assert_same_state(states(stopped), states(uninterrupted), f"stop {stop}")
+        assert rows(stopped) == rows(uninterrupted)

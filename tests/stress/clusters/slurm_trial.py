@@ -1,0 +1,108 @@
+"""scripts/slurm/train.sbatch under Slurm's real daemons: time limit, save, requeue, resume. About 5 minutes."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from clusters import slurm_rig
+from clusters.cluster_runs import (
+    LIMIT_SECONDS,
+    ROOT,
+    assert_same_weights,
+    flags,
+    new_folder,
+    only_log,
+    train_unbroken,
+    wait_for_log,
+)
+from results import Result, measure
+
+SHORT, LONG = 10, 100  # epochs; about 1 s each on two idle cores
+missing_program = slurm_rig.missing_program
+
+
+def run(root: Path) -> list[Result]:
+    with slurm_rig.slurm(new_folder(root, "daemons")) as variables:
+        return [
+            measure(name, trial, variables, new_folder(root, str(number)))
+            for number, (name, trial) in enumerate(_TRIALS.items())
+        ]
+
+
+def edited(folder: Path, arguments: list[str]) -> str:
+    """The batch file with other flags, as a user edits it."""
+    text = (ROOT / "scripts/slurm/train.sbatch").read_text()
+    text = re.sub(r"FLAGS=\(.*?\n\)", lambda _: f"FLAGS=({' '.join(arguments)})", text, flags=re.DOTALL)
+    text = text.replace("source .venv/bin/activate", f"export PATH={Path(sys.executable).parent}:$PATH")
+    text = text.replace("#SBATCH --gpus-per-node=8\n", "")
+    path = folder / "train.sbatch"
+    path.write_text(text)
+    return str(path)
+
+
+def submit(slurm: dict[str, str], folder: Path, arguments: list[str], *options: str) -> str:
+    sizes = ("--ntasks-per-node=2", "--cpus-per-task=1", f"--output={folder / 'job.log'}")
+    command = ["sbatch", "--parsable", *sizes, *options, edited(folder, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=slurm, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def job(slurm: dict[str, str], number: str) -> dict[str, str]:
+    shown = subprocess.run(["scontrol", "show", "job", number], env=slurm, capture_output=True, text=True).stdout
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def wait_for_end(slurm: dict[str, str], number: str) -> dict[str, str]:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        state = job(slurm, number)
+        if state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"):
+            return state
+        assert time.monotonic() < deadline, state
+        time.sleep(1)
+
+
+def _time_limits(slurm: dict[str, str], folder: Path) -> None:
+    """Slurm counts time limits in minutes, and sends the signal up to a minute early: after 30 to 90 s."""
+    output = folder / "out"
+    number = submit(slurm, folder, flags(output, LONG), "--time=2", "--signal=USR1@30")
+    ended = wait_for_end(slurm, number)
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (folder / "job.log").read_text()
+    assert "Interrupted by SIGUSR1; saved" in only_log(output)
+    print(f"requeued {ended['Restarts']} times")
+    train_unbroken(flags(folder / "unbroken", LONG))
+    assert_same_weights(output, folder / "unbroken")
+
+
+def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
+    output = folder / "out"
+    number = submit(slurm, folder, flags(output, SHORT), "--time=10")
+    wait_for_log(output, "Epoch[004")
+    subprocess.run(["scancel", "--signal=USR2", number], env=slurm, check=True)
+    ended = wait_for_end(slurm, number)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (folder / "job.log").read_text()
+    assert "Interrupted by SIGUSR2; saved" in only_log(output)
+    train_unbroken(flags(folder / "unbroken", SHORT))
+    assert_same_weights(output, folder / "unbroken")
+
+
+def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
+    output = folder / "out"
+    (folder / "failing").mkdir()
+    failing = submit(slurm, folder / "failing", [*flags(output, 2), "DATA.DATA_PATH=/nowhere", "DATA.DATASET=folder"])
+    number = submit(slurm, folder, flags(output, 1000), "--time=10")
+    wait_for_log(output, "Epoch[002")
+    subprocess.run(["scancel", number], env=slurm, check=True)
+    ended = wait_for_end(slurm, number)
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
+    ended = wait_for_end(slurm, failing)
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
+    assert (folder / "failing/job.log").read_text().count("error: /nowhere") == 1
+
+
+_TRIALS = {
+    "slurm: time limits, and the weights of an unbroken run": _time_limits,
+    "slurm: SIGUSR2 of submitit is requeued": _sigusr2_of_submitit,
+    "slurm: cancelled and failed jobs are not requeued": _cancelled_and_failed,
+}

@@ -1,0 +1,154 @@
+"""Starts entry scripts, sends signals to their processes, and finds the processes that are left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from faults.preloaded import ROOT, ForkedScript, script_environment
+from faults.scene import Scene
+
+from utils.errors import UserError
+
+SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
+HANG_SECONDS = 300.0  # a process that does not end within this time hangs, also on a slow machine
+_MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
+
+
+def reset_signals() -> None:
+    """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
+
+    nohup and a shell's `&` start a program with these signals ignored, and the processes that it starts inherit that.
+    They do not inherit a handler, so one that does nothing keeps the signals ignored here only.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+class Running:
+    """The processes of a started script: `process` and its descendants."""
+
+    def __init__(self, process: subprocess.Popen | ForkedScript, scene: Scene, marker: str) -> None:
+        self.process, self.scene = process, scene
+        self.fault_time = time.monotonic()
+        self._variable = f"{_MARKER}={marker}".encode()
+
+    def wait_for(self, text: str) -> None:
+        """Waits until a run's log contains the text.
+
+        Raises:
+            TimeoutError: the log does not contain it in time.
+        """
+        deadline = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if any(text in log.read_text() for log in self.scene.output.glob("*/log.txt")):
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"the log never contained {text}")
+
+    def send(self, number: int, *processes: int) -> None:
+        """Sends a signal to the given processes, or to the main process."""
+        self.fault_time = time.monotonic()
+        for process in processes or (self.process.pid,):
+            os.kill(process, number)
+
+    def send_to_all(self, number: int) -> None:
+        """Sends a signal to the process group, as a terminal does for Ctrl-C."""
+        self.fault_time = time.monotonic()
+        os.killpg(self.process.pid, number)
+
+    def living(self) -> list[int]:
+        """Process ids of the processes that have not ended."""
+        processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [process for process in processes if self._owns(process) and _stat(process)[0] not in (b"Z", b"X")]
+
+    def _owns(self, process: int) -> bool:
+        """Whether a process is in the session of the script, or has inherited its environment."""
+        session = int(_stat(process)[3])
+        return session == self.process.pid or self._variable in _read(process, "environ")
+
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks, in order of rank."""
+        process_of = {}
+        for process in self.living():
+            rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(process, "environ"))
+            if rank and MULTI.encode() in _read(process, "cmdline"):
+                process_of[int(rank[1])] = process
+        return [process_of[rank] for rank in sorted(process_of)]
+
+    def workers(self) -> list[int]:
+        """Process ids of the loading workers: children of the fork server."""
+        servers = {process for process in self.living() if b"forkserver" in _read(process, "cmdline")}
+        return sorted(process for process in servers if int(_stat(process)[1]) in servers)
+
+    def kill_leftovers(self, grace_seconds: float) -> list[str]:
+        """Kills the processes that are alive after the grace time. Returns the start of their command lines."""
+        deadline = time.monotonic() + grace_seconds
+        while (left := self.living()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        names = [_read(process, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:80] for process in left]
+        for process in left:
+            os.kill(process, signal.SIGKILL)
+        return names
+
+
+def _read(process: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _stat(process: int) -> list[bytes]:
+    """The fields after the process name: state, parent, process group, session, ..."""
+    return _read(process, "stat").rpartition(b")")[2].split() or [b"X", b"0", b"0", b"0"]
+
+
+def start(
+    scene: Scene,
+    script: str,
+    argv: Sequence[str],
+    printed: str = "printed",
+    environment: dict[str, str] | None = None,
+    shell: str | None = None,
+    can_fork: bool = True,
+) -> Running:
+    """Starts an entry script in a new session.
+
+    printed: the file in the scene's folder for the output.
+    can_fork: whether the script of one process may be forked from the scene's interpreter.
+    """
+    marker = uuid.uuid4().hex
+    own = {_MARKER: marker} | (environment or {})
+    output = scene.folder / printed
+    if scene.interpreter and can_fork and script == SINGLE and not shell:
+        return Running(scene.interpreter.start(script, argv, output, own), scene, marker)
+    command = [sys.executable, str(ROOT / script), *argv]
+    if shell:
+        command = ["sh", "-c", shell.replace("{}", 'exec "$@"'), "sh", *command]
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=scene.folder,
+            env=script_environment() | own,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Running(process, scene, marker)
+
+
+def finish(
+    scene: Scene, script: str, argv: Sequence[str], printed: str = "printed", environment: dict[str, str] | None = None
+) -> None:
+    """Runs an entry script to its end; raises UserError if it fails."""
+    if start(scene, script, argv, printed, environment).process.wait():
+        text = (scene.folder / printed).read_text().strip()
+        raise UserError(f"a run that should succeed failed: {text[-300:]}")

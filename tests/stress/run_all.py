@@ -1,0 +1,62 @@
+"""Runs all programs of this folder, and prints one table. Needs no network and no GPU.
+
+    python tests/stress/run_all.py -quick     # at most 3 minutes on two cores
+    python tests/stress/run_all.py            # about an hour: all faults, kills, resumed runs, launchers
+
+The exit status is 1 if a test fails. A test is skipped, with the reason, where its program is missing. The tests of
+launchers need root.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from results import Result, parser, report, show_progress
+
+_HERE = Path(__file__).parent
+_QUICK = (
+    ("fault_bench.py", "-quick"),
+    ("endure.py", "saves", "damage", "-n", "20"),
+    ("fuzz.py", "-n", "30"),
+)
+_ALL = (
+    ("fault_bench.py",),
+    ("fuzz.py",),
+    ("endure.py",),
+    ("endure.py", "soak"),
+    ("try_clusters.py",),
+)
+
+
+def main() -> int:
+    flags = parser("Runs all stress tests.")
+    flags.add_argument("-quick", action="store_true", help="few cases, at most 3 minutes on two cores")
+    flags = flags.parse_args()
+    results = []
+    for program in _QUICK if flags.quick else _ALL:
+        results += _run((*program, "-seed", str(flags.seed)))
+    return report(results, flags.json)
+
+
+def _run(command: tuple[str, ...]) -> list[Result]:
+    """The results of a program, of which one more is a failure if it ends without results."""
+    name, started = " ".join(command), time.monotonic()
+    show_progress(f"--- {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "results.json"
+        process = subprocess.run([sys.executable, str(_HERE / command[0]), *command[1:], "-json", str(file)], stdout=2)
+        results = [Result(**one) for one in json.loads(file.read_text())] if file.exists() else []
+    seconds = time.monotonic() - started
+    show_progress(f"--- {name}: {seconds:.0f} s")
+    if process.returncode and not any(result.failures for result in results):
+        results.append(Result(name, 1, [f"ended with status {process.returncode}"], seconds=seconds))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

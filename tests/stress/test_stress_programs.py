@@ -1,0 +1,126 @@
+"""The programs of this folder run, and detect wrong outcomes."""
+
+import json
+import time
+from pathlib import Path
+
+import endure
+import fault_bench
+import fuzz
+import numpy as np
+import pytest
+import run_all
+import try_clusters
+from faults import processes, runner
+from faults.catalogue import all_faults
+from faults.runner import Fault, run_fault
+from faults.scene import Scene
+from fuzz_cases import KINDS, Kind, make_case
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from utils.errors import UserError
+
+WRONG_OUTCOMES = {
+    "echo Traceback": "a traceback",
+    "true": "0 error lines",
+    "echo error: one; echo error: two": "2 error lines",
+    "echo error: another": "another error line",
+    "exit 3": "status 3",
+    "touch .last.pth.tmp": "a temporary file is left: .last.pth.tmp",
+    "mkdir -p output/run; echo x > output/run/last.pth": "no good checkpoint in run",
+    "printf 'error: wanted \\033[2J\\n'": "an error line that is too long or has control characters",
+    "sleep 60 & sleep 0.3": "1 process(es) left: sleep 60",  # the pause lets the first one start
+    "sleep 60": "hangs",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(number=st.integers(0, 10**9))
+def test_damaged_inputs_are_read_or_refused(kind, number, tmp_path):
+    assert not fuzz.try_case(kind, seed=1, number=number, folder=tmp_path).startswith("finding")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_undamaged_examples_are_read(tmp_path):
+    for name, kind in KINDS.items():
+        answers = []
+        for data in kind.examples():
+            try:
+                kind.read(data, tmp_path)
+                answers.append("read")
+            except Exception as error:
+                answers.append(str(error))
+        assert answers.count("read") >= len(answers) / 2, (name, answers)
+
+
+def test_a_fuzz_case_depends_on_seed_and_number_only():
+    assert make_case("images", 0, 7) == make_case("images", 0, 7) != make_case("images", 1, 7)
+
+
+def test_fuzz_findings(tmp_path, monkeypatch):
+    def read(data, folder):
+        if data == b"large":
+            np.ones(30 << 20, "u1")
+        elif data == b"hangs":
+            time.sleep(60)
+        elif data == b"dies":
+            fuzz.os._exit(3)
+        elif data == b"bug":
+            raise KeyError("a bug")
+
+    cases = [b"fine", b"bug", b"dies", b"large", b"fine"]
+    monkeypatch.setattr(fuzz, "MAX_BYTES", 20 << 20)
+    monkeypatch.setitem(KINDS, "bad", Kind(list, read))
+    monkeypatch.setattr(fuzz, "make_case", lambda kind, seed, number: cases[number])
+    result = fuzz.fuzz("bad", 0, len(cases), tmp_path)
+    problems = [failure.removeprefix(f"{tmp_path}/bad-0-") for failure in result.failures]
+    assert [problem[:9] for problem in problems] == ["1: KeyErr", "2: died w", "3: used 0"]
+    assert (tmp_path / "bad-0-1").read_bytes() == b"bug" and result.figures["accepted"] == 2
+
+    monkeypatch.setattr(fuzz, "HANG_SECONDS", 0.3)
+    monkeypatch.setattr(fuzz, "make_case", lambda kind, seed, number: b"hangs")
+    assert "hung" in fuzz.fuzz("bad", 1, 1, tmp_path).failures[0]
+
+
+def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.1)
+    for number, (shell, problem) in enumerate(WRONG_OUTCOMES.items()):
+        monkeypatch.setattr(processes, "HANG_SECONDS", 0.1 if shell == "sleep 60" else 300.0)
+        (folder := tmp_path / str(number)).mkdir()
+        outcome = run_fault(Fault("bad", lambda scene: [], "wanted", shell=shell), Scene(folder, tmp_path))
+        assert problem in "; ".join(outcome.problems)
+
+
+def test_names_in_the_catalogue_are_unique():
+    names = [fault.name for fault in all_faults()]
+    assert len(set(names)) == len(names) > 250
+    with pytest.raises(UserError, match="nonsense"):
+        fault_bench.main(["-only", "nonsense"])
+
+
+@pytest.mark.parametrize("program", [endure, fuzz, try_clusters])
+def test_an_unknown_test_is_refused(program):
+    with pytest.raises(UserError, match="nonsense"):
+        program.main(["nonsense"])
+
+
+def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):
+    failing = tmp_path / "failing.py"
+    failing.write_text("raise SystemExit(3)")
+    fuzzing = (str(Path(fuzz.__file__)), "policies", "-n", "2")
+    monkeypatch.setattr(run_all, "_QUICK", (fuzzing, (str(failing),)))
+    monkeypatch.setattr("sys.argv", ["run_all.py", "-quick", "-json", str(tmp_path / "all.json")])
+    assert run_all.main() == 1
+    printed = capsys.readouterr().out
+    assert "| fuzz: policies | 2 | 0 | 0 |" in printed and "ended with status 3" in printed
+    assert [len(result["failures"]) for result in json.loads((tmp_path / "all.json").read_text())] == [0, 1]
+
+
+@pytest.mark.slow
+def test_faults_and_kills(capsys):
+    assert fault_bench.main(["-only", "command line: (no value|abbreviated)|launcher: several|a tag with code"]) == 0
+    assert endure.main(["saves", "damage", "-n", "20"]) == 0
+    assert "| damaged checkpoint parts | 24 | 0 | 0 |" in capsys.readouterr().out

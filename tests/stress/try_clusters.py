@@ -1,0 +1,47 @@
+"""Runs on real launchers: Slurm, Open MPI, torchrun over two network namespaces of this machine.
+
+    python tests/stress/try_clusters.py                # as root, about 20 minutes
+    python tests/stress/try_clusters.py slurm mpirun
+
+A trial is skipped if its program is missing.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from clusters import elastic_trial, mpirun_trial, slurm_trial, two_hosts_trial
+from faults.processes import reset_signals
+from results import Result, check_names, measure, parser, report
+
+from utils.errors import run_and_report_errors
+
+_TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial, "elastic": elastic_trial}
+
+
+def main(argv: list[str]) -> int:
+    flags = parser("Trains under real launchers.")
+    flags.add_argument("names", nargs="*", metavar="TRIAL", help=", ".join(_TRIALS))
+    flags = flags.parse_args(argv)
+    check_names(flags.names, _TRIALS)
+    reset_signals()
+    results = []
+    for name in flags.names or _TRIALS:
+        with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+            results += _try(name, _TRIALS[name], Path(folder))
+    return report(results, flags.json)
+
+
+def _try(name: str, trial: ModuleType, folder: Path) -> list[Result]:
+    if reason := trial.missing_program():
+        return [Result(name, 0, skipped=[reason])]
+    results: list[Result] = []
+    start = measure(f"{name}: start", lambda: results.extend(trial.run(folder)))
+    return results if not start.failures else [start]
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

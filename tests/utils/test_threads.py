@@ -1,0 +1,79 @@
+import gc
+import threading
+
+import pytest
+
+from utils.threads import DaemonPool, Watchdog, run_briefly
+
+LIMIT_SECONDS = 30
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread is not threading.current_thread()}
+
+
+def test_results_errors_and_threads():
+    before = threads()
+    pool = DaemonPool(3)
+    assert len(threads() - before) == 3 and all(thread.daemon for thread in threads() - before)
+    assert [future.result(10) for future in [pool.submit(pow, 2, n) for n in range(20)]] == [2**n for n in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 1, 0).result(10)
+    own = threads() - before
+    del pool
+    gc.collect()
+    for thread in own:
+        thread.join(10)
+    assert not own & threads()
+
+
+def test_close_cancels_the_calls_that_have_not_begun():
+    pool, begun, may_end = DaemonPool(1), threading.Event(), threading.Event()
+    first = pool.submit(lambda: begun.set() or may_end.wait(10))
+    others = [pool.submit(pow, 2, n) for n in range(5)]
+    assert begun.wait(10)
+    assert pool.num_waiting() == 5
+    pool.close()
+    assert all(other.cancelled() for other in others) and not first.done()
+    may_end.set()
+    assert first.result(10)
+
+
+def test_an_action_that_hangs_or_fails_does_not_delay_the_others():
+    """Such as a write to a file system that does not answer."""
+    written, released = [], threading.Event()
+
+    def fail() -> None:
+        raise OSError("stale file handle")
+
+    run_briefly(released.wait, fail, lambda: written.append(1), seconds=0.5)
+    assert written and not released.is_set()
+    released.set()
+
+
+def test_watchdog_counts_the_time_since_the_last_reset():
+    expired = threading.Event()
+    watchdog = Watchdog(60.0, expired.set)
+    watchdog.tick(50)
+    watchdog.reset()
+    watchdog.tick(20)
+    assert watchdog.seconds == 20
+    watchdog.pause()
+    watchdog.tick(100)
+    assert watchdog.seconds == 0
+    watchdog.reset()
+    watchdog.tick(100)
+    watchdog.start()
+    assert expired.wait(LIMIT_SECONDS) and watchdog.has_expired
+
+
+def test_a_stopped_watchdog_does_not_expire(monkeypatch):
+    monkeypatch.setattr("utils.threads.TICK_SECONDS", 0.01)
+    before = threads()
+    watchdog = Watchdog(60.0, pytest.fail)
+    watchdog.start()
+    watchdog.stop()
+    watchdog.tick(100)
+    for thread in threads() - before:
+        thread.join(LIMIT_SECONDS)
+    assert not threads() - before and not watchdog.has_expired

@@ -1,0 +1,129 @@
+"""Background threads that delay no exit: calls with results, calls with a time limit, and a watchdog.
+
+Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
+work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
+server, which may last as long as TIMEOUT_SECONDS.
+"""
+
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Calls = SimpleQueue[tuple[Future, Callable, tuple] | None]
+TICK_SECONDS = 0.5
+_MAX_TICK_SECONDS = 2.0
+
+
+class DaemonPool:
+    """Daemon threads that make the calls that are submitted, in their order. They end with the pool."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._calls: _Calls = SimpleQueue()
+        for _ in range(num_threads):
+            Thread(target=_work, args=(self._calls,), daemon=True).start()
+        self._end = weakref.finalize(self, _end, self._calls, num_threads)
+
+    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """The future result or exception of `function(*args)`."""
+        future: Future[T] = Future()
+        self._calls.put((future, function, args))
+        return future
+
+    def num_waiting(self) -> int:
+        """The number of calls that have not begun."""
+        return self._calls.qsize()
+
+    def close(self) -> None:
+        """Cancels the calls that have not begun, and waits for none."""
+        self._end()
+
+
+def _work(calls: _Calls) -> None:
+    while call := calls.get():
+        future, function, args = call
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+        del call, future, function, args  # an idle thread keeps no result in memory
+
+
+def _end(calls: _Calls, num_threads: int) -> None:
+    while not calls.empty():
+        try:
+            call = calls.get_nowait()
+        except Empty:
+            break
+        if call:
+            call[0].cancel()
+    for _ in range(num_threads):
+        calls.put(None)
+
+
+def run_briefly(*actions: Callable[[], object], seconds: float) -> None:
+    """Runs the actions side by side, and returns when all have ended or after `seconds`.
+
+    A write to a network file system blocks while the network is cut. Exceptions are ignored.
+    """
+    threads = [Thread(target=_quietly, args=(action,), daemon=True) for action in actions]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    with suppress(Exception):
+        action()
+
+
+class Watchdog:
+    """Calls `on_timeout` once, in its thread, after more than `limit_seconds` without a call of `reset`.
+
+    The thread only reads a clock: the call that it watches may block, and Python cannot interrupt it. A tick counts at
+    most two seconds, so that a process that was itself stopped, or had no processor, does not count its own pause.
+    """
+
+    def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
+        self.limit_seconds, self._on_timeout = limit_seconds, on_timeout
+        self.seconds = 0.0
+        self.has_expired = self._is_paused = False
+        self._stopped = Event()
+
+    def start(self) -> None:
+        Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def reset(self) -> None:
+        """Counts from 0 again, also after a pause."""
+        self.seconds, self._is_paused = 0.0, False
+
+    def pause(self) -> None:
+        """Counts no time until `reset`."""
+        self.seconds, self._is_paused = 0.0, True
+
+    def tick(self, seconds: float) -> None:
+        """Called after each `seconds`."""
+        if not self._is_paused:
+            self.seconds += seconds
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(TICK_SECONDS):
+            now = time.monotonic()
+            self.tick(min(now - before, _MAX_TICK_SECONDS))
+            before = now
+            if self.seconds > self.limit_seconds:
+                self.has_expired = True
+                self._on_timeout()
+                return
