@@ -284,6 +284,7 @@ def student(output: Path, teacher: Path, *options: str, kind: str = "soft", mode
     return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "amp"), [("soft", []), ("hard", ["-amp", "AMP.LEVEL=O2"])])
 def test_resume_is_bit_exact(digits_teacher, tmp_path, cpu, kind, amp):
     options = [*RANDOM, "TRAIN.DISTILLATION_TAU=2", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=3", *amp[1:]]
