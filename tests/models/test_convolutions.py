@@ -67,6 +67,7 @@ def test_sharded_weights_are_not_converted():
         prepare_convolutions(convolutional(2), True, GPU, is_fixed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FAMILIES, ids=lambda path: path.name)
 def test_outputs_and_gradients_of_all_families_are_equal(folder):
     config = parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config

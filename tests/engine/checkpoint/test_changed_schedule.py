@@ -65,6 +65,7 @@ def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_ar
     assert rates(whole)[52] > 1.5e-4  # no second warm-up
 
 
+@pytest.mark.slow
 def test_a_run_that_started_at_a_later_epoch_resumes_by_its_folder(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.LAST_EPOCH=1", "TRAIN.MAX_STEPS=24"], cpu)
     train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=46"], cpu)

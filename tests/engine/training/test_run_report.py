@@ -32,6 +32,7 @@ def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
     assert "finished" in page and f"{summary['top1']:.2f}%" in page
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_the_tables_and_its_end_the_attention_maps(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
     assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
