@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from faults import processes
 from faults.processes import SINGLE, Running, start
@@ -51,6 +52,11 @@ class Fault:
         parts += [f"state {self.state}"] if self.state else []
         parts += [f"`{self.line}`"] if self.line else []
         return ", ".join(parts)
+
+
+def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
+    """A fault that the run survives."""
+    return Fault(name, provoke, None, (0,), state="finished", **more)
 
 
 @dataclass

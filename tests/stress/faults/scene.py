@@ -35,6 +35,11 @@ def require_mounts() -> None:
         raise Skipped("users cannot mount file systems on this machine")
 
 
+def in_namespace(command: str) -> str:
+    """`Fault.shell` for a command that mounts a file system, for the run only."""
+    return f'unshare -rm sh -c \'{command} && exec "$@"\' sh "$@"'
+
+
 class RunsCode:
     """An object whose pickle runs a command when it is loaded."""
 
