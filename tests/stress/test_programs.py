@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from utils.errors import UserError
 
+_SLOW = {"runs": pytest.mark.slow}  # its example is a run that is trained
+
 WRONG_OUTCOMES = {
     "echo Traceback": "a traceback",
     "true": "0 error lines",
@@ -36,7 +38,7 @@ WRONG_OUTCOMES = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=_SLOW.get(kind, ())) for kind in KINDS])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(number=st.integers(0, 10**9))
 def test_damaged_inputs_are_read_or_refused(kind, number, tmp_path):
@@ -46,6 +48,8 @@ def test_damaged_inputs_are_read_or_refused(kind, number, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_undamaged_examples_are_read(tmp_path):
     for name, kind in KINDS.items():
+        if name in _SLOW:
+            continue
         answers = []
         for data in kind.examples():
             try:
