@@ -101,14 +101,12 @@ def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
 def test_names_in_the_catalogue_are_unique():
     names = [fault.name for fault in all_faults()]
     assert len(set(names)) == len(names) > 250
-    with pytest.raises(UserError, match="nonsense"):
-        fault_bench.main(["-only", "nonsense"])
 
 
-@pytest.mark.parametrize("program", [endure, fuzz, try_clusters])
-def test_an_unknown_test_is_refused(program):
-    with pytest.raises(UserError, match="nonsense"):
-        program.main(["nonsense"])
+def test_an_unknown_test_is_refused():
+    for program, argv in ((endure, ["x"]), (fuzz, ["x"]), (try_clusters, ["x"]), (fault_bench, ["-only", "nonsense"])):
+        with pytest.raises(UserError):
+            program.main(argv)
 
 
 def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):

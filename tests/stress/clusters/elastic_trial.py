@@ -6,24 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from clusters import two_hosts
-from clusters.cluster_runs import LIMIT_SECONDS, flags, new_folder, only_log, wait_for_log
-from clusters.two_hosts import TwoHosts
-from results import Result, measure, show_progress
+from clusters.cluster_runs import LIMIT_SECONDS, flags, only_log, wait_for_log
+from clusters.two_hosts import TwoHosts, on_hosts
+from results import show_progress
 
 missing_program = two_hosts.missing_program
-
-
-def run(root: Path) -> list[Result]:
-    def on_hosts(name: str, trial: Callable[[TwoHosts, Path], None]) -> None:
-        folder = new_folder(root, name)
-        with two_hosts.two_hosts(folder) as hosts:
-            trial(hosts, folder / "out")
-
-    return [measure(f"elastic: {name}", on_hosts, name, trial) for name, trial in _TRIALS.items()]
 
 
 def start(hosts: TwoHosts, host: str, output: Path, name: str, epochs: int) -> subprocess.Popen:
@@ -49,7 +39,8 @@ def wait_for_count(output: Path, pattern: str, count: int) -> None:
         time.sleep(0.2)
 
 
-def _lost_node(hosts: TwoHosts, output: Path) -> None:
+def _lost_node(hosts: TwoHosts, folder: Path) -> None:
+    output = folder / "out"
     one = start(hosts, "host-a", output, "a", epochs=40)
     start(hosts, "host-b", output, "b", epochs=40)
     wait_for_log(output, "Epoch[003")
@@ -64,7 +55,8 @@ def _lost_node(hosts: TwoHosts, output: Path) -> None:
     assert [one.poll(), other.poll()] == [0, 0], hosts.printed("a") + hosts.printed("b2")
 
 
-def _killed_agent(hosts: TwoHosts, output: Path) -> None:
+def _killed_agent(hosts: TwoHosts, folder: Path) -> None:
+    output = folder / "out"
     one = start(hosts, "host-a", output, "a", epochs=12)
     other = start(hosts, "host-b", output, "b", epochs=12)
     wait_for_log(output, "Epoch[003")
@@ -78,7 +70,7 @@ def _killed_agent(hosts: TwoHosts, output: Path) -> None:
     assert one.wait(LIMIT_SECONDS) == 0, hosts.printed("a")
 
 
-_TRIALS = {
-    "a lost node, and its return": _lost_node,
-    "a killed agent leaves no worker": _killed_agent,
+TRIALS = {
+    "a lost node, and its return": on_hosts(_lost_node),
+    "a killed agent leaves no worker": on_hosts(_killed_agent),
 }

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,14 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
                 os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", hosts.namespace(host)], capture_output=True)
         subprocess.run(["ip", "link", "delete", hosts.interface("host-a")], capture_output=True)
+
+
+def on_hosts(trial: Callable[[TwoHosts, Path], None]) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        with two_hosts(folder) as hosts:
+            trial(hosts, folder)
+
+    return run
 
 
 def processes(hosts: TwoHosts, host: str) -> list[int]:

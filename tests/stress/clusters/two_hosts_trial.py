@@ -2,36 +2,15 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from clusters import two_hosts
-from clusters.cluster_runs import (
-    LIMIT_SECONDS,
-    ROOT,
-    assert_same_weights,
-    flags,
-    new_folder,
-    train_unbroken,
-    wait_for_log,
-)
-from clusters.two_hosts import TwoHosts
-from results import Result, measure
+from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, flags, wait_for_log
+from clusters.two_hosts import TwoHosts, on_hosts
 
 TIMEOUT_SECONDS = 20
 EPOCHS = 8
 missing_program = two_hosts.missing_program
-
-
-def run(root: Path) -> list[Result]:
-    train_unbroken(flags(unbroken := new_folder(root, "unbroken"), EPOCHS))
-
-    def on_hosts(name: str, trial: Callable[[TwoHosts, Path, Path], None]) -> None:
-        folder = new_folder(root, name)
-        with two_hosts.two_hosts(folder) as hosts:
-            trial(hosts, unbroken, folder)
-
-    return [measure(f"two hosts: {name}", on_hosts, name, trial) for name, trial in _TRIALS.items()]
 
 
 def finish(started: list[subprocess.Popen], hosts: TwoHosts, name: str) -> None:
@@ -41,12 +20,12 @@ def finish(started: list[subprocess.Popen], hosts: TwoHosts, name: str) -> None:
     ]
 
 
-def _trains_as_one_host(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _trains_as_one_host(hosts: TwoHosts, folder: Path) -> None:
     finish(hosts.torchrun(flags(folder / "out", EPOCHS), "run"), hosts, "run")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _kubernetes(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _kubernetes(hosts: TwoHosts, folder: Path) -> None:
     """Every pod starts the same command; main_multi_gpu.py is its own torchrun."""
     node = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "29500"}
     command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags(folder / "out", EPOCHS)]
@@ -55,10 +34,10 @@ def _kubernetes(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
         for rank, host in enumerate(two_hosts.ADDRESSES)
     ]
     finish(started, hosts, "run")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _cut_network(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _cut_network(hosts: TwoHosts, folder: Path) -> None:
     arguments = flags(folder / "out", EPOCHS, f"TIMEOUT_SECONDS={TIMEOUT_SECONDS}", "SAVE_FREQ_STEPS=5")
     started = hosts.torchrun(arguments, "cut")
     wait_for_log(folder / "out", "Epoch[003")
@@ -72,10 +51,10 @@ def _cut_network(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
         assert f"rank {rank}" in line and host in line and "network" in line
     two_hosts.wait_for_ends(started, LIMIT_SECONDS)
     finish(hosts.torchrun(["-resume=auto", *arguments], "resumed"), hosts, "resumed")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _folder_not_shared(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _folder_not_shared(hosts: TwoHosts, folder: Path) -> None:
     output = folder / "out"
     output.mkdir()
     started = hosts.torchrun(flags(output, EPOCHS), "run", mount_on_b=f"mount -t tmpfs tmpfs {output}")
@@ -90,9 +69,9 @@ def _folder_not_shared(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
     assert len(errors) == 1 and all(word in errors[0] for word in ("host-a", "host-b", str(output))), errors
 
 
-_TRIALS = {
-    "the weights of one host": _trains_as_one_host,
-    "node variables of Kubernetes": _kubernetes,
-    "a cut network, and the run is resumed": _cut_network,
-    "a folder that is not shared": _folder_not_shared,
+TRIALS = {
+    "the weights of one host": on_hosts(_trains_as_one_host),
+    "node variables of Kubernetes": on_hosts(_kubernetes),
+    "a cut network, and the run is resumed": on_hosts(_cut_network),
+    "a folder that is not shared": on_hosts(_folder_not_shared),
 }

@@ -49,10 +49,10 @@ def resume_faults() -> list[Fault]:
         Fault("resume: another run has locked the folder", _locked_folder, r"output/.*: is in use by"),
         Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
         Fault("resume: balanced sampling, inside an epoch", _then_balanced, r"DATA.BALANCED_SAMPLING: .* false"),
-        finished("resume a folder: the last is damaged", _damaged_in_folder, prints="Resume: skipped"),
-        finished("resume auto: the last is damaged", _auto(flipped, longer)),
-        finished("resume auto: the last is cut short", _auto(truncated, longer)),
-        finished("resume auto: no run yet", lambda scene: scene.digits(flags=("-resume=auto",))),
+        finished("resume: a folder, the last is damaged", _damaged_in_folder, prints="Resume: skipped"),
+        finished("resume: auto, the last is damaged", _auto(flipped, longer)),
+        finished("resume: auto, the last is cut short", _auto(truncated, longer)),
+        finished("resume: auto, no run yet", lambda scene: scene.digits(flags=("-resume=auto",))),
     ]
 
 
