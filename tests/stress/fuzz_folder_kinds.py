@@ -10,8 +10,7 @@ from pathlib import Path
 
 from faults.processes import SINGLE, finish
 from faults.scene import Scene
-from fuzz_model_kinds import checkpoint_state
-from shard_files import seal, write_shards
+from shard_files import checkpoint_state, seal, write_shards
 
 from engine.checkpoint.reader import load_checkpoint
 from scripts import report

@@ -28,7 +28,6 @@ _ALL = (
     ("fault_bench.py",),
     ("fuzz.py",),
     ("endure.py",),
-    ("endure.py", "soak"),
     ("try_clusters.py",),
 )
 

@@ -46,13 +46,6 @@ class Fault:
     can_fork: bool = True
     waits: bool = False
 
-    @property
-    def expected(self) -> str:
-        parts = [f"status {' or '.join(map(str, self.status))}"]
-        parts += [f"state {self.state}"] if self.state else []
-        parts += [f"`{self.line}`"] if self.line else []
-        return ", ".join(parts)
-
 
 def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
     """A fault that the run survives."""
@@ -64,7 +57,6 @@ class Outcome:
     """The observed outcome. A fault passes if it is not skipped and has no problems. `seconds` are since the fault."""
 
     name: str
-    expected: str
     observed: str = ""
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -79,7 +71,7 @@ class Outcome:
 
 def run_fault(fault: Fault, scene: Scene) -> Outcome:
     """Provokes the fault in an empty scene."""
-    outcome = Outcome(fault.name, fault.expected)
+    outcome = Outcome(fault.name)
     try:
         with scene.resources:
             _run(fault, fault.provoke(scene), scene, outcome)
