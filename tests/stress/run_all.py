@@ -19,17 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from results import Result, parser, report, show_progress
 
 _HERE = Path(__file__).parent
-_QUICK = (
-    ("fault_bench.py", "-quick"),
-    ("endure.py", "saves", "damage", "-n", "20"),
-    ("fuzz.py", "-n", "30"),
-)
-_ALL = (
-    ("fault_bench.py",),
-    ("fuzz.py",),
-    ("endure.py",),
-    ("try_clusters.py",),
-)
+_QUICK = (("fault_bench.py", "-quick"), ("fuzz.py", "-n", "30"), ("endure.py", "saves", "damage", "-n", "20"))
+_ALL = (("fault_bench.py",), ("fuzz.py",), ("endure.py",), ("try_clusters.py",))
 
 
 def main() -> int:

@@ -13,13 +13,13 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from clusters import elastic_trial, mpirun_trial, slurm_trial, two_hosts_trial
+from clusters import mpirun_trial, slurm_trial, two_hosts_trial
 from faults.processes import reset_signals
 from results import Result, check_names, measure, parser, report
 
 from utils.errors import run_and_report_errors
 
-_TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial, "elastic": elastic_trial}
+_TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial}
 
 
 def main(argv: list[str]) -> int:

@@ -29,7 +29,7 @@ def with_table(split: str, row: str, *options: str) -> Provoke:
 def list_faults() -> list[Fault]:
     listed = "train_list.txt"
     table: dict[str, tuple[Provoke, str]] = {
-        "no such folder": (_missing_folder, r"nowhere"),
+        "no such folder": (lambda scene: scene.images(flags=("-data_path=nowhere",)), r"nowhere"),
         "no list": (_without(listed), r"train_list.txt: cannot be read \(No such file"),
         "no list for validation": (_without("val_list.txt"), r"val_list.txt: cannot be read \(No such file"),
         "a pipe as list": (_pipe_as_list, r"train_list.txt"),
@@ -73,10 +73,6 @@ def data_set_faults() -> list[Fault]:
         "a packed image with a bit flipped": (_packed("train.blob", flipped), r"train.blob: image \d .*checksum"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
-
-
-def _missing_folder(scene: Scene) -> list[str]:
-    return scene.images(flags=(f"-data_path={scene.folder / 'nowhere'}",))
 
 
 def _without(name: str) -> Provoke:
