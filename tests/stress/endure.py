@@ -17,16 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from endurance import resume
 from endurance.damage import damaged_checkpoint
-from endurance.kills import file_writer, killed_and_resumed, kills_while_saving, part_writer, signals_at_random
+from endurance.kills import file_writer, kills_while_saving, part_writer
 from endurance.soak import soak
 from fault_bench import train_once
 from faults.processes import reset_signals
+from faults.sharded import FSDP
 from results import Result, check_names, measure, parser, report
 from shard_files import to_shards
 
 from utils.errors import run_and_report_errors
 
-_CASES = {"saves": 100, "damage": 500, "signals": 10, "sharded": 5, "soak": 15}
+_CASES = {"saves": 100, "damage": 500, "soak": 15}
 _NAMES = (*_CASES, "resume")
 
 
@@ -60,24 +61,21 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
     def saves(name: str, writer: Callable) -> Callable[[], Result]:
         return lambda: kills_while_saving(trained, root / name, writer, cases["saves"], seed)
 
+    with_parts = (FSDP, "SAVE_FREQ_STEPS=1")
     return {
         "saves": {
-            "kills while saving a file": saves("file", file_writer),
+            "kills while saving files": saves("file", file_writer),
             "kills while saving parts": saves("parts", part_writer),
         },
-        "damage": {
-            "damaged checkpoint files": lambda: damage(False),
-            "damaged checkpoint parts": lambda: damage(True),
+        "damage": {"damaged files": lambda: damage(False), "damaged parts": lambda: damage(True)},
+        "resume": {
+            "stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix"),
+            "sharded runs, resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
         },
-        "signals": {
-            "SIGTERM to two ranks": lambda: signals_at_random(root, trained, cases["signals"], seed),
+        "soak": {
+            "soak": lambda: soak(root / "soak", cases["soak"], seed, "SAVE_FREQ_STEPS=7"),
+            "soak, sharded": lambda: soak(root / "sharded", -(-cases["soak"] // 3), seed, *with_parts),
         },
-        "sharded": {
-            "kills of a sharded run": lambda: killed_and_resumed(root / "sharded", cases["sharded"], seed),
-            "sharded run resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
-        },
-        "resume": {"stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix")},
-        "soak": {"soak": lambda: soak(root / "soak", cases["soak"], seed)},
     }
 
 

@@ -125,4 +125,4 @@ def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):
 def test_faults_and_kills(capsys):
     assert fault_bench.main(["-only", "command line: (no value|abbreviated)|launcher: several|a tag with code"]) == 0
     assert endure.main(["saves", "damage", "-n", "20"]) == 0
-    assert "| damaged checkpoint parts | 24 | 0 | 0 |" in capsys.readouterr().out
+    assert "| damaged parts | 24 | 0 | 0 |" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from endurance.resume import RANDOM_OPTIONS, new_scene
@@ -21,22 +22,22 @@ _KINDS = ("a rank", "the launcher", "all", "SIGTERM")
 _EPOCHS_PER_KILL = 20
 
 
-def soak(root: Path, kills: int, seed: int) -> Result:
+def soak(root: Path, kills: int, seed: int, *options: str) -> Result:
     """Trains once undisturbed, recording memory and open files; then once with kills."""
     epochs = kills * _EPOCHS_PER_KILL
-    options = [*RANDOM_OPTIONS, "SAVE_FREQ_STEPS=7", "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}"]
+    options = (*RANDOM_OPTIONS, "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}", *options)
     show_progress(f"soak: {epochs} epochs undisturbed")
-    result = Result("", 0, figures={"epochs": epochs})
+    result = Result("", 0, figures={"epochs": epochs, "killed while writing": 0})
     undisturbed, disturbed = new_scene(root / "undisturbed"), new_scene(root / "disturbed")
     _train_undisturbed(undisturbed, options, result)
     _train_with_kills(disturbed, options, kills, random.Random(seed), result)
-    expected, actual = (state_hash(*scene.output.glob("*/last.pth")) for scene in (undisturbed, disturbed))
+    expected, actual = (state_hash(*scene.output.glob("*/last.*")) for scene in (undisturbed, disturbed))
     if actual != expected:
         result.failures.append(f"ends with state {actual}, not {expected}")
     return result
 
 
-def _train_undisturbed(scene: Scene, options: list[str], result: Result) -> None:
+def _train_undisturbed(scene: Scene, options: Sequence[str], result: Result) -> None:
     """Compares the open files and the memory of the ranks in the second and in the last quarter of the run."""
     running, samples = start(scene, MULTI, scene.digits(*options, flags=("-ngpus=2",))), []
     while running.process.poll() is None:
@@ -66,7 +67,7 @@ def _sample(running: Running) -> tuple[int, int] | None:
     return (files, pages * os.sysconf("SC_PAGESIZE")) if len(ranks) == 2 else None
 
 
-def _train_with_kills(scene: Scene, options: list[str], kills: int, rng: random.Random, result: Result) -> None:
+def _train_with_kills(scene: Scene, options: Sequence[str], kills: int, rng: random.Random, result: Result) -> None:
     """Kills and resumes the run up to `kills` times, then waits for its end."""
     for start_number in range(1, kills + 2):
         printed = f"printed-{start_number}"
@@ -78,6 +79,7 @@ def _train_with_kills(scene: Scene, options: list[str], kills: int, rng: random.
             kind = rng.choice(_KINDS)
             result.failures += [f"kill {start_number}, {kind}: {problem}" for problem in _kill(running, kind, rng)]
             result.cases += 1
+            result.figures["killed while writing"] += any(scene.output.glob("*/.*.tmp"))
             show_progress(f"soak: kill {start_number}: {kind}; failures: {result.failures}")
     if running.process.returncode:
         result.failures.append(f"start {start_number} failed: {(scene.folder / printed).read_text().strip()[-200:]}")
@@ -94,6 +96,6 @@ def _kill(running: Running, kind: str, rng: random.Random) -> list[str]:
         running.send(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
     left = running.kill_leftovers(GRACE_SECONDS)
     running.process.wait()
-    saved = {path.parent for path in running.scene.output.glob("*/*.pth")}
+    saved = {path.parent for path in running.scene.output.glob("*/last.*")}
     problems = [f"no good checkpoint in {folder.name}" for folder in saved if not has_good_checkpoint(folder)]
     return problems + ([f"{len(left)} process(es) left: {left[0]}"] if left else [])
