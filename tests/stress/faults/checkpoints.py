@@ -2,18 +2,27 @@
 
 import fcntl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from faults.runner import Fault, Provoke, finished
-from faults.scene import GREY, Scene, flipped, torch_bytes, truncated
+from faults.scene import GREY, Scene, flipped, torch_bytes, truncated, with_last
 
 from engine.checkpoint.reader import load_checkpoint
 from utils.atomic_file import atomic_save
 
+_resumed = partial(with_last, "resume")
+
 
 def checkpoint_faults() -> list[Fault]:
+    def of_paddlevit(scene: Scene) -> list[str]:
+        return scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",))
+
+    def keep_the_format(path: Path) -> None:
+        atomic_save(path, {"format": load_checkpoint(path)["format"]})
+
     damaged = r"last.pth: is damaged"
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no checkpoint found"),
@@ -22,16 +31,10 @@ def checkpoint_faults() -> list[Fault]:
         "cut short": (_resumed(truncated), damaged),
         "with a bit flipped": (_resumed(flipped), damaged),
         "of torch.save": (_resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"last.pth: is damaged"),
-        "PaddleViT's": (
-            lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
-            r"PaddleViT's optimizer state cannot be resumed",
-        ),
+        "PaddleViT's": (of_paddlevit, r"vit.pdparams: PaddleViT's optimizer state cannot be resumed"),
         "of another format": (_edited(format=1), r"last.pth: is not a checkpoint of format"),
         "a list with a valid checksum": (_resumed(lambda path: atomic_save(path, [1, 2])), r"last.pth: is not"),
-        "a valid checksum, but parts missing": (
-            _resumed(lambda path: atomic_save(path, {"format": load_checkpoint(path)["format"]})),
-            r"model, ema, .* missing",
-        ),
+        "incomplete, with a valid checksum": (_resumed(keep_the_format), r"model, ema, .* missing"),
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
         "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"the checkpoint used AdamW"),
@@ -54,15 +57,6 @@ def resume_faults() -> list[Fault]:
         finished("resume: auto, the last is cut short", _auto(truncated, longer)),
         finished("resume: auto, no run yet", lambda scene: scene.digits(flags=("-resume=auto",))),
     ]
-
-
-def _resumed(change: Callable[[Path], Any], *options: str) -> Provoke:
-    def provoke(scene: Scene) -> list[str]:
-        last = scene.run_copy() / "last.pth"
-        change(last)
-        return scene.digits(*options, flags=(f"-resume={last}",))
-
-    return provoke
 
 
 def _edited(**changes: Any) -> Provoke:

@@ -18,6 +18,7 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
@@ -44,10 +45,7 @@ def command_line_faults() -> list[Fault]:
         "two scalings": (option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"), r"SQRT_SCALED_LR"),
         "decay epochs of a cosine": (option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"), r"DECAY_EPOCHS .*cosine"),
         "a long decay": (option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"), r"DECAY_EPOCHS 2 .*NUM_EPOCHS 2"),
-        "layer decay of a model without layers": (
-            timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7"),
-            r"TRAIN.LAYER_DECAY: this model does not define its layers",
-        ),
+        "layer decay of a model without layers": (without_layers, r"TRAIN.LAYER_DECAY: this model"),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
         "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
         "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
@@ -87,6 +85,7 @@ def recipe_faults() -> list[Fault]:
             scene.write(f"{number}.yaml", f"BASE: [{number + 1}.yaml, {number + 1}.yaml]")
         return [f"-cfg={scene.folder / '0.yaml'}"]
 
+    swins_key = recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]")
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
         "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
@@ -108,10 +107,7 @@ def recipe_faults() -> list[Fault]:
         "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),
         "no name": (lambda scene: [f"-cfg={scene.write('.yaml', 'SEED: 1')}"], r"-cfg .*: the file has no name before"),
-        "a key of another family": (
-            recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]"),
-            r":3: unknown key MODEL.STAGE_DEPTHS of MODEL.TYPE pvtv2; did you mean STAGE_DEPTH\? \(it is a key of swin",
-        ),
+        "a key of another family": (swins_key, r":3: unknown key MODEL.STAGE_DEPTHS .*pvtv2; .*swin"),
         "a short list": (recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"), r"STAGE_DEPTHS has 4 .*NUM_HEADS 3"),
         "a family that timm lacks": (recipe("MODEL: {TYPE: CSwin}"), r":1: MODEL.TYPE CSwin: timm has no"),
         "images too small": (recipe("DATA: {IMAGE_SIZE: 24}\nMODEL: {TYPE: swin}"), r":1: DATA.IMAGE_SIZE 24 .*28"),

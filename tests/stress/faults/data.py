@@ -47,16 +47,16 @@ def list_faults() -> list[Fault]:
 
 
 def data_set_faults() -> list[Fault]:
+    def folders_of_labels(scene: Scene) -> list[str]:
+        return scene.images("DATA.MULTI_LABEL=true", dataset="folder")
+
     table: dict[str, tuple[Provoke, str]] = {
         "a table without a header": (with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
         "an unknown class": (with_table("val", "val/cat/0.jpg,emu"), r"val.csv:2: .*emu"),
         "several labels": (with_table("train", "train/cat/0.jpg,0|1"), r"csv:2: .*MULTI_LABEL"),
         "an unknown label": (with_table("val", "val/cat/0.jpg,0|x", "DATA.MULTI_LABEL=true"), r"val.csv:2: label 'x'"),
         "no label in val": (with_table("val", "val/cat/0.jpg,", "DATA.MULTI_LABEL=true"), r"val.csv: .*split val"),
-        "several labels in class folders": (
-            lambda scene: scene.images("DATA.MULTI_LABEL=true", dataset="folder"),
-            r"DATA.MULTI_LABEL needs the data set csv",
-        ),
+        "labels of class folders": (folders_of_labels, r"DATA.MULTI_LABEL needs the data set csv"),
         "a data set of a hub": (lambda scene: scene.images(dataset="hf:food101"), r"hf:food101 .*not avail"),
         "a test class": (with_file("test/cat/0.jpg", image_bytes(), dataset="folder"), r"'dog' .*train and test"),
         "test images beside class folders": (_test_beside_classes, r"data/train/test: is it a class"),

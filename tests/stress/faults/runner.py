@@ -91,10 +91,8 @@ def _run(fault: Fault, argv: Sequence[str], scene: Scene, outcome: Outcome) -> N
         if fault.act:
             fault.act(running)
         running.process.wait(timeout=max(0.0, running.fault_time + processes.HANG_SECONDS - time.monotonic()))
-    except TimeoutError as error:
-        outcome.problems.append(str(error))
-    except subprocess.TimeoutExpired:
-        outcome.problems.append("hangs")
+    except Exception as error:  # of `act`, or a time limit
+        outcome.problems.append("hangs" if isinstance(error, subprocess.TimeoutExpired) else str(error))
         grace_seconds = 0.0
     outcome.seconds = time.monotonic() - running.fault_time
     if left := running.kill_leftovers(grace_seconds):

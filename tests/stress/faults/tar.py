@@ -87,7 +87,9 @@ def _with_flipped_bit(root: Path) -> None:
 
 def _shard_faults() -> list[Fault]:
     plain = tar_of({"a.jpg": jpeg(0), "a.cls": b"0"})
+    link = with_header(plain, 0, type=b"2", linkname=b"/etc/passwd")
     foreign = '{"splits": {"train": {"filenames": ["../../etc/train-0.tar"]}}}'
+    foreign_name = changed(lambda root: (root / "_info.json").write_text(foreign))
     table: dict[str, tuple[Provoke, str]] = {
         "a shard without a split in its name": (with_shard(plain, "00000.tar"), r"00000\.tar: has no 'train', 'val'"),
         "no labels": (with_shard(tar_of({"a.jpg": jpeg(0)})), r"train-0006\.tar/a\.jpg: has no label"),
@@ -97,29 +99,16 @@ def _shard_faults() -> list[Fault]:
         "cut short": (changed(lambda root: truncated(root / "train-0001.tar")), r"train-0001\.tar: .*15,360 bytes"),
         "a shard that is no tar": (with_shard(b"hello" * 1000), r"train-0006\.tar: is not a tar archive; copy or"),
         "a path outside": (with_shard(tar_of({"../../etc/passwd": b"x"})), r"'\.\./\.\./etc/passwd' is not"),
-        "a link": (
-            with_shard(with_header(plain, 0, type=b"2", linkname=b"/etc/passwd")),
-            r"train-0006\.tar: member 'a\.jpg' is a link; write the file itself",
-        ),
+        "a link": (with_shard(link), r"train-0006\.tar: member 'a\.jpg' is a link; write the file itself"),
         "a sparse file": (with_shard(with_header(plain, 0, type=b"S")), r"member 'a\.jpg' is a sparse file; write"),
-        "a name outside the folder in _info.json": (
-            changed(lambda root: (root / "_info.json").write_text(foreign)),
-            r"_info\.json: names a shard '\.\./\.\./etc/train-0\.tar', which is not a relative path .*; correct it",
-        ),
+        "a name outside the folder in _info.json": (foreign_name, r"_info\.json: .*'\.\./\.\./etc/train-0\.tar'"),
     }
+    no_place = r"shards/indexes: cannot store .*Read-only file system.*DATA\.CACHE_DIR"
+    read_only = in_namespace("mount --bind shards shards && mount -o remount,ro,bind shards")
     return [
         *(Fault(f"tar: {name}", provoke, line) for name, (provoke, line) in table.items()),
-        Fault(
-            "tar: read-only shards, and a cache folder that cannot be written",
-            _without_a_place_for_the_index,
-            r"shards/indexes: cannot store .*Read-only file system.*DATA\.CACHE_DIR",
-            shell=in_namespace("mount --bind shards shards && mount -o remount,ro,bind shards"),
-        ),
-        Fault(
-            "tar: another SHUFFLE_SHARDS inside an epoch",
-            _resumed_with_other_windows,
-            r"DATA\.SHUFFLE_SHARDS 2, but this run has 3",
-        ),
+        Fault("tar: no writable place for the index", _without_a_place_for_the_index, no_place, shell=read_only),
+        Fault("tar: another SHUFFLE_SHARDS inside an epoch", _resumed_with_other_windows, r"SHUFFLE_SHARDS 2, .* 3"),
     ]
 
 

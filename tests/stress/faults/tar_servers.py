@@ -59,17 +59,12 @@ def _refusing_servers() -> list[Fault]:
         "a folder, whose shards cannot be listed": (unlisted, r"cannot be listed, and there is no _info\.json; give a"),
         "whole files only": (served(answer=whole_files), r"\.tar: .*whole files only; set DATA\.CACHE_"),
     }
+
+    def fault(name: str, provoke: Provoke, line: str) -> Fault:
+        return Fault(f"tar server: {name}", provoke, line, waits=line.endswith(network), check=secret_is_kept)
+
     return [
-        *(
-            Fault(
-                f"tar server: {name}",
-                provoke,
-                line,
-                waits=line.endswith(network),
-                check=secret_is_kept,
-            )
-            for name, (provoke, line) in table.items()
-        ),
+        *(fault(name, *entry) for name, entry in table.items()),
         finished("tar server: whole files only, with a cache", served(CACHE, answer=whole_files), check=is_equal()),
     ]
 
