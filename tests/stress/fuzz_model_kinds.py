@@ -14,8 +14,7 @@ import safetensors.torch
 import torch
 from shard_files import checkpoint_state, small_model
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.command_line import to_yaml
+from configs.reading.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from models.weights.fit import load_pretrained
