@@ -29,7 +29,12 @@ for step in range(0, 10000, 2):
           "  LR: 1.0e-05  Data: 0.005 (0.005)", flush=True)
     time.sleep(0.02)
 """
-STEPS = "import itertools, time\nfor step in itertools.count(1): print(f'bare loop, step {step}, 1G', flush=True); time.sleep(0.01)"
+STEPS = """
+import itertools, time
+for step in itertools.count(1):
+    print(f"bare loop, step {step}, 1G", flush=True)
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture(autouse=True)
