@@ -9,6 +9,7 @@ in fp32); and the first module that produces inf or NaN.
 """
 
 import io
+import re
 import sys
 from collections import defaultdict
 from contextlib import redirect_stdout
@@ -146,12 +147,9 @@ def _by_pattern(paths: list[str]) -> dict[str, set[int]]:
     """Replaces the first number of each path by `*`: 'blocks.3.attn' -> {'blocks.*.attn': {3}}."""
     numbers_of = defaultdict(set)
     for path in paths:
-        parts = path.split(".")
-        index = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-        if index is None:
-            numbers_of[path] = set()
-        else:
-            numbers_of[".".join([*parts[:index], "*", *parts[index + 1 :]])].add(int(parts[index]))
+        number = re.search(r"(?<![^.])\d+(?![^.])", path)
+        pattern = f"{path[: number.start()]}*{path[number.end() :]}" if number else path
+        numbers_of[pattern] |= {int(number[0])} if number else set()
     return numbers_of
 
 

@@ -44,7 +44,7 @@ from scripts.benchmarks.common import (
     write_json,
 )
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window, run_turn
+from scripts.benchmarks.programs import BARE, OURS, TIMM, Program, ProgramError, Window, run_turn
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
 from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -124,9 +124,6 @@ def checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
             check_comparable(config)
     if flags.timm_train and not flags.timm_train.is_file():
         raise UserError(f"-timm_train {flags.timm_train}: no such file; name the train.py of a checkout of timm")
-    for name in ("warmup", "steps"):
-        if getattr(flags, name) % flags.interval:
-            raise UserError(f"-{name} {getattr(flags, name)}: must be a multiple of -interval {flags.interval}")
     check_supported(config.train)
     if config.amp.enabled and config.amp.level != "O1" and any(name in OTHERS for name in names):
         raise UserError(f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
@@ -151,7 +148,7 @@ def max_steps(flags: argparse.Namespace, data: Data) -> int:
 
 def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
     if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog)
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, BARE)
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
         command = [
@@ -159,7 +156,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
             str(flags.timm_train),
             *timm_flags(config, folder / "data", folder / "timm", flags.interval),
         ]
-        return Program(command, explicit, TimmLog, config.data.num_workers > 0)
+        return Program(command, explicit, TIMM, config.data.num_workers > 0)
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "jpeg_whole":
@@ -167,7 +164,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
     if name == "ready":
         options += READY_OPTIONS
     prefetches = config.data.num_workers > 0 and not (name == "ready" and not visible_gpus())
-    return Program([*command, "-opts", *options], {}, lambda: OurLog(config.data.batch_size), prefetches)
+    return Program([*command, "-opts", *options], {}, OURS, prefetches)
 
 
 def data_flags(name: str, folder: Path) -> list[str]:
@@ -185,7 +182,7 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
     for steps in count(interval, interval):
         loop(interval)
         synchronize(context.device)
-        yield PlainLog.line(steps, peak_memory_bytes(context.device))
+        yield f"bare loop, step {steps - 1}, {peak_memory_bytes(context.device) / 1e9:.3f}G"
 
 
 # Measurements
@@ -222,8 +219,8 @@ def program_figures(windows: list[Window] | ProgramError, images_per_step: int) 
         return {"failed": str(windows)}
     return {
         "images_per_second": [window.steps * images_per_step / window.seconds for window in windows],
-        "data_wait_share": [window.wait_share for window in windows],
-        "peak_memory_bytes": max(window.last.memory_bytes for window in windows) or None,
+        "data_wait_share": [window.waiting_share for window in windows],
+        "peak_memory_bytes": max(window.memory_bytes for window in windows) or None,
     }
 
 
@@ -244,7 +241,7 @@ def texts(programs: dict[str, dict[str, Any]], ratios: dict[str, list[float]], f
             rows.append([name, f"failed: {one['failed']}", "", ""])
             continue
         memory = one["peak_memory_bytes"]
-        wait = f"{statistics.median(one['data_wait_share']):.1%}"
+        wait = "" if name in OTHERS else f"{statistics.median(one['data_wait_share']):.1%}"
         speed = median_and_range(one["images_per_second"], ".1f")
         rows.append([name, speed, wait, f"{memory / 1e9:.2f}" if memory else ""])
     header = ["program", "images/s", "data wait", "peak memory (GB)"]

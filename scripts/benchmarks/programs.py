@@ -3,95 +3,55 @@
 import os
 import re
 import signal
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple
 
 from scripts.benchmarks.common import error_line
 from utils.errors import UserError
 
+# Log lines with the step of the epoch, and with the figures that the program logs
+OURS = re.compile(
+    r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
+    r", (?P<gigabytes>[\d.]+)G(?:, wait (?P<wait_percent>\d+)%)?(?:,|$)"
+)
+TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
+BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
+
 
 class Reading(NamedTuple):
-    """Totals since the start of training, from a log line. A program that does not log a value leaves it at 0.
+    """The figures of a log line.
 
-    waiting_seconds: time spent waiting for data: by the device in our log, by the host in timm's.
+    steps: since the start of training.
+    waiting_share: of the time since the line before, waiting for data; 0 if the program does not log it.
     """
 
     steps: int
-    waiting_seconds: float = 0.0
+    waiting_share: float = 0.0
     memory_bytes: float = 0.0
 
 
-class Log(Protocol):
-    """Reads the lines of one program, starting with its first line."""
-
-    def read(self, line: str) -> Reading | None: ...
-
-
-class OurLog:
-    """Reads main_single_gpu.py. Its step line has the images/s since the report before, and a data wait from 5% on."""
-
-    LINE = re.compile(r"Epoch\[(\d+)/\d+\], Step\[(\d+)/(\d+)\],.*, ([\d.]+) img/s, ([\d.]+)G(?:, wait (\d+)%)?(?:,|$)")
-
-    def __init__(self, images_per_step: int) -> None:
-        self.images_per_step = images_per_step
-        self.last = Reading(0)
-
-    def read(self, line: str) -> Reading | None:
-        found = self.LINE.search(line)
-        if not found:
-            return None
-        epoch, step, steps_per_epoch = map(int, found.groups()[:3])
-        rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
-        steps = (epoch - 1) * steps_per_epoch + step + 1
-        seconds = (steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
-        self.last = Reading(steps, self.last.waiting_seconds + seconds * wait_percent / 100, gigabytes * 1e9)
-        return self.last
-
-
-class TimmLog:
-    """The log of timm's train.py in its first epoch. The value in parentheses is an average since the epoch began."""
-
-    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .* Data: [\d.]+ \(([\d.]+)\)")
-
-    def read(self, line: str) -> Reading | None:
-        match = self.LINE.search(line)
-        return Reading(int(match[1]) + 1, (int(match[1]) + 1) * float(match[2])) if match else None
-
-
-class PlainLog:
-    """The log of a script that prints its totals: `step 8, 0.731 GB`."""
-
-    LINE = re.compile(r"^step (\d+), ([\d.]+) GB$")
-
-    @staticmethod
-    def line(steps: int, memory_bytes: float = 0.0) -> str:
-        return f"step {steps}, {memory_bytes / 1e9:.3f} GB"
-
-    def read(self, line: str) -> Reading | None:
-        match = self.LINE.match(line)
-        return Reading(int(match[1]), 0.0, float(match[2]) * 1e9) if match else None
+def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
+    """None for another line."""
+    if not (match := pattern.search(line)):
+        return None
+    found = {name: float(text or 0) for name, text in match.groupdict().items()}
+    steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
+    return Reading(int(steps), found.get("wait_percent", 0) / 100, found.get("gigabytes", 0) * 1e9)
 
 
 class Window(NamedTuple):
     """The timed steps of a turn: `seconds` by our clock, between the arrivals of two log lines."""
 
+    steps: int
     seconds: float
-    first: Reading
-    last: Reading
-
-    @property
-    def steps(self) -> int:
-        return self.last.steps - self.first.steps
-
-    @property
-    def wait_share(self) -> float:
-        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.seconds
+    waiting_share: float
+    memory_bytes: float
 
 
 class ProgramError(UserError):
@@ -102,13 +62,13 @@ class Program(NamedTuple):
     """A program to measure.
 
     environment: variables in addition to those of this process.
-    make_log: returns a reader of its output.
+    log: the pattern of its log lines.
     prefetches: its child processes load batches, more of them than the program has used.
     """
 
     command: list[str]
     environment: dict[str, str]
-    make_log: Callable[[], Log]
+    log: re.Pattern[str]
     prefetches: bool = False
 
 
@@ -140,7 +100,8 @@ class _Run:
     """The processes of a program that is running, and its output."""
 
     def __init__(self, program: Program) -> None:
-        self.log, self.lines = program.make_log(), []
+        self.lines: list[str] = []
+        self._log = program.log
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
         self.process = subprocess.Popen(
             program.command,
@@ -172,10 +133,13 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self._next_reading()
+        shares = []
         while True:
             last_arrived, last = self._next_reading()
+            shares.append(last.waiting_share)
             if last.steps >= first.steps + steps:
-                return Window(last_arrived - arrived, first, last)
+                steps, seconds = last.steps - first.steps, last_arrived - arrived
+                return Window(steps, seconds, statistics.mean(shares), last.memory_bytes)
 
     def _next_reading(self, timeout_seconds: float | None = None) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
@@ -186,7 +150,7 @@ class _Run:
         """
         while arrival := self._arrivals.get(timeout=timeout_seconds):
             self.lines.append(arrival[1])
-            if reading := self.log.read(arrival[1]):
+            if reading := read_line(self._log, arrival[1]):
                 return arrival[0], reading
         raise EOFError
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from scripts.benchmarks.benchmark_train import OTHERS
 from scripts.benchmarks.common import write_json
 from scripts.benchmarks.gpu.parts import NOT_RUN, Part
 from utils.atomic_file import atomic_write
@@ -76,7 +77,7 @@ def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
             continue
         speed, memory = median(one["images_per_second"]), one["peak_memory_bytes"]
         bound_cells = [f"{bound:,.0f}", f"{speed / bound:.1%}"] if bound else ["", ""]
-        wait = "" if name == "bare" else f"{median(one['data_wait_share']):.1%}"
+        wait = "" if name in OTHERS else f"{median(one['data_wait_share']):.1%}"
         rows.append([*head, f"{speed:.1f}", *bound_cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
     return rows
 
