@@ -25,8 +25,8 @@ from engine.report.overview import metric_of, split_of
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, ranked, results
 from utils.atomic_file import atomic_write
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table
 
 COLUMNS = (

@@ -1,4 +1,4 @@
-"""What a training run writes about its best epoch while it runs."""
+"""The files about the best epoch of a run, and its page, written while it trains."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class RunReport:
 
     def _write_evaluation(self) -> None:
         best, run = self._best, self.run
-        if best is None or not (best.model or self._is_end):
+        if best is None or best.results is None or not (best.model or self._is_end):
             return
         self._best = None
         run.validation.files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")

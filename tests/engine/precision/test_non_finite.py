@@ -101,7 +101,7 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
         state.precision.weights.compute.get_submodule(path).register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
 
 
 @pytest.mark.parametrize("amp", [["AMP=false"], ["AMP=true"], ["AMP.ENABLED=true", "AMP.DTYPE=float16"],
@@ -179,7 +179,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         state.transform.register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
     argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
     folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
@@ -191,6 +191,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path):
     """With a learning rate of 1e30, every forward pass after the first applied step is non-finite."""
     rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]

@@ -19,7 +19,7 @@ from utils.status import RunStatus, read_status
 def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, SlowRank]]:
     """The ranks found in these equal steps, with the number of steps done then; seconds: (wait, forward) per rank."""
     times = torch.tensor(seconds, dtype=torch.float64)
-    return [(step, found) for step in range(1, steps + 1) for found in ranks.add_step(times)]
+    return [(step, found) for step in range(1, steps + 1) for found in ranks.add_step(times)[0]]
 
 
 EVEN = (0.01, 0.10)
