@@ -10,7 +10,7 @@ _PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
 _FEATURES = {
     "tensorboard": ("curves", ("train", "dry_run")),
-    "matplotlib": ("plots", ("train", "dry_run", "eval")),
+    "matplotlib": ("curves.png", ("train", "dry_run")),
     "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "profile")),
 }
 

@@ -25,7 +25,7 @@ from engine.evaluation.file_names import (
 from engine.report.charts import Bin
 from engine.run.facts import FACTS, Facts, read_facts
 from engine.run.result import MIN_CLASSES_FOR_TOP5
-from engine.run.summary import RunSummary, read_json, read_run
+from engine.run.summary import Rows, RunSummary, read_json, read_run
 from utils.errors import UserError
 from utils.tables import read_rows, to_float, unescaped_cell
 
@@ -33,7 +33,6 @@ MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
 
-Rows = list[dict[str, str]]
 _T = TypeVar("_T")
 
 

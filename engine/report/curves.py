@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.report.charts import Chart, Series
-from engine.report.contents import Rows, RunContents
+from engine.report.contents import RunContents
 from engine.report.formats import number
 from engine.report.scales import Point
-from engine.run.summary import points
+from engine.run.summary import Rows, points
 
 
 @dataclass(frozen=True)

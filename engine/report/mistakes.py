@@ -1,15 +1,28 @@
 """The galleries of the worst mistakes and the highest losses, with their pictures and attention maps."""
 
+import base64
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from PIL import Image
 
 from engine.evaluation.file_names import PICTURES
 from engine.report.contents import SEVERAL, Evaluation
 from engine.report.formats import percent, visible
-from engine.report.pictures import Picture, read_picture
 from utils.tables import to_float
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
 _MAX_SHOWN = 24  # of each kind
+_MAX_FILE_BYTES = 500_000  # of a picture; a thumbnail has a few thousand
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a data URI. uri: the whole file. width, height: in pixels."""
+
+    uri: str
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
@@ -78,9 +91,22 @@ def _mistake(evaluation: Evaluation, row: dict[str, str]) -> Mistake:
         probability=percent(to_float(row.get("probability"))),
         true_probability=percent(true_probability) if true_probability is not None else "",
         loss=f"{loss:.2f}" if loss is not None else "",
-        picture=read_picture(stem.with_suffix(".jpg")),
-        attention=read_picture(stem.with_name(f"{stem.name}-attention.jpg")),
+        picture=_read_picture(stem.with_suffix(".jpg")),
+        attention=_read_picture(stem.with_name(f"{stem.name}-attention.jpg")),
     )
+
+
+def _read_picture(path: Path) -> Picture | None:
+    """None if there is no such file, or it is not a JPEG of at most 500 kB."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            return None
+        with Image.open(path, formats=["JPEG"]) as image:
+            width, height = image.size
+        data = base64.b64encode(path.read_bytes()).decode()
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return Picture(f"data:image/jpeg;base64,{data}", width, height)
 
 
 def without_last_pictures(galleries: list[Gallery], excess: int) -> tuple[list[Gallery], int]:

@@ -25,8 +25,11 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """names: a list of class names, of which `more` others are left out."""
+class Detail:
+    """A property of the run.
+
+    names: a list of class names, of which `more` others are left out.
+    """
 
     name: str
     text: str
@@ -134,30 +137,30 @@ def status_of(run: RunContents) -> tuple[str, str]:
     return "The state of the run is not known: it has no status.json.", ""
 
 
-def facts_of(run: RunContents) -> list[Fact]:
+def details_of(run: RunContents) -> list[Detail]:
     """Model, data, devices and options of the training or the evaluation."""
     options, known = run.summary.options, run.facts
     devices, data = known.get(Devices), known.get(EvaluationData if run.summary.is_evaluation else TrainingData)
     attention, trained = known.get(Attention), known.get(Model)
     size = f"{options['DATA.IMAGE_SIZE']} × {options['DATA.IMAGE_SIZE']} pixels"
     model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", trained.size if trained else ""]
-    facts = [
-        Fact("Model", ", ".join(filter(None, model))),
-        Fact("Weights" if run.summary.is_evaluation else "Initial weights", _weights(options)),
-        Fact("Evaluated weights", "exponential moving average (EMA)" if evaluates_average(run) else ""),
-        Fact("Data", _data(options)),
-        Fact("Images", data.images if data else ""),
-        Fact("Classes", *_classes(run)),
-        Fact("Preprocessing", ", ".join([size, *_preprocessing(run.preprocessing)])),
-        Fact("Devices", devices.hardware if devices else ""),
-        Fact("Precision", devices.precision if devices else ""),
-        Fact("Attention", ", ".join(attention.kernels) if attention else ""),
+    details = [
+        Detail("Model", ", ".join(filter(None, model))),
+        Detail("Weights" if run.summary.is_evaluation else "Initial weights", _weights(options)),
+        Detail("Evaluated weights", "exponential moving average (EMA)" if evaluates_average(run) else ""),
+        Detail("Data", _data(options)),
+        Detail("Images", data.images if data else ""),
+        Detail("Classes", *_classes(run)),
+        Detail("Preprocessing", ", ".join([size, *_preprocessing(run.preprocessing)])),
+        Detail("Devices", devices.hardware if devices else ""),
+        Detail("Precision", devices.precision if devices else ""),
+        Detail("Attention", ", ".join(attention.kernels) if attention else ""),
     ]
     if run.summary.is_evaluation:
-        facts.append(Fact("Test-time augmentation", str(options.get("EVAL.TTA", "none"))))
+        details.append(Detail("Test-time augmentation", str(options.get("EVAL.TTA", "none"))))
     else:
-        facts += [Fact("Training", _training(run)), Fact("Started", _started(run))]
-    return [fact for fact in facts if fact.text]
+        details += [Detail("Training", _training(run)), Detail("Started", _started(run))]
+    return [detail for detail in details if detail.text]
 
 
 def evaluates_average(run: RunContents) -> bool:

@@ -19,7 +19,7 @@ from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, visible
 from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
-from engine.report.overview import SPLITS, evaluates_average, facts_of, status_of, tiles_of
+from engine.report.overview import SPLITS, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import (
     class_table,
     compared_options,
@@ -61,13 +61,13 @@ def run_page(run: RunContents) -> str:
         "status": status,
         "resume": resume,
         "tiles": tiles_of(run),
-        "facts": facts_of(run),
+        "details": details_of(run),
         "problems": run.problems,
         "curves": curves_of_run(run),
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
-        "known": run.facts,
+        "facts": run.facts,
         "evaluation": evaluation,
         **(_judgement(evaluation) if evaluation else {}),
         "test": run.test,

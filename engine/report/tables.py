@@ -125,19 +125,11 @@ def _matrix_cell(names: Sequence[str], i: int, j: int, count: int, total: int) -
     return MatrixCell(count, level, i == j, f"{names[i][:80]}: {count} of {total} {verdict} ({count / total:.1%})")
 
 
-@dataclass(frozen=True)
-class Pair:
-    true: str
-    predicted: str
-    count: str
-    share: str
-
-
-def most_confused(evaluation: Evaluation) -> list[Pair]:
-    """The 20 most frequent pairs of different classes."""
+def most_confused(evaluation: Evaluation) -> list[tuple[str, str, str, str]]:
+    """(true class, predicted class, images, share of the true class) of the 20 most frequent confusions."""
     pairs = [row for row in evaluation.pairs if row.get("true") != row.get("predicted")][:NUM_PAIRS]
     return [
-        Pair(row["true"], row["predicted"], number(to_float(row["count"]) or 0), percent(to_float(row["share"])))
+        (row["true"], row["predicted"], number(to_float(row["count"]) or 0), percent(to_float(row["share"])))
         for row in pairs
     ]
 

@@ -13,6 +13,7 @@ from typing import Any
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
+from engine.run.result import RESULT
 from utils.errors import UserError
 from utils.status import STATUS
 from utils.tables import read_rows, to_float
@@ -91,7 +92,7 @@ def read_run(folder: Path) -> RunSummary:
         raise UserError(f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
     status = read_json(folder / STATUS)
     # The file of a run that is running is from before the run was resumed.
-    result = {} if status.get("state") == "running" else read_json(folder / "result.json")
+    result = {} if status.get("state") == "running" else read_json(folder / RESULT)
     measured = _measured(epochs)
     measured |= {name: result[name] for name in measured if isinstance(result.get(name), int | float)}
     name = folder.resolve().name
@@ -152,7 +153,7 @@ def evaluates(options: dict[str, Any]) -> bool:
 
 def _is_prediction(folder: Path) -> bool:
     """Whether `-predict` made the folder; it has the options of an evaluation. A failed prediction has no table."""
-    has_result = (folder / "result.json").exists() or (folder / STATUS).exists()
+    has_result = (folder / RESULT).exists() or (folder / STATUS).exists()
     return not has_result and (folder.resolve().name.startswith("predict-") or (folder / "predictions.csv").exists())
 
 

@@ -1,4 +1,4 @@
-"""Files of a run: checksummed files, metrics.csv, run folders, plots; and seeds."""
+"""Files of a run: checksummed files, tables, run folders; and seeds."""
 
 import errno
 import itertools

@@ -99,6 +99,7 @@ def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", [LOADING, FORWARD])
+@pytest.mark.slow
 def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
     ranks(2)(train_with_a_slow_rank, cause, tmp_path)
     folder = only_run(tmp_path)
