@@ -54,11 +54,11 @@ class _FiniteHooks:
         self._handles: list[Any] = []
         for path, module in model.named_modules():
             self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
-        hooked: set[nn.Parameter] = set()
+        hooked: set[torch.Tensor] = set()
         for _ in gathered:
             self._hook_parameters(hooked)
 
-    def _hook_parameters(self, hooked: set[nn.Parameter]) -> None:
+    def _hook_parameters(self, hooked: set[torch.Tensor]) -> None:
         """Hooks into the parameters that are not hooked yet, and that this rank holds as a whole."""
         for path, module in self.model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):

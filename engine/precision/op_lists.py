@@ -113,7 +113,7 @@ def apply_op_lists(
         outer = lists.get(path.rpartition(".")[0], "")
         lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
         if tables[lists[path]] and (module in units or lists[path] != outer):
-            module.__class__ = with_mixin(_Casting, type(module))
+            module.__class__ = with_mixin(_Casting, type(module))  # type: ignore[arg-type]  # a class is hashable
             module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
     norms = _table(half, NORM_OPS)
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}

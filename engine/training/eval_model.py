@@ -57,7 +57,7 @@ def build_eval_files(
     config: Config, samples: Samples, evaluator: Evaluator, folder: Path, name: str = EVALUATION
 ) -> EvaluationFiles:
     """The files of the evaluations of `samples`, in `name` in the folder of a run."""
-    names = names_of_labels(samples, config.model.num_classes)
+    names = names_of_labels(samples, config.model.num_logits)
     return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 

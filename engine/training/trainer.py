@@ -170,7 +170,7 @@ class Trainer:
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, validation = time.perf_counter(), self.run.validation
         metrics, results = validation.evaluator.evaluate(model, validation.batches, self._after_eval_batch)
-        seconds, num_classes = time.perf_counter() - started, self.config.model.num_classes
+        seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
         log_validation(self.run.logger, title, metrics, num_classes, validation.num_samples, seconds)
         return metrics, results
 

@@ -192,6 +192,7 @@ def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_pat
     assert "Pretrained" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
     """48 images and a bad one are 7 batches, which two processes cannot share equally."""
     shutil.copytree(images, folder := tmp_path / "photos")

@@ -1,0 +1,54 @@
+"""The start and the end of a program: an error is one line and an exit status, with a traceback only with `-debug`."""
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from utils.errors import Findings, UserError, escape_control_characters, to_single_line
+from utils.processes.launcher import rank_of_process
+from utils.processes.streams import repair_standard_streams
+from utils.signals import Interrupted, raise_on_signals
+from utils.status import record_run_end
+
+
+def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Runs `main(argv)` and returns its exit status. A `UserError` is printed as one line and gives status 1.
+
+    The end of the run is recorded in its status.json.
+    """
+    repair_standard_streams()
+    raise_on_signals()
+    threading.excepthook = _report_thread_exception
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
+    try:
+        return main(argv)
+    except UserError as error:
+        message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
+        record_run_end("failed", message=message)
+        if "-debug" in argv or "--debug" in argv:
+            raise
+        _wait_for_lower_ranks()
+        print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
+        return 1
+    except Interrupted as signal:
+        record_run_end("interrupted", signal=str(signal))
+        if rank_of_process() == 0:
+            print(f"interrupted by {signal}", file=sys.stderr, flush=True)
+        return signal.status
+    except Exception as error:
+        record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
+    """Ignores an OSError, such as a full disk: threads of TensorBoard and this project report it to their callers."""
+    if not isinstance(error.exc_value, OSError):
+        threading.__excepthook__(error)
+
+
+def _wait_for_lower_ranks() -> None:
+    """Delays higher ranks, so that an error of all ranks is printed once: the launcher terminates the waiting ranks."""
+    time.sleep(min(0.5 * rank_of_process(), 3.0))

@@ -1,0 +1,153 @@
+"""Starts a script once per device, and ends the processes with their launcher.
+
+torch is imported only where processes are started, because its import is slow.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from utils.errors import UserError
+from utils.processes.launcher import PARENT_PID, check_node_variables
+from utils.signals import TERMINATION_SIGNALS, record_signals
+
+_REPORT = "AMPVIT_REPORT"  # environment variable: a file that is not empty when a process has printed the error
+_SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
+
+
+def exit_with_launcher() -> None:
+    """Makes a launched process exit with its launcher, and at once on a signal until it joins the process group.
+
+    Call it before torch is imported: a Python signal handler runs only after the import, and after torch's rendezvous
+    with the other processes.
+    """
+    for number in TERMINATION_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
+        raise SystemExit(1)  # the launcher was killed before prctl was called
+
+
+def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
+    """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
+
+    If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
+    signal number. The launcher itself prints only the death of a process by a signal.
+    """
+    from torch.distributed.launcher.api import LaunchConfig
+
+    _prepare_agent()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        max_restarts=0,
+        run_id=f"ampvit-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+    )
+    return _launch(config, script, argv)
+
+
+def launch_node(script: str, argv: list[str], requested: int | None) -> int:
+    """Runs the processes of this node, one of several, with torchrun's options in the PET_ variables.
+
+    `requested` is the number of processes that the command line asks for, if it does.
+
+    Raises:
+        UserError: a variable is missing or wrong, or the nodes cannot connect.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    nodes = check_node_variables()
+    if ":" in os.environ["PET_NNODES"]:  # else nodes that join later use the store of an earlier attempt
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default; it would print a warning
+    _prepare_agent()
+    try:
+        parser = get_args_parser()
+        parser.exit_on_error = False  # else it prints its usage
+        config, *_ = config_from_args(parser.parse_args([script]))
+    except (argparse.ArgumentError, ValueError, RuntimeError, AssertionError) as error:
+        raise UserError(f"{', '.join(name for name in os.environ if name.startswith('PET_'))}: {error}") from error
+    if requested not in (None, config.nproc_per_node):
+        raise UserError(
+            f"-ngpus {requested}: PET_NPROC_PER_NODE is {os.environ['PET_NPROC_PER_NODE']}; leave -ngpus out"
+        )
+    if nodes == 1:
+        return launch_processes(script, argv, config.nproc_per_node)
+    try:
+        return _launch(config, script, argv)
+    except (DistError, RendezvousError) as error:
+        raise UserError(f"{config.rdzv_endpoint}: the nodes of PET_NNODES cannot connect there ({error})") from error
+
+
+def _prepare_agent() -> None:
+    """Settings that torch's agent reads when its `LaunchConfig` is made, and its log, which is not printed."""
+    agent_log = logging.getLogger("torch.distributed.elastic")
+    agent_log.addHandler(logging.NullHandler())
+    agent_log.propagate = False
+    os.environ[PARENT_PID] = str(os.getpid())
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
+
+
+def _launch(config: Any, script: str, argv: list[str]) -> int:
+    """Runs torch's agent with a `LaunchConfig`, and returns the exit status."""
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // config.nproc_per_node)))
+    config.logs_specs = DefaultLogsSpecs(log_dir=os.devnull)
+    config.signals_to_handle = ",".join(number.name for number in TERMINATION_SIGNALS)
+    arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
+    with _open_report() as report:
+        os.environ[_REPORT] = report.name
+        try:
+            elastic_launch(config, sys.executable)("-u", script, *arguments)
+        except ChildFailedError as error:
+            return _failure_status(error.failures, is_reported=os.fstat(report.fileno()).st_size > 0)
+        except SignalException as error:
+            record_signals()  # the agent's handler would raise the next one here
+            return 128 + error.sigval
+    return 0
+
+
+def _open_report() -> IO:
+    try:
+        return tempfile.NamedTemporaryFile()
+    except OSError as error:
+        raise UserError(f"TMPDIR: {error.strerror or error}; set it to a folder that can be written") from error
+
+
+def silence_launcher() -> None:
+    """Called by a process that has printed why the run ends: `launch_processes` then prints nothing."""
+    if path := os.environ.get(_REPORT):
+        with suppress(OSError):
+            Path(path).write_text("reported")
+
+
+def _failure_status(failures: dict[int, Any], is_reported: bool) -> int:
+    """The exit status of the process that failed first. torch's agent terminates the others with SIGTERM."""
+    rank = min(failures, key=lambda rank: (failures[rank].exitcode == -signal.SIGTERM, failures[rank].timestamp))
+    status = failures[rank].exitcode
+    if status > 0:
+        return status
+    if is_reported:
+        return 128 - status
+    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
+    name = failures[rank].signal_name()
+    print(f"error: the process of rank {rank} was terminated by {name}{hint}", file=sys.stderr, flush=True)
+    return 128 - status
