@@ -41,7 +41,7 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
     """
     data, model, train = options.data, options.model, options.train
     if not options.eval.enabled:
-        train = train.model_copy(update={"accum_iter": accumulation_steps(options, num_ranks)})
+        train = train.model_copy(update={"accum_iter": _accumulation_steps(options, num_ranks)})
     if facts and data.grey_range == "auto":
         data = data.model_copy(update={"grey_range": facts.gray_range})
     if facts and model.num_classes is None:
@@ -119,7 +119,7 @@ def _train_default(key: str) -> Any:
     return Train.model_fields[key.lower()].default
 
 
-def accumulation_steps(options: Config, num_ranks: int) -> int:
+def _accumulation_steps(options: Config, num_ranks: int) -> int:
     """The micro-steps of an optimizer step: as many as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
 
     Raises:

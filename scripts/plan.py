@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.resolve import accumulation_steps
+from configs.resolve import resolve
 from configs.schema import Config
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.atomic_file import atomic_write
@@ -63,7 +63,7 @@ def make_plan(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
         mfu, source = measured.mfu, f"an MFU of {measured.mfu:.1%} in compute, of {measured.model} on {measured.device}"
         error = CALIBRATED_ERROR if measured.device == cluster.device else ASSUMED_ERROR
     workload, batch_size = measure_workload(config), config.data.batch_size
-    steps = accumulation_steps(config, cluster.size)
+    steps = resolve(config, None, cluster.size).train.accum_iter
     rows = [
         figures(workload, strategy, batch_size, steps, mfu, checkpointing)
         for strategy in strategies(workload, config.parallel, cluster).values()

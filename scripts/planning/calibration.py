@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.option_layers import RUN_OPTIONS
-from configs.resolve import accumulation_steps
+from configs.resolve import resolve
 from configs.schema import Config
 from engine.run.summary import read_json
 from scripts.planning.devices import find_device, parse_cluster
@@ -64,7 +64,7 @@ def calibrate(path: Path) -> Calibration:
 
 def mfu_of_run(workload: Workload, strategy: Strategy, config: Config, images_per_second: float) -> float | None:
     """The MFU of compute that explains the images/s of a run with these options; None if none does."""
-    batch_size, steps = config.data.batch_size, accumulation_steps(config, strategy.cluster.size)
+    batch_size, steps = config.data.batch_size, resolve(config, None, strategy.cluster.size).train.accum_iter
 
     def predicted(mfu: float) -> float:
         checkpointing = config.model.grad_checkpointing

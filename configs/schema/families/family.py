@@ -35,8 +35,8 @@ class Family:
     Attributes:
         title: as its paper writes it.
         keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
-        defaults: values by section and key that differ from the general ones. They are those of the family's
-            `config.py` in PaddleViT, or, where that has no effect, those that its code uses.
+        defaults: values by section and key that differ from the general ones. They are from the family's
+            `config.py` in PaddleViT, or, where that has no effect, from its code.
         timm: a name of timm's, or 'module:Class' where the name accepts no such arguments; or a function of the options
             that returns one.
         arguments: the options -> arguments of that name or class, without the number of classes and input channels.

@@ -17,7 +17,7 @@ Counts = Annotated[Ints, AfterValidator(_positive)]
 
 
 def check_lengths(section: Section, key: str, *others: str, length: int | None = None) -> None:
-    """Raises ValueError if the list `key` has not `length` values, or another list has not as many as `key`."""
+    """Raises ValueError unless the list `key` has `length` values, and the `others` as many as `key`."""
     expected = len(getattr(section, key.lower()))
     if length is not None and expected != length:
         raise ValueError(f"{key} has {expected} values; this family needs {length}")
@@ -28,7 +28,7 @@ def check_lengths(section: Section, key: str, *others: str, length: int | None =
 
 
 def check_divisible(section: Section, key: str, divisor: str) -> None:
-    """Raises ValueError if a value of the list `key` is not a multiple of the one at its place in `divisor`."""
+    """Raises ValueError unless each value of the list `key` is a multiple of the value of `divisor` at its place."""
     pairs = zip(getattr(section, key.lower()), getattr(section, divisor.lower()), strict=True)
     for value, part in pairs:
         if value % part:

@@ -1,4 +1,4 @@
-"""The families of MODEL.TYPE: those that timm builds, and those of PaddleViT's that it does not have."""
+"""The families of MODEL.TYPE: the ones that timm builds, and the ones of PaddleViT's that timm lacks."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Union
 

@@ -77,7 +77,7 @@ VOLO_FAMILY = Family(
     ],
     paddle_classes=1000,
     corrections=[
-        "the default of TRAIN.END_LR is 1e-5, as in VOLO's own code; that of PaddleViT, written 53-4, is 49",
+        "the default of TRAIN.END_LR is 1e-5, as in VOLO's own code; PaddleViT's, written 53-4, is 49",
         "MODEL.NUM_CLASSES, DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's VOLO ignores them and "
         "has 1000 classes",
     ],
