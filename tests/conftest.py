@@ -45,6 +45,7 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")  # torch reads it at the first process group
     with suppress(ModuleNotFoundError):
         from hypothesis import settings
 

@@ -112,6 +112,7 @@ def test_a_folder_without_options_is_recognized(pets):
     assert "owl" in log(run)
 
 
+@pytest.mark.slow
 def test_twelve_bit_images_use_all_levels(pets):
     for name, level in (("cat", 0), ("dog", 2000), ("fox", 3500)):
         for number, path in enumerate(sorted((pets / name).iterdir())):

@@ -28,7 +28,7 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     family_defaults: dotted keys of the options whose values are the defaults of the model family.
     notes: lines for the log about options that differ from the given ones.
-    script: the entry script. recipe: the file of -cfg. selects_run: whether there is any YAML file, data set or model.
+    script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.
     """
 
@@ -39,7 +39,6 @@ class Command:
     num_processes: int | None
     script: str
     recipe: Path | None
-    selects_run: bool
     family_defaults: tuple[str, ...]
     notes: tuple[str, ...]
     prediction: Prediction | None
@@ -60,6 +59,13 @@ class Command:
         is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
         name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
+
+    @property
+    def selects_run(self) -> bool:
+        """Whether the command line names a YAML file, a data set or a model."""
+        return bool(
+            self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys()
+        )
 
     def with_weights(self, file: Path) -> "Command":
         """This command with `file` as MODEL.PRETRAINED."""
@@ -89,9 +95,6 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         num_processes=arguments.ngpus,
         script=prog,
         recipe=recipe,
-        selects_run=bool(
-            recipe or "MODEL" in layers.values or {"DATASET", "DATA_PATH"} & layers.values.get("DATA", {}).keys()
-        ),
         family_defaults=completed.family_defaults,
         notes=completed.notes,
         prediction=prediction,

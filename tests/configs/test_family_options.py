@@ -146,7 +146,7 @@ MISTAKES = {
     ("cait", "MODEL.TYPE=null"): "MODEL.TYPE is None: give one of vit, ",
     ("cait", "MODEL=3"): "MODEL is 3: must be a section of keys",
     ("mae", "MODEL.TRANS.ENCODER.NUM_HEADS=5"): "MODEL.TRANS.ENCODER.EMBED_DIM 768 is not a multiple of NUM_HEADS 5",
-    ("mae", "MODEL.MAE_PRETRAIN=true"): "MODEL.MAE_PRETRAIN: MAE's pre-training is not available",
+    ("mae", "MODEL.MAE_PRETRAIN=true"): "MODEL.MAE_PRETRAIN is True: pre-training is not available",
 }  # fmt: skip
 
 

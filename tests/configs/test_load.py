@@ -133,7 +133,7 @@ YAML_MISTAKES = {
     "broken": ("SEED: [1", r":\d+: "),
     "feature to come": (
         "MODEL:\n  TYPE: mae\n  MAE_PRETRAIN: true",
-        r":3: MODEL.MAE_PRETRAIN: MAE's pre-training is not available yet",
+        r":3: MODEL.MAE_PRETRAIN is True: pre-training is not available",
     ),
     "family that timm lacks": (
         "MODEL:\n  TYPE: cvt\n  NUM_HEADS: [3, 6]",

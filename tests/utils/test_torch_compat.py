@@ -78,9 +78,8 @@ def test_process_group_timeout(tmp_path):
         dist.destroy_process_group()
 
 
-def test_recorder_counts_the_collectives_of_each_group(tmp_path, monkeypatch):
+def test_recorder_counts_the_collectives_of_each_group(tmp_path):
     """test_distributed.py has one that does not end."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         for group in (None, None, dist.new_group()):

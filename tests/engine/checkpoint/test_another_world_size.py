@@ -49,6 +49,7 @@ def resumed_samples(runs) -> list[int]:
     return [key[1] for key in read]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2 to 1", "1 to 2"])
 @pytest.mark.usefixtures("resumed_samples")
 def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
@@ -63,6 +64,7 @@ def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
     assert "the global batch size is" not in log and f"Resume: epoch 1, step {STOP}\n" in log
 
 
+@pytest.mark.slow
 def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     first, second = (epoch_order(1437, seed=0, epoch=epoch) for epoch in range(2))
     places = torch.arange(STEPS_PER_EPOCH * GLOBAL_BATCH) // 2  # two crops of each
@@ -71,6 +73,7 @@ def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     assert resumed_samples[:count] == expected.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("resumed_samples")
 def test_the_log_and_the_options_say_what_was_derived(runs):
     log = (runs["2 to 1"] / "log.txt").read_text()

@@ -1,5 +1,6 @@
 """A resumed run with more epochs or another learning rate: the schedule continues, or restarts once."""
 
+import pytest
 from conftest import assert_same_state, states, step_rows, train
 
 
@@ -36,6 +37,7 @@ def test_another_decay_continues_from_the_same_step(digits_argv, cpu, capsys):
     assert [rates(folder)[number] for number in (27, 59, 60)] == [1e-6, 1e-3, 1e-4]  # after 33 steps
 
 
+@pytest.mark.slow
 def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_argv, cpu, tmp_path, capsys):
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.MAX_STEPS=25"]
     restart = ["-epochs=4", "-lr=2e-4", "-opts", "TRAIN.RESTART_SCHEDULE=true"]
@@ -56,6 +58,7 @@ def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_ar
     assert rates(whole)[52] > 1.5e-4  # no second warm-up
 
 
+@pytest.mark.slow
 def test_a_run_that_started_at_a_later_epoch_resumes_by_its_folder(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.LAST_EPOCH=1", "TRAIN.MAX_STEPS=24"], cpu)
     train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=46"], cpu)

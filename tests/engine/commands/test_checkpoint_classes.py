@@ -190,7 +190,7 @@ def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu
     )
     log = (folder / "log.txt").read_text()
     assert "----- Warning: MODEL.NUM_CLASSES is 1000, but the data has 4 classes; remove the key to train 4\n" in log
-    assert "----- TRAIN.WARMUP_EPOCHS is 0.2, a tenth of NUM_EPOCHS 2: " in log
+    assert "----- TRAIN.WARMUP_EPOCHS is 0.2 in place of 32 (default): NUM_EPOCHS is 2\n" in log
     saved = read_yaml(folder / "config.yaml")[0]
     assert (saved["TRAIN"]["WARMUP_EPOCHS"], saved["MODEL"]["NUM_CLASSES"]) == (0.2, 1000)
 

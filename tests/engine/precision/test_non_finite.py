@@ -191,6 +191,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path):
     """With a learning rate of 1e30, every forward pass after the first applied step is non-finite."""
     rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]

@@ -280,6 +280,7 @@ def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     assert parts[OTHER] < 20
 
 
+@pytest.mark.slow
 def test_profile_of_two_ranks(tmp_path):
     argv = ("-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={tmp_path}", "-profile")
     options = (*TINY_VIT, "MODEL.NUM_CLASSES=1000", "PARALLEL.COMM_HOOK=bf16", "PARALLEL.BUCKET_MB=0")

@@ -7,11 +7,12 @@ attention (CaiT).
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, only_run, read_result, rows, run_script, states, train
+from conftest import ROOT, assert_same_state, only_run, read_result, rows, states, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
@@ -73,6 +74,7 @@ def built(family: str, *more: str, is_random: bool = True) -> tuple[torch.nn.Mod
     return model, torch.randn(2, 3, config.data.image_size, config.data.image_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, tmp_path, cpu):
     more = ["AMP.ENABLED=true", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
@@ -84,6 +86,7 @@ def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, 
     assert rows(stopped) == rows(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_o1_and_o2_train_as_fp32(family, images, tmp_path, cpu):
     """The losses of an epoch and of its evaluation, with weights from PaddlePaddle; bf16 has 3 significant digits."""
@@ -96,6 +99,7 @@ def test_o1_and_o2_train_as_fp32(family, images, tmp_path, cpu):
     assert losses["O2"] == pytest.approx(losses["fp32"], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_backbone_stays_and_all_heads_train(family, images, tmp_path, cpu):
     weights = [f"MODEL.PRETRAINED={FIXTURES / family / 'weights.pdparams'}", "TRAIN.MAX_STEPS=2"]
@@ -123,6 +127,7 @@ def test_checkpointed_gradients_and_statistics_are_identical(family):
     assert_same_state(*results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_without_rates_is_deterministic_and_compiled_training_is_equal(family):
     """timm's Swin has a default drop-path rate of its own."""
@@ -172,8 +177,8 @@ def test_tensors_with_several_names_are_averaged_once():
         assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
 
 
-def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
-    """The loss follows from the family's normalization, which its file does not write."""
+def test_paddles_file_and_weights_are_evaluated(tmp_path, cpu):
+    """The loss is that of the family's normalization, which its file does not write."""
     size, rng = 64, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
@@ -182,11 +187,9 @@ def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
             folder.mkdir(parents=True)
             Image.fromarray(image).save(folder / "image.png")
     family = FIXTURES / "PVTv2"
-    run_script(
-        "main_single_gpu.py", f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}",
-        "-dataset=folder", f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}",
-        "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0",
-    )  # fmt: skip
+    flags = [f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}", "-dataset=folder"]
+    paths = [f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}"]
+    run(parse_command_line([*flags, *paths, "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0"]), cpu)
     model, _ = built("PVTv2", f"MODEL.PRETRAINED={family / 'weights.pdparams'}", is_random=False)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std

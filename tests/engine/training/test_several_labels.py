@@ -63,6 +63,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert float(row["mean_ap"]) == max(scores) and row["top1"] == ""
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_exactly(argv, cpu, tmp_path):
     whole = train(argv, cpu)
     argv[4] = f"-output={tmp_path / 'parts'}"

@@ -83,8 +83,8 @@ AUGMENTATION = [
 
 
 @pytest.mark.usefixtures("on_meta_device")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", ["O1", pytest.param("O2", marks=pytest.mark.slow), "O3"])
 def test_the_host_never_waits_with_a_fused_optimizer(level, dtype):
     train_on_meta(*half(level, dtype), "AMP.DECR_EVERY_N_NAN_OR_INF=2", *AUGMENTATION)
 

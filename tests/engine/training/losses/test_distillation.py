@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, states, train
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
@@ -263,6 +263,20 @@ def student(output: Path, teacher: Path, *options: str, kind: str = "soft", mode
     return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "amp"), [("soft", []), ("hard", ["-amp", "AMP.LEVEL=O2"])])
+def test_resume_is_bit_exact(digits_teacher, tmp_path, cpu, kind, amp):
+    options = [*RANDOM, "TRAIN.DISTILLATION_TAU=2", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=3", *amp[1:]]
+    argv = student(tmp_path / "whole", digits_teacher, *options, kind=kind)
+    whole = train([*amp[:1], *argv], cpu)
+    argv = student(tmp_path / "stopped", digits_teacher, *options, kind=kind)
+    stopped = train([*amp[:1], *argv, "TRAIN.MAX_STEPS=5"], cpu)
+    assert train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu) == stopped
+    assert_same_state(states(stopped), states(whole))
+    assert rows(stopped) == rows(whole)
+    assert "Teacher: vit, weights: " in (stopped / "log.txt").read_text()
+
+
 def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
     """The teacher draws no random numbers, and its gradient has no part in the step."""
     with_teacher = train(
@@ -292,6 +306,7 @@ RANKS = {
 }
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
     """In bfloat16 the gradients of two ranks are sums over other parts of a batch."""
 
