@@ -43,7 +43,7 @@ _FILE_BYTES = 1 << 30  # of one rank
 
 
 class ShardWriter(BackgroundWriter):
-    """Writes folders of shards in a background thread of every rank, if host memory can hold a copy of its part.
+    """Writes checkpoint folders in a background thread of every rank, if host memory can hold a copy of its part.
 
     All methods are collective calls. At any moment `last.shards` or `previous.shards` is complete: the ranks write to a
     temporary folder, and the main process writes the manifest and renames the folder when all have finished. The
@@ -134,7 +134,7 @@ class ShardWriter(BackgroundWriter):
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Torch's writer of safetensors shards, which remembers the files of this rank."""
+    """Torch's writer of safetensors files, which remembers the files of this rank."""
 
     files: frozenset[str] = frozenset()
 

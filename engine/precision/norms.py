@@ -35,7 +35,7 @@ def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, l
         if isinstance(module, (*_ONE_KERNEL, *_SEVERAL_KERNELS)) and module not in listed:
             in_half = device.type == "cuda" and isinstance(module, _ONE_KERNEL)
             norm: Any = module
-            norm.__class__ = with_mixin(_CastingNorm, type(norm))
+            norm.__class__ = with_mixin(_CastingNorm, type(norm))  # type: ignore[arg-type]  # a class is hashable
             norm.norm_dtype, norm.device_type = half if in_half else torch.float32, device.type
 
 

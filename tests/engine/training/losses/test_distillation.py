@@ -355,10 +355,6 @@ def refused(digits_teacher: Path, folder: Path) -> dict[str, tuple[list[str], st
     return {
         "no weights": ([f"{weights}=null"], r"^TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE soft needs a teacher with"),
         "missing": ([f"{weights}=no/x.pth"], r"^TRAIN.TEACHER_WEIGHTS: no/x.pth: no such file"),
-        "missing, named as a model": (
-            [f"{weights}=null", f"{model}=./regnety_160.pdparams"],
-            r"^TRAIN.TEACHER_WEIGHTS: ./regnety_160.pdparams: no such file",
-        ),
         "unknown": (
             [f"{model}=regnety_161"],
             r"TEACHER_MODEL: regnety_161 is neither a recipe in configs/ nor a model of timm's; did you mean reg",
@@ -423,8 +419,5 @@ def test_a_teacher_of_other_class_names(tiny_teacher):
         build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
 
 
-def test_keys_without_distillation_are_ignored():
-    config = parse_command_line(["-opts", "TRAIN.DISTILLATION_TYPE=null", "TRAIN.TEACHER_MODEL=./regnety_160.pdparams"])
-    assert config.config.train.distillation_type == "none"
-    with pytest.raises(UserError, match=r"TRAIN.DISTILLATION_TAU is 0: .* greater than 0"):
-        parse_command_line(["-opts", "TRAIN.DISTILLATION_TAU=0"])
+def test_no_distillation_may_be_written_as_null():
+    assert parse_command_line(["-opts", "TRAIN.DISTILLATION_TYPE=null"]).config.train.distillation_type == "none"
