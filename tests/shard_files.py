@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoint.reader import FORMAT, load_checkpoint
-from utils.json_content import encode_content
-from utils.shard_folder import CONTENT, MANIFEST, describe_file, write_manifest
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, write_manifest
+from utils.file_formats.json_content import encode_content
 
 
 def to_shards(file: Path) -> Path:

@@ -9,7 +9,7 @@ from fuzz_model_kinds import checkpoint_state
 from shard_files import seal, write_shards
 
 from engine.checkpoint.reader import load_checkpoint
-from utils.shard_folder import MANIFEST
+from utils.file_formats.checkpoint_folder import MANIFEST
 
 _MARK = re.compile(rb"=== ([\w.-]{1,80})\n")
 
