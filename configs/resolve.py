@@ -111,10 +111,8 @@ def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> str | None:
     if not are_numbers or warmup < epochs or given.level(WARMUP) >= given.level(EPOCHS):
         return None
     train["WARMUP_EPOCHS"] = epochs / 10
-    source = given.origin(("TRAIN", "WARMUP_EPOCHS")) or "default: "
-    return (
-        f"{WARMUP} is {epochs / 10:g}, a tenth of NUM_EPOCHS {epochs}: {source}{warmup:g} is not less than NUM_EPOCHS"
-    )
+    source = given.origin(("TRAIN", "WARMUP_EPOCHS")).removesuffix(": ") if given.level(WARMUP) else "default"
+    return f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"
 
 
 def _train_default(key: str) -> Any:

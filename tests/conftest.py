@@ -45,6 +45,7 @@ GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")  # torch reads it at the first process group
     with suppress(ModuleNotFoundError):
         from hypothesis import settings
 
@@ -210,7 +211,7 @@ def read_result(folder: Path) -> dict:
 def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
     """Trains in this process and returns the run's folder.
 
-    Without `pictures`, it has no report and no attention maps, and its plots are empty: they take half of the time of a
+    Without `pictures`, it has no report and no attention maps, and curves.png is empty: they take half of the time of a
     small run.
     """
     from engine.commands.run import run
@@ -221,7 +222,6 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
             patch.setattr("engine.run.plots.png_bytes", lambda figure: EMPTY_PNG)
-            patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datasets.loading.workers import default_num_workers
-from engine.telemetry.reporter import peak_memory_bytes
+from engine.run.reporter import peak_memory_bytes
 from utils.cpu_cores import own_share, usable_cores
 
 

@@ -3,18 +3,20 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only  # noqa: F401  # nested tuples, lists and dicts
+from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 # torch._foreach_* is used directly elsewhere: these names have leading underscores, but optimizers outside of torch
 # (timm's among them) rely on them.
@@ -78,14 +80,14 @@ def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
 # GradScaler
 
 
-def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
-    return scaler._scale
+    return cast(torch.Tensor, scaler._scale)
 
 
-def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor | None:
+def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The number of consecutive steps without overflow (int32), may be modified in place; None as for `loss_scale`."""
-    return scaler._growth_tracker
+    return cast(torch.Tensor, scaler._growth_tracker)
 
 
 def update_scale(
@@ -164,17 +166,6 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
     torch._dynamo.config.optimize_ddp = enabled
 
 
-def graph_backend(forward: Callable, backward: Callable) -> Callable:
-    """A backend for `torch.compile`. Each compiler takes (FX graph of ATen ops, inputs) and returns a callable."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def boxed(compiler: Callable) -> Callable:
-        return lambda graph, inputs: make_boxed_func(compiler(graph, inputs))
-
-    return aot_autograd(fw_compiler=boxed(forward), bw_compiler=boxed(backward))
-
-
 # Autograd
 
 
@@ -202,12 +193,7 @@ def current_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-# ATen ops, as a `TorchDispatchMode` or an FX graph shows them
-
-
-def is_op(target: Any) -> bool:
-    """Whether the target of an FX node is an ATen or custom op."""
-    return isinstance(target, torch._ops.OpOverload)
+# ATen ops, as a `TorchDispatchMode` shows them
 
 
 def op_name(op: Any) -> str:

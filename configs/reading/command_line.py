@@ -18,7 +18,6 @@ from configs.schema import Config
 from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
-from configs.schema.section import Section
 from utils.errors import UserError, did_you_mean
 
 
@@ -29,7 +28,7 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     family_defaults: dotted keys of the options whose values are the defaults of the model family.
     notes: lines for the log about options that differ from the given ones.
-    script: the entry script. recipe: the file of -cfg. selects_run: whether there is any YAML file, data set or model.
+    script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.
     """
 
@@ -40,7 +39,6 @@ class Command:
     num_processes: int | None
     script: str
     recipe: Path | None
-    selects_run: bool
     family_defaults: tuple[str, ...]
     notes: tuple[str, ...]
     prediction: Prediction | None
@@ -61,6 +59,13 @@ class Command:
         is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
         name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
+
+    @property
+    def selects_run(self) -> bool:
+        """Whether the command line names a YAML file, a data set or a model."""
+        return bool(
+            self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys()
+        )
 
     def with_weights(self, file: Path) -> "Command":
         """This command with `file` as MODEL.PRETRAINED."""
@@ -90,9 +95,6 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         num_processes=arguments.ngpus,
         script=prog,
         recipe=recipe,
-        selects_run=bool(
-            recipe or "MODEL" in layers.values or {"DATASET", "DATA_PATH"} & layers.values.get("DATA", {}).keys()
-        ),
         family_defaults=completed.family_defaults,
         notes=completed.notes,
         prediction=prediction,
@@ -161,19 +163,4 @@ def _recipe(file: str) -> Path:
 
 def to_yaml(config: Config) -> str:
     """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`."""
-    return write_yaml(_to_dict(config))
-
-
-def _to_dict(section: Section) -> dict[str, Any]:
-    values = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            values[field.alias] = _to_dict(value)
-        else:
-            values[field.alias] = _without_tuples(value)
-    return values
-
-
-def _without_tuples(value: Any) -> Any:
-    return [_without_tuples(part) for part in value] if isinstance(value, tuple) else value
+    return write_yaml(config.model_dump(by_alias=True))

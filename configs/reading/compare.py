@@ -1,4 +1,4 @@
-"""Compares the options of two runs: what differs, and whether they are of the same experiment."""
+"""Compares the options of two runs: the differing keys, and whether both are of the same experiment."""
 
 import os
 from pathlib import Path
@@ -85,7 +85,7 @@ def non_default_options(config: Config) -> dict[str, str]:
 def non_default_lines(config: Config) -> str:
     """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
 
-    Without those of the training, if the run only evaluates.
+    Without the options of the training, if the run only evaluates.
     """
     unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
     options = non_default_options(config)

@@ -1,4 +1,4 @@
-"""The answer to a command line that does not say what to train: the usage, and three commands to start with."""
+"""The answer to a command line without a recipe, data or a model: the usage, and three commands to start with."""
 
 import sys
 

@@ -2,10 +2,10 @@
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from configs.reading.key_help import HelpAction
-from configs.reading.prediction import add_prediction_flags
+from configs.reading.prediction import Split
 from utils.errors import UserError
 
 _EXAMPLES = """examples:
@@ -74,6 +74,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (-h lists the flags)")
 
 
+def add_flag(parser: Any, name: str, **options: Any) -> None:
+    """Adds a flag, with one dash or two, to a parser or an argument group."""
+    parser.add_argument(f"-{name}", f"--{name}", **options)
+
+
 def entry_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
@@ -85,26 +90,36 @@ def entry_parser(prog: str) -> Parser:
         add_help=False,
     )
 
-    def add(group: Any, name: str, **kwargs: Any) -> None:
-        group.add_argument(f"-{name}", f"--{name}", **kwargs)
-
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
     parser.add_argument("-h", "--help", "-help", nargs="?", metavar="KEY", action=HelpAction, help=key_help)
-    add(parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)")
-    add(parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's")
+    add_flag(
+        parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)"
+    )
+    add_flag(
+        parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's"
+    )
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.type is bool:
-                add(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
+                add_flag(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
             else:
                 metavar = {int: "N", float: "X", str: "X"}[flag.type]
-                add(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
-    add_prediction_flags(parser.add_argument_group("prediction"))
+                add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
+    group = parser.add_argument_group("prediction")
+    path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
+    add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
+    add_flag(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
+    add_flag(group, "split", choices=get_args(Split), help="-eval, and -predict without PATH: the split of the data")
+    add_flag(
+        group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
+    )
     group = parser.add_argument_group("other")
-    add(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
-    add(group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)")
-    add(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
-    add(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
-    add(group, "debug", action="store_true", help="show the traceback of an error")
+    add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
+    add_flag(
+        group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)"
+    )
+    add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
+    add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
+    add_flag(group, "debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -6,7 +6,7 @@ from typing import NoReturn
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import format_value, shorten
 from configs.schema.families.family import Family
-from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NEAREST, NOT_IN_TIMM, NOT_VERIFIED
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NOT_IN_TIMM, NOT_VERIFIED
 from configs.schema.families.vit import ViT
 from utils.errors import UserError, did_you_mean
 
@@ -58,13 +58,11 @@ def _set_paddle_classes(layers: OptionLayers, family: Family) -> None:
 
 
 def _refuse(name: str, origin: str) -> NoReturn:
-    names = ", ".join(MODEL_SECTIONS)
-    if title := NOT_IN_TIMM.get(name.lower()):
-        nearest = ", ".join(near for near in NEAREST.get(name.lower(), ()) if near in MODEL_SECTIONS) or names
-        raise UserError(
-            f"{origin}MODEL.TYPE {name[:80]}: timm has no {title}; the nearest families that work: {nearest}"
-        )
+    if name.lower() in NOT_IN_TIMM:
+        title, nearest = NOT_IN_TIMM[name.lower()]
+        raise UserError(f"{origin}MODEL.TYPE {name}: timm has no {title}; the nearest families: {', '.join(nearest)}")
     if reason := NOT_VERIFIED.get(name.lower()):
-        raise UserError(f"{origin}MODEL.TYPE {name[:80]}: {reason}")
+        raise UserError(f"{origin}MODEL.TYPE {name}: {reason}")
     hint = did_you_mean(name.lower(), MODEL_SECTIONS)
-    raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {names})")
+    known = ", ".join(MODEL_SECTIONS)
+    raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")

@@ -26,7 +26,7 @@ def set_model(layers: OptionLayers, name: str) -> None:
         for key in model.keys() - _COMMON:  # of another family: they may not apply to the new one
             del model[key]
         if model.get("PRETRAINED") == "timm" and named.get("TYPE") != "timm":
-            del model["PRETRAINED"]  # timm's weights are those of timm's models
+            del model["PRETRAINED"]  # timm's weights fit timm's models only
     for key, value in named.items():
         layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 

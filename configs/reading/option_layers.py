@@ -9,7 +9,7 @@ from configs.reading.yaml_io import KeyPath, read_yaml, shorten
 from utils.errors import UserError
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
-RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: those of its recipe, without flags and -opts
+RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 

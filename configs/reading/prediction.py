@@ -1,9 +1,9 @@
-"""The flags of `-predict`, and `-split`."""
+"""The values of `-predict`, its flags and `-split`."""
 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from utils.errors import UserError
 
@@ -13,30 +13,17 @@ _ONLY_WITH_PREDICT = ("top_k", "json")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `-predict` labels, and what it writes.
+    """The images to label, and the form of the result.
 
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.
-    folder: that of -output, which receives the predictions; None: a new folder in SAVE. json: write JSON, too.
+    folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too.
     """
 
     path: str | None
     top_k: int
     folder: Path | None
     json: bool
-
-
-def add_prediction_flags(group: Any) -> None:
-    """`group`: an argument group, whose flags have one dash or two."""
-    path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
-    _add(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
-    _add(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
-    _add(group, "split", choices=get_args(Split), help="-eval, and -predict without PATH: the split of the data")
-    _add(group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file")
-
-
-def _add(group: Any, name: str, **kwargs: Any) -> None:
-    group.add_argument(f"-{name}", f"--{name}", **kwargs)
 
 
 def read_split(arguments: argparse.Namespace) -> Split | None:

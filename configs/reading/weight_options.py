@@ -9,7 +9,7 @@ from configs.reading.option_layers import OptionLayers
 from utils.file_formats.safetensors_metadata import read_metadata
 
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
-# Where the data are, how they are split, and what the model sees of them.
+# The place of the data, its split, and its preprocessing.
 DATA_KEYS = (
     "DATASET", "DATA_PATH", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED", "IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE",
     "CROP_PCT", "IMAGENET_MEAN", "IMAGENET_STD",

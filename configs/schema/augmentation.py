@@ -32,7 +32,7 @@ _RAND_SETS = ("tweights", "t3a", "t3aw")
 
 
 def check_policy(text: str) -> str:
-    """Returns a string that `timm.data.auto_augment` reads completely. timm skips or asserts what it cannot read.
+    """Returns a string that `timm.data.auto_augment` reads completely. timm skips or asserts other parts.
 
     Raises:
         ValueError: an unknown policy, an unknown or repeated section, or a value out of range.

@@ -23,7 +23,7 @@ _IMAGE_SIZE_REACH = 1000  # pixels; searched for an image size that works
 class Config(Section):
     """All options of a run, checked and frozen."""
 
-    name: str | None = Field(None, description="name of the run's folder; null: that of the recipe")
+    name: str | None = Field(None, description="name of the run's folder; null: the name of the recipe")
     save: Path = Field("./output", description="output folder; each run creates a folder in it")
     save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
     save_freq_steps: int | None = Field(None, ge=1, description="steps between additional checkpoints; null: off")

@@ -18,7 +18,7 @@ class Distillation(Section):
         "none", description="targets from a teacher; soft: its softened probabilities; hard: its most probable class"
     )
     distillation_alpha: Probability = Field(
-        0.5, description="weight of the distillation loss; that of the labels' loss is 1 - this"
+        0.5, description="weight of the distillation loss; the loss of the labels has the weight 1 - this"
     )
     distillation_tau: float = Field(1.0, gt=0, description="soft: temperature, which divides the logits of both models")
     teacher_model: Path | None = Field(
@@ -26,9 +26,7 @@ class Distillation(Section):
         description="a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
         f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
     )
-    teacher_weights: Path | None = Field(
-        None, description="the teacher's weights: a file, or timm to download those of timm's"
-    )
+    teacher_weights: Path | None = Field(None, description="the teacher's weights: a file, or timm to download timm's")
 
     @field_validator("distillation_type", mode="before")
     @classmethod

@@ -28,4 +28,4 @@ def _keys(section: type[Section], prefix: str) -> Iterator[str]:
         yield prefix + field.alias
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _keys(field.annotation, f"{prefix}{field.alias}.")
-    yield from (prefix + key for key in (*section.unsupported, *section.aliases))
+    yield from (prefix + key for key in section.aliases)

@@ -19,7 +19,7 @@ class Model(Section):
         None, description="initial weights: .safetensors, .pth, .npz or .pdparams file; for TYPE timm also 'timm'"
     )
     num_classes: int | None = Field(
-        None, ge=1, description="number of classes; null: that of the data, for imagenet2012 always 1000"
+        None, ge=1, description="number of classes; null: as many as the data has, for imagenet2012 always 1000"
     )
     freeze_backbone: bool = Field(False, description="train the head only")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
@@ -44,7 +44,7 @@ class Model(Section):
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
 
     def image_size_problem(self, image_size: int) -> str | None:
-        """What is wrong with images of this height and width; None if only building the model can tell."""
+        """The problem with images of this height and width; None if there is none that the options show."""
         return None
 
     @field_validator("type", mode="before")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _as_tuple(value: Any) -> Any:
@@ -35,18 +35,5 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False)
 
-    # PaddleViT's keys of features that are not available: key -> (feature, the only accepted value)
-    unsupported: ClassVar[dict[str, tuple[str, Any]]] = {}
     # Other names of keys, which `to_yaml` does not write
     aliases: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unsupported_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        for key, (feature, neutral) in cls.unsupported.items():
-            if values.get(key, neutral) != neutral:
-                value = "null" if neutral is None else str(neutral).lower()
-                raise ValueError(f"{key}: {feature} is not available yet; remove it or set it to {value}")
-        return {key: value for key, value in values.items() if key not in cls.unsupported}

@@ -66,7 +66,7 @@ class Train(Augmentation, Distillation):
         description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "
         "model, which takes longer; max: also autotune it and, on a GPU, replay each step as one CUDA graph",
     )
-    layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / that of the next layer")
+    layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / rate of the next layer")
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")

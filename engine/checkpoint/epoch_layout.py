@@ -20,7 +20,7 @@ class EpochLayout:
     seed: int
     repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION)
     whole_steps: bool = False
-    shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: the order is not one of shards
+    shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: no shards
     shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
 
     @property
@@ -42,7 +42,7 @@ class EpochLayout:
         return f"{self.global_batch_size} = {factors} step(s)"
 
     def changed_global_batch(self, checkpoint: dict[str, Any]) -> str | None:
-        """A line if the global batch size is not that of the checkpoint; the learning rate may no longer fit."""
+        """A line for the log if the checkpoint has another global batch size: the learning rate may no longer fit."""
         before = EpochLayout(**checkpoint["geometry"]).global_batch_size
         if before == self.global_batch_size:
             return None

@@ -50,12 +50,12 @@ def find_checkpoint(
     best_first: bool = False,
     load: Callable[[Path], dict[str, Any]] | None = None,
 ) -> FoundCheckpoint | None:
-    """The checkpoint that `-resume` names.
+    """Finds the checkpoint that `-resume` names.
 
-    A file, or a folder of shards: that one. The folder of a run: its most recent valid checkpoint; with `best_first`,
-    as evaluations need it, the best one if that is valid. 'auto': that of the most recent run in `output` for which
-    `is_candidate` is true and which has a valid checkpoint, or None if there is none yet. `lock` is called with a run's
-    folder before it is read. load: reads a checkpoint, default `load_checkpoint`.
+    resume: a checkpoint; or the folder of a run, for its most recent valid checkpoint; or 'auto', for the most recent
+    run in `output` for which `is_candidate` is true and which has a valid checkpoint (None if there is none yet).
+    best_first: prefers the best checkpoint, for evaluations. lock: called with a run's folder before it is read.
+    load: reads a checkpoint, default `load_checkpoint`.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
@@ -92,8 +92,9 @@ def _runs_newest_first(output: Path) -> list[Path]:
 
 
 def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
-    """On the main process the `best` entry of a folder's best checkpoint, None if there is no valid one; a collective
-    call.
+    """The `best` entry of a folder's best checkpoint, None if it is not valid. A collective call.
+
+    Of a file, the main process alone gets the entry.
     """
     path = broadcast_object(saved_path(folder / BEST), context)
     if path.suffix != SHARDS and not context.is_main:
@@ -105,7 +106,7 @@ def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
 
 
 def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
-    """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a folder of shards: `StoredTensor`.
+    """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a checkpoint folder: `StoredTensor`.
 
     A collective call for such a folder: each rank verifies a share of it, and the error of one is raised on all.
 
@@ -174,7 +175,7 @@ def _check_format(path: Path, state: dict[str, Any]) -> None:
 
 
 def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
-    """tensor_type: of weights; those that are still stored were found to be finite when they were verified."""
+    """tensor_type: of weights. Stored tensors were found to be finite when they were verified."""
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
     if wrong:
         raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")

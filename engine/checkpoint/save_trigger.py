@@ -1,6 +1,6 @@
 """When a run saves inside an epoch, and when it stops early: after steps, after minutes, on signals.
 
-The exchange that the ranks need for it carries their times of a step, too.
+The ranks exchange their requests, and with them their times of a step.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from utils.distributed import DelayedMax, ProcessContext
 from utils.signals import Interrupted, PendingSignal
 
-_SAVE = 1  # a request of the main process; that of a signal is _SAVE + its number
+_SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
 
 
 class SaveTrigger:

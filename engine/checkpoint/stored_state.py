@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint that are still in a folder of shards, read into those of a run.
+"""Reads the tensors of a checkpoint that is a folder into the tensors of a run.
 
-A rank of a sharded run reads its part only; any other rank reads the whole tensors. The entries of a checkpoint that
-was a file have their tensors already and are returned as they are.
+A rank of a sharded run reads its part only; any other rank reads whole tensors. Entries that were read from a file have
+their tensors already, and are returned unchanged.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def read_optimizer_state(entry: dict[str, Any], groups: Sequence[dict[str, Any]]
     """The entry `optimizer`. groups: the optimizer's; a moment is shared by the ranks as its parameter is.
 
     Raises:
-        ValueError: the entry is that of other parameters.
+        ValueError: the entry belongs to other parameters.
     """
     if not iter_stored(entry):
         return entry

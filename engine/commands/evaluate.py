@@ -17,7 +17,7 @@ from utils.distributed import ProcessContext
 
 
 def evaluate(command: Command, context: ProcessContext) -> int:
-    """Evaluates the weights of -pretrained, or those of the checkpoint that -resume names; writes `result.json`."""
+    """Evaluates the weights of -pretrained, or the checkpoint that -resume names; writes `result.json`."""
     logger = start_log(command, context)
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples

@@ -80,13 +80,13 @@ def is_training_data(data: Data, trained_on: TrainedOn) -> bool:
 def name_classes(samples: Samples, trained_on: TrainedOn | None, model: Model) -> str:
     """Gives the samples the class names of the model; returns a line for the log.
 
-    The names are those of the checkpoint, else those of the data. Weights that timm publishes for ImageNet-1k have the
+    The checkpoint names the classes, else the data. Weights that timm publishes for ImageNet-1k have the
     descriptions that timm ships. Other weights with 1000 classes may be of any data: their names are the labels.
     """
     if trained_on and trained_on.class_names:
-        names, source = trained_on.class_names, "those of the checkpoint"
+        names, source = trained_on.class_names, "from the checkpoint"
     elif samples.has_class_names:
-        names, source = samples.class_names, "those of the data, in their order"
+        names, source = samples.class_names, "from the data, in their order"
     elif subset := _imagenet_subset(model):
         info = ImageNetInfo(subset)
         names, source = [info.index_to_description(label) for label in range(info.num_classes())], f"timm's of {subset}"

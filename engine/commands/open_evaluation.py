@@ -34,7 +34,7 @@ class OpenedEvaluation:
 
 
 def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> OpenedEvaluation:
-    """Reads the data and the weights of -pretrained, or those of the checkpoint that -resume names.
+    """Reads the data, and the weights of -pretrained or of the checkpoint that -resume names.
 
     Raises:
         UserError: as `read_evaluation_data`; no such checkpoint; the weights do not fit the model.

@@ -59,11 +59,10 @@ def find_on_all_ranks(
     logger: RunLogger,
     lock: Callable[[Path], Any] = lambda folder: None,
 ) -> FoundCheckpoint | None:
-    """The checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
+    """Finds the checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
 
-    Of a run's folder, an evaluation or a prediction takes `best.pth`.
-
-    'auto' passes over the runs of other experiments, with a line in the log.
+    In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over the runs of other
+    experiments, with a line in the log.
     """
     if not config.model.resume:
         return None
@@ -91,7 +90,7 @@ def find_on_all_ranks(
 
 
 def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
-    """Reads what the main process reads, until it has found a valid checkpoint. All ranks verify shards together."""
+    """Reads the same files as the main process, until that has found a valid checkpoint: all ranks verify parts."""
     found = error = None
     while path := broadcast_object(None, context):
         try:
@@ -142,7 +141,7 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
 
 
 def _write_recipe(folder: Path, command: Command) -> None:
-    """Writes the options of the recipe alone, for the report page; a resumed run keeps those of its start.
+    """Writes the options of the recipe alone, for the report page; a resumed run keeps the options of its start.
 
     A recipe that is complete only with flags, such as one that needs -pretrained, leaves no file.
     """

@@ -57,7 +57,7 @@ def predict(command: Command, context: ProcessContext) -> int:
 
 
 def _open_folder(command: Command, context: ProcessContext, logger: RunLogger) -> Path:
-    """The folder of the predictions: that of -output, without a log, or else a new folder."""
+    """Opens the folder of the predictions: -output, without a log, or else a new folder."""
     folder = command.prediction.folder
     if folder is None:
         return open_new_folder(command, context, logger, "predict-")

@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
     The file has a random name: a folder of the same name on the disk of another host does not pass.
 
     Raises:
-        UserError: on all ranks; it names the host of rank 0 and those that do not see the folder.
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the folder.
     """
     if _is_one_host(context):
         return
@@ -30,15 +30,14 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
         if probe:
             probe.touch()
         probe = broadcast_object(probe, context)
-        sees = context.local_rank != 0 or wait_for(probe.exists, _VISIBLE_SECONDS)
-        blind = blind_hosts(context.hosts, gather_objects(sees, context))
+        blind = _blind_hosts(probe.exists, context)
     finally:
         if context.is_main:
             probe.unlink(missing_ok=True)
     if blind:
         raise UserError(
-            f"SAVE: {os.path.abspath(folder)}: {_do_not_see(blind)} this folder of {context.hosts[0]}, the host of "
-            "rank 0; choose a folder on a disk that all hosts share with -output"
+            f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
+            "folder on a disk that all hosts share with -output"
         )
 
 
@@ -48,7 +47,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     It writes nothing: a run that is evaluated may be read-only.
 
     Raises:
-        UserError: on all ranks; it names the host of rank 0 and those that do not see the checkpoint.
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.
     """
     if _is_one_host(context):
         return
@@ -60,12 +59,10 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     size = broadcast_object(size, context)
     if size is None:
         return
-    sees = context.local_rank != 0 or wait_for(lambda: _size(file) == size, _VISIBLE_SECONDS)
-    blind = blind_hosts(context.hosts, gather_objects(sees, context))
-    if blind:
+    if blind := _blind_hosts(lambda: _size(file) == size, context):
         raise UserError(
-            f"{os.path.abspath(path)}: {_do_not_see(blind)} this checkpoint of {context.hosts[0]}, the host of rank 0; "
-            "put it on a disk that all hosts share"
+            f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
+            "disk that all hosts share"
         )
 
 
@@ -75,7 +72,7 @@ def _is_one_host(context: ProcessContext) -> bool:
 
 
 def _size(file: Path) -> int:
-    """Of a file that is opened first: a network file system then asks its server instead of its cache."""
+    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size
 
@@ -94,10 +91,8 @@ def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
         time.sleep(_POLL_SECONDS)
 
 
-def blind_hosts(hosts: Sequence[str], sees: Sequence[bool]) -> list[str]:
-    """The hosts of which a rank does not see the file. hosts, sees: of each rank, in order."""
-    return list(dict.fromkeys(host for host, seen in zip(hosts, sees, strict=True) if not seen))
-
-
-def _do_not_see(blind: Sequence[str]) -> str:
-    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see"
+def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:
+    """'node2 and node3 do not see': the hosts on which the condition stays false; '' if there is none."""
+    sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
+    blind = list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen))
+    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see" if blind else ""

@@ -25,7 +25,7 @@ from utils.signals import Interrupted
 
 
 def train(command: Command, context: ProcessContext) -> int:
-    """Trains, from the start or from a checkpoint; returns the exit status: 0, or that of a signal."""
+    """Trains, from the start or from a checkpoint. Returns the exit status: 0, or the status of a signal."""
     with ExitStack() as locks:
         trainer, config, test = _open_trainer(command, context, locks)
         locks.callback(trainer.run.reporter.close)  # if training fails
@@ -44,7 +44,7 @@ def train(command: Command, context: ProcessContext) -> int:
 def _open_trainer(
     command: Command, context: ProcessContext, locks: ExitStack
 ) -> tuple[Trainer, Config, Samples | None]:
-    """Checks options, data and checkpoint; only then creates the run's folder, or changes that of a resumed run.
+    """Checks options, data and checkpoint; only then creates the run's folder, or changes the folder of a resumed run.
 
     A resumed run writes to the folder of its checkpoint, if that is the folder of a run. The main process locks it.
 

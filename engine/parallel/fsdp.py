@@ -66,8 +66,8 @@ class FSDP(Strategy):
     def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:
         """Makes each block, each norm that stays in fp32, and the rest of the model a unit; returns their number.
 
-        reshard, reshard_rest: whether the gathered parameters of blocks and norms, and those of the rest, are freed
-        after a forward pass.
+        reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
+        reshard_rest: the same of the other gathered parameters.
         """
         reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
         common = {"mesh": self.mesh, "offload_policy": CPUOffloadPolicy() if self.options.offload else OffloadPolicy()}

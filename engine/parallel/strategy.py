@@ -37,7 +37,7 @@ class Communication:
 
 
 class Strategy:
-    """The interface of all strategies. The default methods are those of a single process.
+    """The interface of all strategies. The default methods serve a single process.
 
     The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
 
@@ -96,7 +96,7 @@ class Strategy:
         model.load_state_dict(state)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Restores the moments; weight decay, betas and other settings stay those of the current options.
+        """Restores the moments; weight decay, betas and other settings keep their current values.
 
         Raises:
             ValueError: the state belongs to other parameters.

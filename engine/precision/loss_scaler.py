@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,7 +62,9 @@ class LossScaler(torch.amp.GradScaler):
         """The backward pass of `scale(loss / samples)`, with the same bits and without ops for that expression."""
         loss.backward(torch_compat.loss_scale(self) / samples)
 
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> torch.Tensor:
+    def step(  # type: ignore[override]  # no closure; the norm instead of the closure's loss
+        self, optimizer: torch.optim.Optimizer, max_norm: float | None = None
+    ) -> torch.Tensor:
         """Unscales the gradients, clips their global norm to `max_norm`, and steps the optimizer.
 
         A step with a non-finite gradient norm is skipped. A fused optimizer unscales, clips and updates in one pass
@@ -82,11 +85,12 @@ class LossScaler(torch.amp.GradScaler):
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
         divisor = divisor.to(parameters[0].device)  # the host's with PARALLEL.OFFLOAD
         if torch_compat.unscales_in_step(optimizer):
-            optimizer.grad_scale, optimizer.found_inf = divisor, self._overflow.to(divisor.device)
+            fused: Any = optimizer
+            fused.grad_scale, fused.found_inf = divisor, self._overflow.to(divisor.device)
             try:
-                optimizer.step()
+                fused.step()
             finally:
-                del optimizer.grad_scale, optimizer.found_inf
+                del fused.grad_scale, fused.found_inf
         elif not self.last_skipped:
             torch._foreach_div_(gradients, divisor)
             optimizer.step()
@@ -96,7 +100,7 @@ class LossScaler(torch.amp.GradScaler):
         """Not supported: `step` would unscale the gradients a second time."""
         raise NotImplementedError("LossScaler.step unscales the gradients")
 
-    def update(self) -> None:
+    def update(self) -> None:  # type: ignore[override]  # no new scale by hand
         """Counts the step and updates the scale."""
         total_and_consecutive, consecutive = self._counts, self._counts[1]
         total_and_consecutive.add_(self._overflow)
@@ -139,12 +143,12 @@ class LossScaler(torch.amp.GradScaler):
         torch_compat.loss_scale(self).fill_(self.initial_scale)
         self._counts[1] = 0
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         state = super().state_dict() if self.dynamic else {}
         return {key: state[key] for key in _SAVED_KEYS if key in state} | {"counts": self._counts.tolist()}
 
-    def load_state_dict(self, state: dict) -> None:
-        """Restores the scale and the counts. The rules, and a constant scale, are those of this run's options."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the scale and the counts. The rules, and a constant scale, come from this run's options."""
         saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
         super().load_state_dict(super().state_dict() | saved)
         self._counts.copy_(torch.tensor(state["counts"]))

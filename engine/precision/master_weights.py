@@ -20,7 +20,7 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
 
     It shares the buffers too, or has them in half except batch norms: running statistics need fp32.
     """
-    memo = {}
+    memo: dict[int, torch.Tensor] = {}
     for module in model.modules():
         shared = keeps_fp32_weights(module)
         for parameter in module.parameters(recurse=False):
@@ -45,8 +45,8 @@ class MasterWeights:
         self.master, self.compute, self.keep_master = master, compute, keep_master
         pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
-        self._master_parameters = [full for full, _ in pairs if full.requires_grad]
-        self._compute_parameters = [half for full, half in pairs if full.requires_grad]
+        self._master_parameters: list[torch.Tensor] = [full for full, _ in pairs if full.requires_grad]
+        self._compute_parameters: list[torch.Tensor] = [half for full, half in pairs if full.requires_grad]
         self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
         zero = torch.zeros((), device=next(master.parameters()).device)
         self._shapes_only = [zero.expand(full.shape) for full in self._master_parameters]
@@ -78,7 +78,7 @@ class MasterWeights:
                 copies.append((gradient, half.grad))
                 full.grad, half.grad = gradient, None
         if copies:
-            torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
+            torch._foreach_copy_([target for target, _ in copies], [source for _, source in copies])
 
     @torch.no_grad()
     def copy_master_to_model(self, seed: int) -> None:
@@ -88,7 +88,7 @@ class MasterWeights:
         """
         if not self._master_parameters:
             return
-        if not self.keep_master:
+        if self._values is not None:
             _round_stochastically(self._values, self._compute_parameters[0].dtype, seed)
         torch._foreach_copy_(self._compute_parameters, self._master_parameters)
         self._release()

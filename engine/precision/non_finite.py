@@ -32,7 +32,7 @@ def first_non_finite(
     """Hooks into `model` while `run_pass` runs its forward and backward pass; None if every value is finite.
 
     A module is the origin if its inputs are finite and its outputs are not; in the backward pass, if the gradients of
-    its outputs are finite and those of its inputs or parameters are not. The innermost such module is returned.
+    its outputs are finite and the gradients of its inputs or parameters are not. The innermost such module is returned.
 
     `gathered`: `Strategy.gather_in_turn(model)`, if the model may be sharded.
     """
@@ -54,11 +54,11 @@ class _FiniteHooks:
         self._handles: list[Any] = []
         for path, module in model.named_modules():
             self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
-        hooked: set[nn.Parameter] = set()
+        hooked: set[torch.Tensor] = set()
         for _ in gathered:
             self._hook_parameters(hooked)
 
-    def _hook_parameters(self, hooked: set[nn.Parameter]) -> None:
+    def _hook_parameters(self, hooked: set[torch.Tensor]) -> None:
         """Hooks into the parameters that are not hooked yet, and that this rank holds as a whole."""
         for path, module in self.model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -76,7 +76,7 @@ class _FiniteHooks:
         self.origin = self.origin or (Origin(tensor, path) if path else Origin(f"{tensor} of the model"))
 
     def _after_forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Hooks of inner modules run before those of outer modules, also on a tensor that both return."""
+        """Hooks of inner modules run before hooks of outer modules, also on a tensor that both return."""
         inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
@@ -101,7 +101,7 @@ class _FiniteHooks:
             self._set_origin("the gradient at the input", path)
 
     def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        if self._finite_output_gradient.get(module) and not _all_finite([parameter.grad]):
+        if self._finite_output_gradient.get(module) and not _all_finite(float_tensors(parameter.grad)):
             self._set_origin(f"the gradient of the {name}", path)
 
 

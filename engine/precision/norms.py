@@ -14,7 +14,7 @@ _ONE_KERNEL = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm)  # on a GPU; its
 _SEVERAL_KERNELS = (RmsNorm2d, SimpleNorm, SimpleNorm2d)
 
 
-class _CastingNorm:
+class _CastingNorm(nn.Module):
     """A mix-in for the class of a norm: it computes in `norm_dtype`, and returns the dtype of its input."""
 
     norm_dtype: torch.dtype
@@ -22,7 +22,8 @@ class _CastingNorm:
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         with torch.autocast(self.device_type, enabled=False):
-            return super().forward(x.to(self.norm_dtype), *args, **kwargs).to(x.dtype)
+            result: torch.Tensor = super().forward(x.to(self.norm_dtype), *args, **kwargs)
+            return result.to(x.dtype)
 
 
 def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, listed: Collection[nn.Module]) -> None:
@@ -33,8 +34,9 @@ def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, l
     for module in model.modules():
         if isinstance(module, (*_ONE_KERNEL, *_SEVERAL_KERNELS)) and module not in listed:
             in_half = device.type == "cuda" and isinstance(module, _ONE_KERNEL)
-            module.__class__ = with_mixin(_CastingNorm, type(module))
-            module.norm_dtype, module.device_type = half if in_half else torch.float32, device.type
+            norm: Any = module
+            norm.__class__ = with_mixin(_CastingNorm, type(norm))
+            norm.norm_dtype, norm.device_type = half if in_half else torch.float32, device.type
 
 
 def keeps_fp32_weights(module: nn.Module) -> bool:

@@ -27,10 +27,11 @@ OPS = (
 )  # fmt: skip
 NORM_OPS = ("layer_norm", "rms_norm", "group_norm")
 _OTHER_NAMES = {"matmul": ("mm", "bmm", "addmm", "baddbmm"), "div": ("truediv", "true_divide"), "cat": ("concat",)}
+Function = Callable[..., Any]
 _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 
 
-def _functions(op: str) -> set[Callable]:
+def _functions(op: str) -> set[Function]:
     """torch's Python functions for this op, without in-place ones, whose result dtype is fixed."""
     names = [f"{before}{name}{after}" for name in (op, *_OTHER_NAMES.get(op, ()))
              for before, after in (("", ""), ("__", "__"), ("__r", "__"))]  # fmt: skip
@@ -43,11 +44,13 @@ _FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the other arguments are runni
 class CastingMode(TorchFunctionMode):
     """Runs each function of `dtypes` in its dtype; casts results to `result_dtype` if it is given."""
 
-    def __init__(self, dtypes: dict[Callable, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
+    def __init__(self, dtypes: dict[Function, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
         super().__init__()
         self.dtypes, self.device_type, self.result_dtype = dtypes, device_type, result_dtype
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         dtype = self.dtypes.get(func)
         if dtype is None:
@@ -65,7 +68,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-class _Casting:
+class _Casting(nn.Module):
     """A mix-in for the class of a module: its forward pass runs in its own `CastingMode`."""
 
     casting_mode: CastingMode
@@ -110,7 +113,7 @@ def apply_op_lists(
         outer = lists.get(path.rpartition(".")[0], "")
         lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
         if tables[lists[path]] and (module in units or lists[path] != outer):
-            module.__class__ = with_mixin(_Casting, type(module))
+            module.__class__ = with_mixin(_Casting, type(module))  # type: ignore[arg-type]  # a class is hashable
             module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
     norms = _table(half, NORM_OPS)
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
@@ -134,7 +137,7 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
     return ops, matched
 
 
-def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Callable, torch.dtype]:
+def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Function, torch.dtype]:
     return {function: dtype for op in ops for function in _functions(op)}
 
 
@@ -147,6 +150,6 @@ def _units(module: nn.Module) -> list[nn.Module]:
 
 
 @cache
-def with_mixin(mixin: type, module_class: type[nn.Module]) -> type[nn.Module]:
+def with_mixin(mixin: type[nn.Module], module_class: type[nn.Module]) -> type[nn.Module]:
     """One subclass per class, so that modules of one class still share it, and compile once."""
     return type(module_class.__name__, (mixin, module_class), {})

@@ -5,7 +5,7 @@ A training step calls the same methods in every precision. A precision that does
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -39,6 +39,8 @@ class Precision:
     Paddle O2, Colossal-AI's naive AMP). O3: half weights without master weights (Apex O3).
     """
 
+    weights: MasterWeights  # of the model in training, from `attach`
+
     def __init__(
         self,
         options: Amp,
@@ -58,7 +60,6 @@ class Precision:
         self._caches_casts = not is_sharded
         self.scales_loss = self.dtype == torch.float16
         self.scaler = self._build_scaler(total_norm)
-        self.weights: MasterWeights | None = None  # of the model in training
         self._set_tf32()
 
     def _build_scaler(self, total_norm: TotalNorm) -> LossScaler:
@@ -195,15 +196,15 @@ class Precision:
             return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP=1.0, and check the images."
         # The whole block: if one op ran in fp32, the next half op could overflow on its result. In O3 listed ops return
         # half, so a list does not help.
-        listable = origin and origin.module and self.level != "O3"
-        listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], " if listable else ""
+        path = origin.module if origin and self.level != "O3" else ""
+        listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(path)}.*], " if path else ""
         other = "-amp_dtype=bfloat16" if self.scales_loss else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the loss scale. A run resumed in another dtype starts with its own scale."""
         if state["dtype"] == str(self.dtype):
             self.scaler.load_state_dict(state["scaler"])

@@ -3,18 +3,20 @@
 import gzip
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from datasets.batch import Batch
 from engine.profiling.advice import Op, Profile, has_fast_half_precision
-from engine.profiling.measured_training import MeasuredTraining
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.run.facts import Devices
 from engine.training.run import Run
+from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.torch_compat import is_compiled
 
@@ -36,7 +38,7 @@ def profile_run(run: Run) -> None:
             pass
     batches = run.batches.iterate(0, 0, _ENDLESS, bad_images=run.bad_images)
     phases = replace(run, state=replace(run.state, graph=None))  # a graph of the whole step has no phases
-    training = MeasuredTraining(phases, batches)
+    training = _Training(phases, batches)
     training.train(_WARMUP_STEPS)
     for _ in range(run.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps
@@ -52,6 +54,34 @@ def profile_run(run: Run) -> None:
     else:
         training.train(_PROFILED_STEPS)
     run.reporter.close()
+
+
+class _Training:
+    """Trains from the start of a run, through as many epochs as the steps take, without evaluations and checkpoints."""
+
+    def __init__(self, run: Run, batches: Iterator[Batch]) -> None:
+        self.run, self.batches = run, batches
+        self.progress = run.state.new_progress(epoch=0)
+        run.reporter.start(epochs_done=0, steps_done=0)
+
+    @property
+    def images(self) -> int:
+        """Trained on so far, over all ranks."""
+        progress, layout = self.progress, self.run.state.layout
+        batches = progress.epoch * progress.batches + progress.done_batches(layout.accum_iter)
+        return batches * layout.batch_size
+
+    def train(self, steps: int) -> None:
+        run = self.run
+        while steps:
+            if self.progress.done_steps == self.progress.steps:
+                self.progress = run.state.new_progress(self.progress.epoch + 1)
+            progress = self.progress
+            if progress.done_steps == 0:
+                run.reporter.start_epoch(progress)
+            stop_step = min(progress.steps, progress.done_steps + steps)
+            steps -= stop_step - progress.done_steps
+            train_steps(run.state, self.batches, progress, stop_step, run.reporter.after_step)
 
 
 def _profiler(device: torch.device) -> profile:
@@ -89,7 +119,7 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
 
 
 def _ops(profiler: profile, on_gpu: bool) -> list[Op]:
-    """The slowest first, by their own time: on a GPU that of their kernels."""
+    """The slowest first, by their own time; on a GPU by the time of their kernels."""
     ops = []
     for row in profiler.key_averages():
         if row.device_type == DeviceType.CPU and not row.is_user_annotation:

@@ -51,8 +51,8 @@ def build_train_state(
     train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, notes = build_model(config.model, data, device)
-    notes = [f"Pretrained: {note}" for note in notes]
+    model, weight_notes = build_model(config.model, data, device)
+    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes]
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)

@@ -40,11 +40,11 @@ def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     compute_model = precision.compute_copy(model).eval()
-    notes = [*(f"Pretrained: {note}" for note in notes), *convolution_notes]
+    all_notes: list[str | Fact] = [*(f"Pretrained: {note}" for note in notes), *convolution_notes]
     with torch.inference_mode(), precision.autocast():
-        notes += attention_notes(compute_model, dummy_images(config.data, context))
+        all_notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
-    return EvalModel(compute_model, model, evaluator, notes)
+    return EvalModel(compute_model, model, evaluator, all_notes)
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
@@ -57,7 +57,7 @@ def build_eval_files(
     config: Config, samples: Samples, evaluator: Evaluator, folder: Path, name: str = EVALUATION
 ) -> EvaluationFiles:
     """The files of the evaluations of `samples`, in `name` in the folder of a run."""
-    names = names_of_labels(samples, config.model.num_classes)
+    names = names_of_labels(samples, config.model.num_logits)
     return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 

@@ -79,7 +79,7 @@ def build_run(
     """
     data, timeout = config.data, config.timeout_seconds
     batches, layout = build_batches(config, splits, context)
-    class_weights = read_class_weights(config.loss, splits.train.targets, config.model.num_classes, context.device)
+    class_weights = read_class_weights(config.loss, splits.train.targets, config.model.num_logits, context.device)
     state, notes = build_train_state(config, context, layout, class_weights, splits.class_names)
     _log_parts(state, splits, notes, logger)
     precision = state.precision
@@ -115,7 +115,7 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
             validation=len(splits.val),
             test=len(splits.test) if splits.test else 0,
             classes=len(splits.train.class_names),
-            model_classes=state.config.model.num_classes,
+            model_classes=state.config.model.num_logits,
         )
     )
     if context.is_main:

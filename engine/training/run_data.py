@@ -65,10 +65,11 @@ def read_run_data(
 
 def data_facts(data: Data, splits: list[Samples], context: ProcessContext) -> DataFacts:
     """The facts of a data set that `resolve` needs. Every rank must call it."""
+    gray_range = resolve_grey_range(data, splits, context).grey_range
     return DataFacts(
         classes=number_of_classes(data.dataset, splits),
         named=splits[0].has_class_names,
-        gray_range=resolve_grey_range(data, splits, context).grey_range,
+        gray_range=None if gray_range == "auto" else gray_range,
     )
 
 

@@ -50,7 +50,7 @@ class Best:
 
     def is_beaten_by(self, metrics: Metrics) -> bool:
         """By a higher score, or by a lower loss if the score is equal."""
-        score = self.scores.get("mean_ap", self.scores.get("top1"))
+        score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
         if metrics.score == score:
             return self.loss is not None and metrics.loss < self.loss
         return metrics.score > score
@@ -71,7 +71,7 @@ class RunPosition:
 
 
 def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """The content of a checkpoint; a collective call. The tensors are those of the run, not copies."""
+    """The content of a checkpoint; a collective call. The tensors are not copied."""
     config, strategy, average, progress = state.config, state.strategy, state.average, position.progress
     return {
         "model": strategy.model_state(state.precision.weights.saved),

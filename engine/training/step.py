@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -95,11 +96,12 @@ def _model_inputs(state: TrainState, batch: Batch, step: int, micro_step: int) -
     seed = derive_seed(state.config.seed, "step", step, micro_step, state.context.rank)
     seed_device(seed, batch.images.device)
     with record_function(TRANSFORM):
-        return state.transform(batch)
+        images, targets = state.transform(batch)
+        return images, targets
 
 
 def _passes(
-    state: TrainState, images: torch.Tensor, targets: torch.Tensor, window: int, timer: AbstractContextManager
+    state: TrainState, images: torch.Tensor, targets: torch.Tensor, window: int, timer: AbstractContextManager[Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with record_function(FORWARD):
         with timer, state.precision.autocast():

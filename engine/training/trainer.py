@@ -113,13 +113,15 @@ class Trainer:
             self._save()
             return False
         epochs_done = progress.epoch + 1
-        evaluated = raw = None
+        evaluated: Evaluated | None = None
+        validation: Metrics | None = None
+        raw: Metrics | None = None
+        is_best, best = False, self.position.best
         if self._is_due(epochs_done, config.validate_freq):
             evaluated, raw = self._evaluate_all(epochs_done)
-        validation, best = evaluated and evaluated.metrics, self.position.best
-        is_best = validation is not None and (best is None or best.is_beaten_by(validation))
-        if is_best:
-            self.position.best = Best.of(validation, epochs_done)
+            validation = evaluated.metrics
+            if is_best := best is None or best.is_beaten_by(validation):
+                self.position.best = Best.of(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
         ends = max_steps is not None and epochs_done * progress.steps >= max_steps
@@ -168,7 +170,7 @@ class Trainer:
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, validation = time.perf_counter(), self.run.validation
         metrics, results = validation.evaluator.evaluate(model, validation.batches, self._after_eval_batch)
-        seconds, num_classes = time.perf_counter() - started, self.config.model.num_classes
+        seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
         log_validation(self.run.logger, title, metrics, num_classes, validation.num_samples, seconds)
         return metrics, results
 
@@ -226,7 +228,7 @@ class Trainer:
             "device": device_name(self.context.device),
             "finished": self._has_ended(),
         }
-        if self._stops_early():
+        if best and self._stops_early():
             epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
             reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
             result |= {"stopped_early": True, "reason": reason}

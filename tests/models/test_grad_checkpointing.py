@@ -93,6 +93,7 @@ def test_a_run_is_the_same_with_it_and_resumes_bit_identically(digits_argv, tmp_
     assert_same_state(states(resumed), states(plain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["fp32", "O1, op lists"])
 def test_compiled_passes_recompute_too(case):
     states_and_bytes = []

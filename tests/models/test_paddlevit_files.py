@@ -71,6 +71,8 @@ def test_files_load_or_are_refused_in_one_line(family, tmp_path):
             with pytest.raises(UserError) as refusal:
                 load(fact, tmp_path)
             assert "\n" not in str(refusal.value)
-            assert "MODEL.TYPE" in str(refusal.value) or "MODEL.MAE_PRETRAIN: MAE's pre-training" in str(refusal.value)
+            assert "MODEL.TYPE" in str(refusal.value) or "MODEL.MAE_PRETRAIN is True: pre-training" in str(
+                refusal.value
+            )
         else:
             load(fact, tmp_path)

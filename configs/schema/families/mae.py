@@ -1,8 +1,8 @@
 """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding. Pre-training is not available."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
@@ -25,20 +25,25 @@ class Encoder(Section):
 
 
 class Trans(Section):
-    unsupported: ClassVar = {"DECODER": ("the decoder of MAE's pre-training", None)}
-
     patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
     mask_ratio: Probability = Field(0.75, description="for pre-training: not used")
     encoder: Encoder = Encoder()
+    decoder: None = Field(None, description="the decoder of MAE's pre-training: not available")
 
 
 class MAE(Model):
-    unsupported: ClassVar = {"MAE_PRETRAIN": ("MAE's pre-training", False)}
-
     type: Literal["mae"] = "mae"
+    mae_pretrain: bool = Field(False, description="MAE's pre-training: not available")
     trans: Trans = Trans()
+
+    @field_validator("mae_pretrain")
+    @classmethod
+    def _refuse(cls, pre_trains: bool) -> bool:
+        if pre_trains:
+            raise ValueError("pre-training is not available; set it to false")
+        return pre_trains
 
     def image_size_problem(self, image_size: int) -> str | None:
         size = self.trans.patch_size

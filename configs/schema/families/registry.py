@@ -1,6 +1,6 @@
 """The families of MODEL.TYPE: those that timm builds, and those of PaddleViT's that it does not have."""
 
-from typing import Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
@@ -27,7 +27,7 @@ from configs.schema.families.volo import VOLO_FAMILY
 from configs.schema.families.xcit import XCIT
 from configs.schema.model import Model
 
-# To add a family of PaddleViT's: one entry here, described in a file of this folder.
+# A new family of PaddleViT's: one entry here, and one file in this folder (docs/families.md).
 _FAMILIES = (
     *(BEIT, CAIT, COAT, COAT_LITE, CONVMIXER, CONVNEXT, CROSSVIT, DEIT, GATED_MLP, HALONET, LEVIT, MAE_FINETUNING),
     *(MIXER, MOBILEONE, MOBILEVIT, PIT, POOLFORMER, PVTV2, RESMLP, SWIN, VOLO_FAMILY, XCIT),
@@ -38,46 +38,25 @@ MODEL_SECTIONS: dict[str, type[Model]] = {"vit": ViT, "timm": TimmModel} | {
     name: family.keys for name, family in FAMILIES.items()
 }
 
-# MODEL.TYPE of PaddleViT's files -> the family's name. timm has no such architecture.
+# MODEL.TYPE of PaddleViT's files that timm has no architecture for -> title, families with similar blocks.
 NOT_IN_TIMM = {
-    "botnet": "BoTNet",
-    "convmlp": "ConvMLP",
-    "cswin": "CSWin Transformer",
-    "cvt": "CvT",
-    "cyclemlp": "CycleMLP",
-    "ff_only": "FF Only",
-    "focal": "Focal Transformer",
-    "hvt": "HVT",
-    "mobileformer": "Mobile-Former",
-    "replknet": "RepLKNet",
-    "repmlp": "RepMLP",
-    "rest": "ResT",
-    "rest_v2": "ResTv2",
-    "shuffle": "Shuffle Transformer",
-    "t2t-vit": "T2T-ViT",
-    "topformer": "TopFormer",
-    "vip": "ViP",
-}
-
-# The families whose blocks are most like those of a missing one, for the message.
-NEAREST = {
-    "botnet": ("halo",),
-    "convmlp": ("convnext", "mixer"),
-    "cswin": ("swin", "pvtv2"),
-    "cvt": ("pvtv2", "levit"),
-    "cyclemlp": ("mixer", "resmlp", "gatedmlp"),
-    "ff_only": ("resmlp", "mixer"),
-    "focal": ("swin", "pvtv2"),
-    "hvt": ("pit", "deit"),
-    "mobileformer": ("mobilevit", "levit"),
-    "replknet": ("convnext", "convmixer"),
-    "repmlp": ("mixer", "mobileone"),
-    "rest": ("pvtv2", "swin"),
-    "rest_v2": ("pvtv2", "swin"),
-    "shuffle": ("swin", "pvtv2"),
-    "t2t-vit": ("deit", "vit"),
-    "topformer": ("levit", "mobilevit"),
-    "vip": ("mixer", "gatedmlp"),
+    "botnet": ("BoTNet", ("halo",)),
+    "convmlp": ("ConvMLP", ("convnext", "mixer")),
+    "cswin": ("CSWin Transformer", ("swin", "pvtv2")),
+    "cvt": ("CvT", ("pvtv2", "levit")),
+    "cyclemlp": ("CycleMLP", ("mixer", "resmlp", "gatedmlp")),
+    "ff_only": ("FF Only", ("resmlp", "mixer")),
+    "focal": ("Focal Transformer", ("swin", "pvtv2")),
+    "hvt": ("HVT", ("pit", "deit")),
+    "mobileformer": ("Mobile-Former", ("mobilevit", "levit")),
+    "replknet": ("RepLKNet", ("convnext", "convmixer")),
+    "repmlp": ("RepMLP", ("mixer", "mobileone")),
+    "rest": ("ResT", ("pvtv2", "swin")),
+    "rest_v2": ("ResTv2", ("pvtv2", "swin")),
+    "shuffle": ("Shuffle Transformer", ("swin", "pvtv2")),
+    "t2t-vit": ("T2T-ViT", ("deit", "vit")),
+    "topformer": ("TopFormer", ("levit", "mobilevit")),
+    "vip": ("ViP", ("mixer", "gatedmlp")),
 }
 
 # MODEL.TYPE of PaddleViT's files that is not built -> the reason, and the nearest model that works.
@@ -93,8 +72,11 @@ def _model_type(section: Any) -> str | None:
     return name.lower() if isinstance(name, str) else None
 
 
-# The section MODEL: its keys are those of the family that TYPE names.
-AnyModel = Annotated[
-    Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list of types
-    Discriminator(_model_type),
-]
+# The section MODEL, with the keys of the family that TYPE names.
+if TYPE_CHECKING:
+    AnyModel = Model
+else:
+    AnyModel = Annotated[
+        Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list
+        Discriminator(_model_type),
+    ]

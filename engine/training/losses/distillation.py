@@ -22,6 +22,8 @@ from engine.training.losses.teacher import build_teacher
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # (outputs, targets, images that the student received) -> loss (), summed over the samples
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
+# (student, teacher, padding), as `SoftTargets` -> loss (), summed over the samples
+Comparison = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 _UNUSED_TEACHER = (
@@ -42,7 +44,7 @@ def build_step_loss(
 
     With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
     call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
-    mean; so does one with MODEL.FREEZE_BACKBONE, since it stays in evaluation mode.
+    mean. So does a student with MODEL.FREEZE_BACKBONE, since it stays in evaluation mode.
 
     Raises:
         UserError: as `build_teacher`.
@@ -51,10 +53,10 @@ def build_step_loss(
         notes = [_UNUSED_TEACHER] if options.teacher_weights else []
         return lambda outputs, targets, images: base(outputs, targets), notes
     teacher, notes = build_teacher(options, student_options, data, precision, class_names)
-    if hasattr(student, "set_distilled_training"):
-        student.set_distilled_training(True)
+    if set_distilled_training := getattr(student, "set_distilled_training", None):
+        set_distilled_training(True)
     tau, alpha = options.distillation_tau, options.distillation_alpha
-    compare = {"soft": SoftTargets(tau), "hard": hard_targets}[options.distillation_type]
+    compare: Comparison = SoftTargets(tau) if options.distillation_type == "soft" else hard_targets
 
     def loss(outputs: Outputs, targets: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         class_logits, logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
@@ -65,8 +67,8 @@ def build_step_loss(
 
 
 def class_logits(outputs: Outputs) -> torch.Tensor:
-    """The logits (B, classes) that count for top-1: those of an evaluation, thus the mean of two heads."""
-    return outputs if isinstance(outputs, torch.Tensor) else sum(outputs) / len(outputs)
+    """The logits (B, classes) for top-1: the mean of two heads, as in an evaluation."""
+    return outputs if isinstance(outputs, torch.Tensor) else (outputs[0] + outputs[1]) / 2
 
 
 class SoftTargets:

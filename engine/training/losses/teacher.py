@@ -44,7 +44,7 @@ class Teacher:
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():
-            logits = self.model(self.preprocess(images))
+            logits: torch.Tensor = self.model(self.preprocess(images))
         return logits.float()
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
@@ -64,12 +64,13 @@ def _rescale(own: Data, student: Data, device: torch.device) -> tuple[torch.Tens
     factors = [theirs / ours for theirs, ours in zip(student.imagenet_std, own.imagenet_std, strict=True)]
     shifts = [theirs - ours for theirs, ours in zip(student.imagenet_mean, own.imagenet_mean, strict=True)]
     offsets = [shift / ours for shift, ours in zip(shifts, own.imagenet_std, strict=True)]
-    return tuple(torch.tensor(values, device=device).view(-1, 1, 1) for values in (factors, offsets))
+    factor, offset = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (factors, offsets))
+    return factor, offset
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is known about a teacher before it is built. num_classes: None if only the tensors of the file tell it."""
+    """A teacher before it is built. num_classes: None if only the tensors of the file have it."""
 
     name: str
     weights: str
@@ -171,7 +172,7 @@ def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
         return None
     timm_name = str(model.get("NAME"))
     try:
-        published = timm.get_pretrained_cfg(timm_name, allow_unregistered=False)
+        published: Any = timm.get_pretrained_cfg(timm_name, allow_unregistered=False)
     except RuntimeError:
         hint = did_you_mean(timm_name, timm.list_models(pretrained=True) + timm.list_models())
         raise UserError(

@@ -1,5 +1,7 @@
 """Parameter groups and the optimizer."""
 
+from typing import Any
+
 import timm.optim
 import torch
 from torch import nn
@@ -29,11 +31,12 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     name = _PADDLEVIT_NAMES.get(chosen.name.lower(), chosen.name.lower())
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
-    if name not in timm.optim.list_optimizers():
-        hint = did_you_mean(name, timm.optim.list_optimizers())
+    known = [str(one) for one in timm.optim.list_optimizers()]
+    if name not in known:
+        hint = did_you_mean(name, known)
         raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
     info = timm.optim.get_optimizer_info(name)
-    arguments = {}
+    arguments: dict[str, Any] = {}
     if info.has_betas:
         arguments["betas"] = chosen.betas
     if info.has_eps:

@@ -27,7 +27,7 @@ class Schedule:
     `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
     linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
 
-    `total_steps` are those of the run. The warm-up starts at `start_step`, which is 0 unless a resumed run restarted.
+    `total_steps`: of the run. The warm-up starts at `start_step`, which is 0 unless a resumed run restarted.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
@@ -48,7 +48,7 @@ class Schedule:
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
         if self.name == "step":
-            return max(self.end_lr, self.peak_lr * self.decay_rate ** (step // self.decay_steps))
+            return max(self.end_lr, self.peak_lr * float(self.decay_rate ** (step // self.decay_steps)))
         steps = self.total_steps - self.start_step
         decay_start = max(self.warmup_steps, steps - self.decay_steps) if self.name == "wsd" else self.warmup_steps
         share = min(1.0, max(0.0, step - decay_start) / max(1, steps - decay_start))

@@ -15,7 +15,7 @@ class WeightAverage(ModelEmaV3):
     """timm's average of all parameters and buffers of `model`. A skipped step does not change it.
 
     With `on_host` it is kept in host memory: an update then waits for the device.
-    With `use_warmup`, the decay is that of timm's `get_decay`, a function of the step.
+    With `use_warmup`, timm's `get_decay` gives the decay, a function of the step.
     """
 
     def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
@@ -35,12 +35,12 @@ class WeightAverage(ModelEmaV3):
         self._update_weight = torch.full((), 1 - self.decay, device=self._averaged[0][0].device)
 
     def set_step(self, step: int) -> None:
-        """The next update is that of optimizer step `step`, counted from 0."""
+        """Sets the optimizer step of the next update, counted from 0."""
         if self.use_warmup:
             self._update_weight.fill_(1 - self.get_decay(step + 1))  # timm counts from 1
 
     @torch.no_grad()
-    def update(self, skipped: torch.Tensor) -> None:
+    def update(self, skipped: torch.Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`
         """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device.
 
         `on_host` this allocates the size of the weights in host memory.
@@ -54,13 +54,13 @@ class WeightAverage(ModelEmaV3):
         else:
             fused_lerp_(averages, values, self._update_weight, skipped)
         if self._copied:
-            torch._foreach_copy_(*self._copied)
+            targets, values = self._copied
+            torch._foreach_copy_(targets, values)
 
     def module_on(self, device: torch.device) -> nn.Module:
         """The averaged model on `device`: a copy if the average is kept in host memory."""
-        if self.device in (None, device):
-            return self.module
-        return copy.deepcopy(self.module).to(device)
+        module: nn.Module = self.module
+        return module if self.device in (None, device) else copy.deepcopy(module).to(device)
 
 
 def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
@@ -82,5 +82,5 @@ def average_warning(options: Train, total_steps: int) -> str | None:
 
 
 def _transposed(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """A list of the first tensors and a list of the second ones; no list if there is no pair."""
+    """Pairs of tensors as two lists; empty if there are none."""
     return list(map(list, zip(*pairs, strict=True)))

@@ -14,6 +14,8 @@ from engine.checkpoint.reader import load_checkpoint
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
@@ -65,6 +67,7 @@ def test_a_run_survives_a_server_that_is_away(root, expected, tmp_path, cpu, mon
     assert_same_state(states(folder), expected)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_one_line_and_resumes_exactly(root, expected, tmp_path, cpu, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with fault_server(root) as server:

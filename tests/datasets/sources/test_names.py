@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import GREY, TINY_VIT, read_result, run_script, train
+from conftest import GREY, TINY_VIT, read_result, train
 from PIL import Image
 
+import main_single_gpu
 from configs.reading.command_line import parse_command_line
+from utils.entry import run_and_report_errors
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),
@@ -60,14 +62,15 @@ def test_a_whole_run(folders, tmp_path, cpu, capsys):
     for name, text in texts.items():
         assert all(character.isprintable() or character in "\r\n" for character in text), name
     assert texts["bad_images_0.csv"].count("\n") == len(texts["bad_images_0.csv"].splitlines())
-    for picture in ("loss.png", "accuracy.png"):
-        Image.open(folder / picture).verify()
+    Image.open(folder / "curves.png").verify()
 
 
-def test_an_error_that_names_them(folders, tmp_path):
+def test_an_error_that_names_them(folders, tmp_path, capsys):
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
-    printed = run_script("main_single_gpu.py", *argv_for(folders, tmp_path), status=1)
+    assert run_and_report_errors(main_single_gpu.main, argv_for(folders, tmp_path)) == 1
+    out, err = capsys.readouterr()
+    printed = out + err
     assert all(character.isprintable() or character in "\r\n" for character in printed)
     (line,) = (line for line in printed.splitlines() if line.startswith("error: "))
     assert r"\x1b[2J .png: is a broken link" in line

@@ -11,9 +11,7 @@ from datasets.loading.sampler import epoch_order
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 GLOBAL_BATCH = 96  # 1,437 samples: 14 steps per epoch; without the option 15, the last of 64 or fewer samples
@@ -51,6 +49,7 @@ def resumed_samples(runs) -> list[int]:
     return [key[1] for key in read]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2 to 1", "1 to 2"])
 @pytest.mark.usefixtures("resumed_samples")
 def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
@@ -65,6 +64,7 @@ def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
     assert "the global batch size is" not in log and f"Resume: epoch 1, step {STOP}\n" in log
 
 
+@pytest.mark.slow
 def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     first, second = (epoch_order(1437, seed=0, epoch=epoch) for epoch in range(2))
     places = torch.arange(STEPS_PER_EPOCH * GLOBAL_BATCH) // 2  # two crops of each
@@ -73,6 +73,7 @@ def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     assert resumed_samples[:count] == expected.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("resumed_samples")
 def test_the_log_and_the_options_say_what_was_derived(runs):
     log = (runs["2 to 1"] / "log.txt").read_text()
@@ -80,13 +81,6 @@ def test_the_log_and_the_options_say_what_was_derived(runs):
         line = f"Global batch: 96 = batch size 16 x {factors} accumulation step(s); TRAIN.ACCUM_ITER is not used\n"
         assert line in log
     assert "ACCUM_ITER: 6\n" in (runs["2 to 1"] / "config.yaml").read_text()
-
-
-def test_a_number_of_ranks_that_does_not_divide_it_is_refused_before_the_data_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr("engine.training.run_data.read_samples", None)
-    five = ProcessContext(0, 0, 5, 5, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"^DATA.GLOBAL_BATCH_SIZE 96: .* on 5 ranks: use 4 or 6 ranks, or .*SIZE=80$"):
-        read_run_data(parse_command_line(argv_for(tmp_path)).config, five)
 
 
 def test_a_global_batch_that_changes_on_resume_is_one_line(digits_argv, cpu, capsys):

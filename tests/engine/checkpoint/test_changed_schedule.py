@@ -1,13 +1,7 @@
 """A resumed run with more epochs or another learning rate: the schedule continues, or restarts once."""
 
+import pytest
 from conftest import assert_same_state, states, step_rows, train
-
-from configs.reading.command_line import parse_command_line
-
-
-def test_flags_set_epochs_and_learning_rate():
-    train_options = parse_command_line(["-epochs=40", "-lr", "2e-4"]).config.train
-    assert (train_options.num_epochs, train_options.base_lr) == (40, 2e-4)
 
 
 def rates(folder) -> dict[int, float]:
@@ -15,7 +9,7 @@ def rates(folder) -> dict[int, float]:
 
 
 def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
-    """22 steps per epoch; the schedule is that of a run that had the larger number from the start."""
+    """22 steps per epoch; the schedule equals the schedule of a run that had the larger number from the start."""
     folder = train([*digits_argv, "REPORT_FREQ=1"], cpu)
     train([f"-resume={folder}"], cpu)
     assert "----- Resume: all 2 epochs are done; a larger -epochs continues the training" in capsys.readouterr().out
@@ -43,6 +37,7 @@ def test_another_decay_continues_from_the_same_step(digits_argv, cpu, capsys):
     assert [rates(folder)[number] for number in (27, 59, 60)] == [1e-6, 1e-3, 1e-4]  # after 33 steps
 
 
+@pytest.mark.slow
 def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_argv, cpu, tmp_path, capsys):
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.MAX_STEPS=25"]
     restart = ["-epochs=4", "-lr=2e-4", "-opts", "TRAIN.RESTART_SCHEDULE=true"]
@@ -63,15 +58,9 @@ def test_restarted_schedule_reaches_the_given_rate_and_resumes_exactly(digits_ar
     assert rates(whole)[52] > 1.5e-4  # no second warm-up
 
 
+@pytest.mark.slow
 def test_a_run_that_started_at_a_later_epoch_resumes_by_its_folder(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.LAST_EPOCH=1", "TRAIN.MAX_STEPS=24"], cpu)
     train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=46"], cpu)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert states(folder)["epoch"] == 3
-
-
-def test_restarted_schedule_without_a_warm_up(digits_argv, cpu):
-    argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=5"]
-    folder = train(argv, cpu)
-    train([f"-resume={folder}", "-lr=2e-4", "-opts", "TRAIN.RESTART_SCHEDULE=true", "TRAIN.MAX_STEPS=8"], cpu)
-    assert rates(folder)[6] == 2e-4

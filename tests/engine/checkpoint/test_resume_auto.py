@@ -32,8 +32,8 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path, c
     assert [load_checkpoint(folder / "last.pth")["done_steps"] for folder in (first, second)] == [2, 3]
 
 
-def test_evaluation_of_the_newest_run(digits_argv, cpu, tmp_path):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+def test_evaluation_of_the_newest_run(digits_run, digits_argv, cpu, tmp_path):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
     argv = ["-eval", "-resume=auto", *digits_argv]
     assert run(parse_command_line(argv), cpu) == 0
     assert run(parse_command_line(argv), cpu) == 0  # the folder of the evaluation is no candidate

@@ -19,6 +19,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
+@pytest.mark.slow
 def test_a_folder_implies_the_options_of_its_run(digits_argv, cpu, tmp_path):
     uninterrupted = train([*digits_argv, "MODEL.DROPOUT=0.1"], cpu)
     digits_argv[2] = f"-output={tmp_path / 'stopped'}"
@@ -38,8 +39,8 @@ def test_a_folder_implies_the_options_of_its_run(digits_argv, cpu, tmp_path):
         assert read_result(evaluated)["top1"] == top1
 
 
-def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_argv, cpu, tmp_path):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_run, tmp_path):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
     config = parse_command_line([f"-resume={folder}", "-batch_size=32", "-opts", "REPORT_FREQ=7"]).config
     assert (config.data.batch_size, config.report_freq, config.model.embed_dim) == (32, 7, 16)
     (tmp_path / "other.yaml").write_text("SEED: 5")
@@ -47,8 +48,8 @@ def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(dig
     assert (config.seed, config.model.embed_dim) == (5, 768)
 
 
-def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
+def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run, cpu):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
     first = (folder / "config.yaml").read_text()
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     second = (folder / "config.yaml").read_text()
@@ -56,12 +57,12 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_arg
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=6"], cpu)
     assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
     kept = {path.name: path.read_text() for path in folder.glob("config-*")}
-    assert kept == {"config-step-000002.yaml": first, "config-step-000005.yaml": second}
+    assert kept == {"config-step-000003.yaml": first, "config-step-000005.yaml": second}
 
 
 @pytest.mark.parametrize("option", ["MODEL.EMBED_DIM=32", "DATA.DATASET=unknown", "TRAIN.OPTIMIZER.NAME=SGD"])
-def test_a_failed_resume_does_not_change_the_run(digits_argv, cpu, option):
-    folder = train(digits_argv, cpu)
+def test_a_failed_resume_does_not_change_the_run(digits_run, cpu, option):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
     before = contents(folder)
     with pytest.raises(UserError):
         run(parse_command_line([f"-resume={folder}", "-opts", option]), cpu)
@@ -77,8 +78,8 @@ def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_log_file_has_the_lines_from_before_the_folder(digits_argv, cpu):
-    log = (train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu) / "log.txt").read_text()
+def test_the_log_file_has_the_lines_from_before_the_folder(trained_digits):
+    log = (trained_digits("TRAIN.MAX_STEPS=3") / "log.txt").read_text()
     assert log.index("BATCH_SIZE=64") < log.index("----- Data: ") < log.index("----- Output: ") < log.index("Epoch[")
 
 

@@ -77,7 +77,7 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     assert top1(of_run) == expected["top1"]
     assert of_run == of_file
     assert {row["target"] for row in of_run} == {"<script>", "'=ant", r"a\nb", "dog"}
-    assert "Class names: those of the checkpoint" in printed and "images/s)" in printed
+    assert "Class names: from the checkpoint" in printed and "images/s)" in printed
     assert f"Validation Acc@1: {expected['top1']:.2f}%" in printed
     # Without labels: the same images in the same order, the same probabilities
     unlabelled = predict(tmp_path / "paths", cpu, str(other), f"-pretrained={moved}", "-top_k=1")
@@ -192,6 +192,7 @@ def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_pat
     assert "Pretrained" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
     """48 images and a bad one are 7 batches, which two processes cannot share equally."""
     shutil.copytree(images, folder := tmp_path / "photos")

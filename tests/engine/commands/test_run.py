@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
@@ -33,31 +32,6 @@ def test_out_of_gpu_memory_in_training(digits_argv, cpu, monkeypatch, flags, fix
         run(parse_command_line([*flags, *digits_argv]), cpu)
 
 
-GPU_SHORTAGES = [
-    (torch.OutOfMemoryError, "CUDA out of memory"),
-    (torch.AcceleratorError, "CUDA error: out of memory\nMore lines."),
-    (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    (
-        dist.DistBackendError,
-        "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
-def test_out_of_gpu_memory_in_an_evaluation(digits_argv, cpu, monkeypatch, kind, message):
-    monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", raise_error(kind(message)))
-    with pytest.raises(UserError, match=r"at -batch_size_eval 64, .*: lower -batch_size_eval, or use -amp"):
-        run(parse_command_line(digits_argv), cpu)
-
-
-@pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
-def test_out_of_gpu_memory_in_the_first_step_of_the_optimizer(digits_argv, cpu, monkeypatch, kind, message):
-    monkeypatch.setattr(torch.optim.AdamW, "step", raise_error(kind(message)))
-    with pytest.raises(UserError, match=r"^out of GPU memory with vit at -batch_size 64, .*: lower -batch_size and"):
-        run(parse_command_line(digits_argv), cpu)
-
-
 def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch, tmp_path):
     """The caller of the function that fails takes any RuntimeError for a checkpoint of another model."""
     run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
@@ -82,13 +56,6 @@ def test_out_of_pinned_host_memory(digits_argv, cpu, monkeypatch, flags, fixes):
         monkeypatch.setattr(f"engine.commands.{command}", raise_error(error))
     with pytest.raises(UserError, match=rf"^out of host memory with vit at .*: {fixes} \(CUDA error: out of memory\)$"):
         run(parse_command_line([*flags, *digits_argv]), cpu)
-
-
-def test_out_of_host_memory(digits_argv, cpu, monkeypatch):
-    error = RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory")
-    monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(error))
-    with pytest.raises(UserError, match=r"^out of host memory with vit at -batch_size 64, .*: lower -batch_size and"):
-        run(parse_command_line(digits_argv), cpu)
 
 
 @pytest.mark.parametrize(

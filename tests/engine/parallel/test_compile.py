@@ -39,12 +39,7 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"] - 1  # without the graph of the compiler check
 
 
-def test_flag_sets_the_option():
-    assert parse_command_line(["-compile"]).config.train.compile == "default"
-    assert parse_command_line(["-compile", "-opts", "TRAIN.COMPILE=max"]).config.train.compile == "max"
-    assert parse_command_line([]).config.train.compile == "none"
-
-
+@pytest.mark.slow
 def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
@@ -69,6 +64,7 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
         assert torch.allclose(actual, reference, rtol=2e-2, atol=1e-3 * reference.abs().max())
 
 
+@pytest.mark.slow
 def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     """Evaluations in batches of 50 compile no further graphs."""
     argv = [
@@ -94,6 +90,7 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     assert (resumed / "log.txt").read_text().count("Compiled: the first step took") == 2
 
 
+@pytest.mark.slow
 def test_other_values_and_models_without_blocks_compile_the_whole_model(cpu):
     assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
     config = parse_command_line(["-opts", *TINY_VIT]).config
@@ -124,6 +121,7 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
     assert_close_training(argv, mode, gpu)
 
 
+@pytest.mark.slow
 def test_compiled_training_equals_eager_training(digits_argv, cpu):
     assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
 
@@ -137,6 +135,7 @@ RESNET = [
 ]
 
 
+@pytest.mark.slow
 def test_a_model_with_batch_norm_compiles(tmp_path, cpu):
     argv = [
         "-dataset=digits",
@@ -173,6 +172,7 @@ def group_of_one():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_sharded_model_is_compiled_block_by_block(cpu, group_of_one, monkeypatch):
     """Also with drop-path, whose rates differ. The backend traces as any other one, and generates no code."""
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
@@ -232,6 +232,7 @@ def test_equal_blocks_are_one_graph_also_under_ddp(backend, cpu, request, ranks)
     assert len(backend.ops) == 1 and not counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "graphs"),
     [

@@ -101,7 +101,7 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
         state.precision.weights.compute.get_submodule(path).register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
 
 
 @pytest.mark.parametrize("amp", [["AMP=false"], ["AMP=true"], ["AMP.ENABLED=true", "AMP.DTYPE=float16"],
@@ -131,7 +131,7 @@ def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeyp
     with pytest.raises(UserError, match="for 18 consecutive steps, up to step 20"):
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
-    assert (folder / "loss_scale.png").exists()
+    assert (folder / "curves.png").exists()
     step, _, *scale, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
     assert (step, scale) == ("20", ["1.0", "18"])
     monkeypatch.undo()
@@ -179,7 +179,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         state.transform.register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr(build, "build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
     argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
     folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     state = load_checkpoint(folder / "last.pth")
@@ -191,6 +191,7 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_abort_together_and_save_one_checkpoint(digits_argv, tmp_path):
     """With a learning rate of 1e30, every forward pass after the first applied step is non-finite."""
     rate = ["TRAIN.BASE_LR=1e30", "TRAIN.WARMUP_EPOCHS=0"]

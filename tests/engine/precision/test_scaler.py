@@ -258,15 +258,6 @@ def test_static_scale_of_one_does_not_change_training():
     assert torch.equal(*results)
 
 
-def test_scale_never_reaches_zero():
-    """With a scale of 0, every gradient would be finite before unscaling and NaN after it."""
-    training = Training(fp16({}))
-    for step in range(200):
-        scale, skipped, _ = training.step(step < 199)
-    assert (scale, skipped) == (1.0, 199)
-    assert training.model.weight.isfinite()
-
-
 def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
     """The host waits for the count of two steps before, with an event that blocks instead of spinning."""
     events = []

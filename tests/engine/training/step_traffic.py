@@ -54,7 +54,7 @@ def _moved(op: Any, name: str, args: tuple, kwargs: dict, result: Any) -> list[A
 
 
 def _bytes_of(value: Any) -> int:
-    """Of the distinct elements of a tensor on the GPU."""
+    """The bytes of the distinct elements of a tensor on the GPU."""
     if not isinstance(value, torch.Tensor) or value.device != GPU:
         return 0
     sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]

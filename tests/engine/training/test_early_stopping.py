@@ -29,6 +29,7 @@ def test_a_run_ends_after_its_patience(argv, cpu, capsys):
     assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
 
 
+@pytest.mark.slow
 def test_a_stopped_run_stops_at_once_unless_its_patience_is_raised(argv, cpu):
     folder = train(argv, cpu)
     ended = states(folder)
@@ -50,6 +51,7 @@ def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
     assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
 
 
+@pytest.mark.slow
 def test_only_an_evaluation_ends_a_run(argv, cpu):
     """Evaluations follow epochs 2, 4 and 6; a patience of 3 epochs after epoch 2 ends in epoch 5."""
     folder = train([*argv, "VALIDATE_FREQ=2", "TRAIN.PATIENCE=3", "TRAIN.NUM_EPOCHS=7", "TRAIN.MAX_STEPS=25"], cpu)
@@ -58,6 +60,7 @@ def test_only_an_evaluation_ends_a_run(argv, cpu):
     assert states(folder)["epoch"] == 6 and states(folder)["best"]["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_better_evaluation_in_time_continues_the_run(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.PATIENCE=1", "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"], cpu)
     assert states(folder)["epoch"] == 2 and "stopped_early" not in read_result(folder)

@@ -7,18 +7,15 @@ attention (CaiT).
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, only_run, read_result, rows, run_script, states, train
+from conftest import ROOT, assert_same_state, only_run, read_result, rows, states, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
-from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
-from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
-from scripts.amp_report.report import inspect
 
 CPU = torch.device("cpu")
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
@@ -76,6 +73,7 @@ def built(family: str, *more: str, is_random: bool = True) -> tuple[torch.nn.Mod
     return model, torch.randn(2, 3, config.data.image_size, config.data.image_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, tmp_path, cpu):
     more = ["AMP.ENABLED=true", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
@@ -87,6 +85,7 @@ def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, 
     assert rows(stopped) == rows(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_o1_and_o2_train_as_fp32(family, images, tmp_path, cpu):
     """The losses of an epoch and of its evaluation, with weights from PaddlePaddle; bf16 has 3 significant digits."""
@@ -99,6 +98,7 @@ def test_o1_and_o2_train_as_fp32(family, images, tmp_path, cpu):
     assert losses["O2"] == pytest.approx(losses["fp32"], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_backbone_stays_and_all_heads_train(family, images, tmp_path, cpu):
     weights = [f"MODEL.PRETRAINED={FIXTURES / family / 'weights.pdparams'}", "TRAIN.MAX_STEPS=2"]
@@ -126,6 +126,7 @@ def test_checkpointed_gradients_and_statistics_are_identical(family):
     assert_same_state(*results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_without_rates_is_deterministic_and_compiled_training_is_equal(family):
     """timm's Swin has a default drop-path rate of its own."""
@@ -152,39 +153,6 @@ def test_attention_is_explicit_or_fused(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_op_lists_and_the_report_of_precision(family, images, tmp_path, cpu):
-    listed = ["AMP.ENABLED=true", "AMP.CUSTOM_BLACK_LIST=[softmax, gelu]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
-    if family == "LeViT":
-        listed[1:] = ["AMP.CUSTOM_BLACK_LIST=[softmax, hardswish]", "AMP.CUSTOM_WHITE_LIST=[batch_norm]"]
-    if family == "ConvNeXt":
-        listed[1] = "AMP.CUSTOM_BLACK_LIST=[gelu]"
-    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu, False)
-    types = {row["listed_as"]: set() for row in report["ops"]}
-    for row in report["ops"]:
-        types[row["listed_as"]].add(row["type"])
-    for op in ("softmax", "gelu", "hardswish"):
-        assert types.get(op, {"float32"}) == {"float32"}, op
-    assert types.get("layer_norm", types.get("batch_norm")) == {"bfloat16"}
-    assert "bfloat16" in types["linear"] | types.get("conv2d", set())
-    assert report["never_ran"] == [] and report["first_non_finite"] is None
-    assert len(report["blocks"]) >= 3
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layer_decay_grows_from_the_stem_to_the_heads(family):
-    config = parse_command_line(options(family, "TRAIN.LAYER_DECAY=0.5")).config
-    model, _ = build_model(config.model, config.data, CPU)
-    optimizer = build_optimizer(model, config.train)
-    set_lr(optimizer, 1.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rates.keys() == set(names.values())
-    assert {rate for name, rate in rates.items() if name.startswith("head")} == {1.0}
-    first = [rate for name, rate in rates.items() if name.startswith(("patch_embed", "stem"))]
-    assert max(first) == min(rates.values()) < 0.2
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_flops_of_training_are_three_times_those_of_the_forward_pass(family):
     """Without the gradient of the images; a frozen backbone leaves the forward pass and the heads."""
     config = parse_command_line(options(family, "MODEL.GRAD_CHECKPOINTING=true")).config
@@ -208,19 +176,7 @@ def test_tensors_with_several_names_are_averaged_once():
         assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
 
 
-def test_the_dry_run_and_the_log_of_a_family(images, tmp_path, cpu, capsys):
-    weights = FIXTURES / "CoaT_parallel" / "weights.pdparams"
-    flags = argv("CoaT_parallel", images, tmp_path, f"MODEL.PRETRAINED={weights}", "TRAIN.MAX_STEPS=1")
-    run(parse_command_line(["-dry_run", *flags]), cpu)
-    printed = capsys.readouterr().out
-    assert "head: 7 classes in the file, 2 in the model: new head" in printed
-    assert "dry run: all checks passed" in printed
-    log = (train(flags, cpu) / "log.txt").read_text()
-    assert "defaults of MODEL.TYPE coat: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD" in log
-    assert "CoaT, unlike timm's: the three MLPs of a parallel block have weights of their own" in log
-
-
-def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
+def test_paddles_file_and_weights_are_evaluated(tmp_path, cpu):
     """The loss is that of the family's normalization, which its file does not write."""
     size, rng = 64, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
@@ -230,11 +186,9 @@ def test_the_entry_script_evaluates_paddles_file_and_weights(tmp_path):
             folder.mkdir(parents=True)
             Image.fromarray(image).save(folder / "image.png")
     family = FIXTURES / "PVTv2"
-    run_script(
-        "main_single_gpu.py", f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}",
-        "-dataset=folder", f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}",
-        "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0",
-    )  # fmt: skip
+    flags = [f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}", "-dataset=folder"]
+    paths = [f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}"]
+    run(parse_command_line([*flags, *paths, "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0"]), cpu)
     model, _ = built("PVTv2", f"MODEL.PRETRAINED={family / 'weights.pdparams'}", is_random=False)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std

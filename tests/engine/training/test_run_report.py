@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from conftest import rows, train
 
 from engine.evaluation.files import NOT_DRAWN
@@ -18,6 +19,7 @@ def best_epoch(folder) -> int:
     return int(max(evaluated, key=lambda row: (float(row["val_top1"]), -float(row["val_loss"])))["epoch"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
     """There was no time for them while it ran, so that `best.pth` is evaluated at the end: with the same figures."""
     folder = train(digits_argv, cpu, pictures=True)
@@ -30,6 +32,7 @@ def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
     assert "finished" in page and f"{summary['top1']:.2f}%" in page
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_the_tables_and_its_end_the_attention_maps(digits_argv, cpu):
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
     assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
@@ -38,6 +41,7 @@ def test_a_stopped_run_has_the_tables_and_its_end_the_attention_maps(digits_argv
     assert summary_of(folder)["epoch"] == best_epoch(folder) and summary_of(folder)["attention"] is None
 
 
+@pytest.mark.slow
 def test_a_run_with_time_writes_them_while_it_trains(digits_argv, cpu, monkeypatch):
     """Each best epoch is written with its own model, and the end does not evaluate it again."""
     written = []

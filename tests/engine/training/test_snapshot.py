@@ -26,10 +26,10 @@ def test_a_tie_in_top1_is_broken_by_the_lower_loss():
     assert unknown.loss is None and not unknown.is_beaten_by(Metrics(loss=0.1, top1=50.0, top5=90.0, samples=8))
 
 
-def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, monkeypatch):
+def test_a_rank_that_writes_nothing_gathers_every_state(tmp_path, cpu, monkeypatch):
     options = [*TINY_VIT, *GREY, "TRAIN.MODEL_EMA=true", f"SAVE={tmp_path}"]
     config = parse_command_line(["-dataset", "digits", "-opts", *options]).config
-    data = read_run_data(config, OTHER_RANK)
+    data = read_run_data(config, cpu)
     run, position = build_run(*data, OTHER_RANK, RunLogger(None, OTHER_RANK), lambda _: tmp_path)
     trainer = Trainer(run, None, position)
     assert trainer.writer is None

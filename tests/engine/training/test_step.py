@@ -40,7 +40,7 @@ TOLERANCE = {
 }
 DEVICES = [
     "one rank",
-    "two ranks",
+    pytest.param("two ranks", marks=pytest.mark.slow),
     pytest.param("one GPU", marks=pytest.mark.gpu),
     pytest.param(
         "two GPUs",

@@ -19,7 +19,7 @@ def build(context: ProcessContext) -> TrainState:
 
 
 def test_the_warm_up_reuses_no_cast_of_the_pass_without_gradients(monkeypatch, cpu):
-    """Autocast keeps its casts until the outermost context ends; those of torch 2.10 may have no gradients."""
+    """Autocast keeps its casts until the outermost context ends; casts of torch 2.10 may have no gradients."""
     events, clear = [], torch.clear_autocast_cache
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: (events.append("clear"), clear()))
     monkeypatch.setattr("engine.parallel.strategy.Single.wrap", lambda self, model, images: events.append("warm-up"))

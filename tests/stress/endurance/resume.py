@@ -11,7 +11,7 @@ from faults.scene import Scene
 from faults.sharded import FSDP
 from results import Result, show_progress
 
-from engine.checkpoint.forms import LAST, find_form
+from engine.checkpoint.paths import LAST, saved_path
 from engine.checkpoint.reader import load_checkpoint
 
 # Options that use all sources of randomness.
@@ -78,7 +78,7 @@ def resumed_by_other_ranks(root: Path) -> Result:
         scene = new_scene(root / name.replace(" ", "-"))
         folder = Path(shutil.copytree(stopped, scene.output / stopped.name))
         train(scene, ranks, *_options(ranks), *options, _END, flags=(f"-resume={folder}",))
-        state = load_checkpoint(find_form(folder / LAST))
+        state = load_checkpoint(saved_path(folder / LAST))
         weights = [(state[key][name], tensor) for key in ("model", "ema") for name, tensor in unbroken[key].items()]
         difference = max((one - other).abs().max().item() for one, other in weights)
         result.figures[name] = f"{difference:.1e}"

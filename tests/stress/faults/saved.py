@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.forms import FILE, LAST, PREVIOUS
+from engine.checkpoint.paths import FILE, LAST, PREVIOUS
 from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS

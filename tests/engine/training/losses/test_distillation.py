@@ -10,13 +10,11 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, rows, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, states, train
 from PIL import Image
-from timm.models import VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
 from timm.models.pit import PoolingVisionTransformer
-from timm.task import LogitDistillationTask
 from torch import nn
 
 from configs.reading.command_line import parse_command_line, to_yaml
@@ -129,25 +127,6 @@ def test_the_loss_equals_a_hand_computation(tiny_teacher, kind, targets, heads):
     (gradient,) = torch.autograd.grad(actual, distilled if heads == 2 else head)
     assert gradient[counted].abs().min() > 0
     assert targets != "padding" or gradient[[1, 3]].abs().max() == 0
-
-
-def test_soft_targets_equal_timm(tiny_teacher):
-    """The sum over a batch is its size times the mean of timm's task, which renormalizes the images too."""
-    torch.manual_seed(0)
-    student = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5)
-    student.pretrained_cfg = {"mean": STUDENT.imagenet_mean, "std": STUDENT.imagenet_std}
-    own = OWN | {"IMAGE_SIZE": 8}  # timm's task does not resize
-    teacher, _ = build(write_teacher(tiny_teacher.with_name("size8.pth"), data=own))
-    teacher.model.pretrained_cfg = {"mean": own["IMAGENET_MEAN"], "std": own["IMAGENET_STD"]}
-    task = LogitDistillationTask(
-        student, teacher.model, nn.CrossEntropyLoss(), task_loss_weight=0.6, temperature=3.0, verbose=False
-    )
-    images, targets = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
-    keys = {"DISTILLATION_ALPHA": 0.4, "DISTILLATION_TAU": 3.0}
-    options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher.with_name("size8.pth")), **keys)
-    loss, _ = step_loss(options, student, STUDENT, fp32())
-    actual = loss(student(images), targets, images) / len(images)
-    torch.testing.assert_close(actual, task(images, targets)["loss"], rtol=1e-5, atol=1e-6)
 
 
 # The images of the teacher
@@ -284,6 +263,7 @@ def student(output: Path, teacher: Path, *options: str, kind: str = "soft", mode
     return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "amp"), [("soft", []), ("hard", ["-amp", "AMP.LEVEL=O2"])])
 def test_resume_is_bit_exact(digits_teacher, tmp_path, cpu, kind, amp):
     options = [*RANDOM, "TRAIN.DISTILLATION_TAU=2", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=3", *amp[1:]]
@@ -326,6 +306,7 @@ RANKS = {
 }
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
     """In bfloat16 the gradients of two ranks are sums over other parts of a batch."""
 

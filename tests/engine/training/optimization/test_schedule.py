@@ -6,7 +6,6 @@ import pytest
 import torch
 from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler
 
-from configs.reading.command_line import parse_command_line
 from configs.schema import Train
 from engine.training.optimization.schedule import build_schedule, lr_warning
 from utils.errors import UserError
@@ -125,8 +124,3 @@ def test_warning_about_a_learning_rate_for_another_batch_size():
     assert lr_warning(train, 4096) is None
     assert lr_warning(train.model_copy(update={"linear_scaled_lr": 4096}), 64) is None
     assert lr_warning(train.model_copy(update={"base_lr_batch_size": None}), 64) is None
-
-
-def test_the_imagenet_recipes_warn():
-    config = parse_command_line(["-cfg=configs/vit_base_patch16_224.yaml"]).config
-    assert "global batch of 4096; this run has 64" in lr_warning(config.train, 64)

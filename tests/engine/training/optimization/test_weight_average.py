@@ -81,8 +81,9 @@ AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MODEL_EMA
 RAW = ("raw_val_loss", "raw_val_top1", "raw_val_top5")
 
 
+@pytest.mark.slow
 def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
-    """They are those of a run without an average; the average decides the best checkpoint."""
+    """The raw weights equal the weights of a run without an average; the average decides the best checkpoint."""
     both = train([*digits_argv, *AVERAGE, "EVAL_RAW=true"], cpu)
     average, raw = train([*digits_argv, *AVERAGE], cpu), train(digits_argv, cpu)
     for row, of_average, of_raw in zip(rows(both), rows(average), rows(raw), strict=True):
@@ -102,6 +103,7 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
         assert tuple(next(csv.reader(file))[-6:-3]) == RAW
 
 
+@pytest.mark.slow
 def test_every_option_of_the_recipe_resumes_exactly(digits_argv, cpu, tmp_path):
     argv = [
         *digits_argv, *AVERAGE, "TRAIN.MODEL_EMA_FORCE_CPU=true", "EVAL_RAW=true", "TRAIN.PATIENCE=2",
