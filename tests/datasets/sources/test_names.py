@@ -9,7 +9,7 @@ from PIL import Image
 
 import main_single_gpu
 from configs.reading.command_line import parse_command_line
-from utils.entry import run_and_report_errors
+from utils.processes.entry import run_and_report_errors
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),

@@ -12,6 +12,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
