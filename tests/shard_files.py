@@ -6,10 +6,31 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from timm.models import VisionTransformer
 
 from engine.checkpoint.reader import FORMAT, load_checkpoint
 from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, write_manifest
 from utils.file_formats.json_content import encode_content
+from utils.metrics import NUM_SUMS
+
+
+def small_model() -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
+
+
+def checkpoint_state() -> dict[str, Any]:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    return {
+        "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
+        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
+        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
+        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
+        "schedule_start": 0.0, "class_names": ["cat", "dog"], "preprocessing": None,
+    }  # fmt: skip
 
 
 def to_shards(file: Path) -> Path:

@@ -1,8 +1,8 @@
 """Endurance tests: many kills, many damaged checkpoints, many resumed runs.
 
-python tests/stress/endure.py                        # all but the soak test, with few cases
+python tests/stress/endure.py                        # all tests, with few cases
 python tests/stress/endure.py saves damage -n 1000
-python tests/stress/endure.py soak -minutes 20
+python tests/stress/endure.py soak -n 60
 """
 
 import shutil
@@ -17,17 +17,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from endurance import resume
 from endurance.damage import damaged_checkpoint
-from endurance.kills import file_writer, killed_and_resumed, kills_while_saving, part_writer, signals_at_random
+from endurance.kills import file_writer, kills_while_saving, part_writer
 from endurance.soak import soak
 from fault_bench import train_once
 from faults.processes import reset_signals
+from faults.sharded import FSDP
 from results import Result, check_names, measure, parser, report
 from shard_files import to_shards
 
 from utils.processes.entry import run_and_report_errors
 
-_CASES = {"saves": 100, "damage": 500, "signals": 10, "sharded": 5}
-_NAMES = (*_CASES, "resume", "soak")
+_CASES = {"saves": 100, "damage": 500, "soak": 15}
+_NAMES = (*_CASES, "resume")
 
 
 def main(argv: list[str]) -> int:
@@ -37,23 +38,19 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="endurance-") as temporary:
         root = Path(temporary)
         trained, _ = train_once(root / "trained")
-        tests = _tests(root, trained, flags.n, flags.seed, flags.minutes)
-        chosen = flags.names or _NAMES[:-1]
-        results = [measure(part, test) for name in chosen for part, test in tests[name].items()]
+        tests = _tests(root, trained, flags.n, flags.seed)
+        results = [measure(part, test) for name in flags.names or _NAMES for part, test in tests[name].items()]
     return report(results, flags.json)
 
 
 def _parser():
     flags = parser("Endurance tests: kills, damaged checkpoints, resumed runs.")
     flags.add_argument("names", nargs="*", metavar="TEST", help=", ".join(_NAMES))
-    flags.add_argument("-n", type=int, metavar="N", help="cases of each test, without resume and soak")
-    flags.add_argument("-minutes", type=float, default=5.0, metavar="N", help="of kills in the soak test (default: 5)")
+    flags.add_argument("-n", type=int, metavar="N", help="cases of each test, without resume")
     return flags
 
 
-def _tests(
-    root: Path, trained: Path, count: int | None, seed: int, minutes: float
-) -> dict[str, dict[str, Callable[[], Result]]]:
+def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str, dict[str, Callable[[], Result]]]:
     cases = {name: count or default for name, default in _CASES.items()}
 
     def damage(as_parts: bool) -> Result:
@@ -64,24 +61,21 @@ def _tests(
     def saves(name: str, writer: Callable) -> Callable[[], Result]:
         return lambda: kills_while_saving(trained, root / name, writer, cases["saves"], seed)
 
+    with_parts = (FSDP, "SAVE_FREQ_STEPS=1")
     return {
         "saves": {
-            "kills while saving a file": saves("file", file_writer),
+            "kills while saving files": saves("file", file_writer),
             "kills while saving parts": saves("parts", part_writer),
         },
-        "damage": {
-            "damaged checkpoint files": lambda: damage(False),
-            "damaged checkpoint parts": lambda: damage(True),
+        "damage": {"damaged files": lambda: damage(False), "damaged parts": lambda: damage(True)},
+        "resume": {
+            "stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix"),
+            "sharded runs, resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
         },
-        "signals": {
-            "SIGTERM to two ranks": lambda: signals_at_random(root, trained, cases["signals"], seed),
+        "soak": {
+            "soak": lambda: soak(root / "soak", cases["soak"], seed, "SAVE_FREQ_STEPS=7"),
+            "soak, sharded": lambda: soak(root / "sharded", -(-cases["soak"] // 3), seed, *with_parts),
         },
-        "sharded": {
-            "kills of a sharded run": lambda: killed_and_resumed(root / "sharded", cases["sharded"], seed),
-            "sharded run resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
-        },
-        "resume": {"stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix")},
-        "soak": {f"soak of {minutes:g} minutes": lambda: soak(root / "soak", minutes, seed)},
     }
 
 

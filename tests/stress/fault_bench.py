@@ -37,8 +37,8 @@ from utils.processes.entry import run_and_report_errors
 _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
-    r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: |tar: )"
-    r"|^(SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal|resume auto: .* cut)"
+    r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: [ab]|tar: )"
+    r"|^(SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
     r"|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
 )
 

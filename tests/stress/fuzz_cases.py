@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fuzz_data_kinds as data_kinds
+import fuzz_folder_kinds as folder_kinds
 import fuzz_model_kinds as model_kinds
-import fuzz_run_kind as run_kind
-import fuzz_shard_kind as shard_kind
 import fuzz_tar_kinds as tar_kinds
 
 from utils.seeding import derive_seed
@@ -50,8 +49,8 @@ KINDS = {
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "exports": Kind(model_kinds.export_examples, model_kinds.read_export),
-    "runs": Kind(run_kind.run_examples, run_kind.read_run_folder, is_text=True),
-    "shards": Kind(shard_kind.shard_examples, shard_kind.read_shards, shard_kind.repair_shards),
+    "runs": Kind(folder_kinds.run_examples, folder_kinds.read_run, is_text=True),
+    "sharded": Kind(folder_kinds.sharded_examples, folder_kinds.read_sharded, folder_kinds.repair_sharded),
     "tar": Kind(tar_kinds.tar_examples, tar_kinds.read_tar, tar_kinds.repair_tar),
     "tar-index": Kind(tar_kinds.tar_index_examples, tar_kinds.read_tar_index, tar_kinds.repair_tar_index),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),

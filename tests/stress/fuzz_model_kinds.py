@@ -8,20 +8,18 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
-from timm.models import VisionTransformer
+from shard_files import checkpoint_state, small_model
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from models.weights.fit import load_pretrained
 from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
-from utils.metrics import NUM_SUMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,25 +55,6 @@ def read_config(data: bytes, folder: Path) -> None:
     assert parse_command_line([f"-cfg={folder / 'saved.yaml'}"]).config == config
 
 
-def _small_model() -> VisionTransformer:
-    torch.manual_seed(0)
-    return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
-
-
-def checkpoint_state() -> dict[str, Any]:
-    model = _small_model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.zeros(1, 3, 16, 16)).sum().backward()
-    optimizer.step()
-    return {
-        "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
-        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
-        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
-        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
-        "schedule_start": 0.0, "class_names": ["cat", "dog"], "preprocessing": None,
-    }  # fmt: skip
-
-
 @functools.cache
 def checkpoint_examples() -> list[bytes]:
     state = checkpoint_state()
@@ -105,7 +84,7 @@ def pdparams_examples() -> list[bytes]:
 
 def weights_examples() -> list[bytes]:
     """.pth in both formats of torch, .safetensors, .npz"""
-    state = _small_model().state_dict()
+    state = small_model().state_dict()
     arrays = {"embedding/kernel": np.ones((8, 8, 3, 12), "f4"), "cls": np.ones((1, 1, 12), "f4")}
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((1, 12), "f4")
     return [
@@ -147,4 +126,4 @@ def read_pdparams(data: bytes, folder: Path) -> None:
 def read_weights_file(data: bytes, folder: Path) -> None:
     ending = "npz" if b".npy" in data else "pth" if data[:1] in (b"P", b"\x80") else "safetensors"
     (folder / f"vit.{ending}").write_bytes(data)
-    load_pretrained(_small_model(), str(folder / f"vit.{ending}"))
+    load_pretrained(small_model(), str(folder / f"vit.{ending}"))

@@ -72,17 +72,9 @@ def report(results: Sequence[Result], file: Path | None) -> int:
 
 def table(results: Sequence[Result]) -> str:
     rows = [["test", "cases", "failed", "skipped", "seconds", "figures and failures"]]
-    rows += [
-        [
-            result.name,
-            f"{result.cases:,}",
-            str(len(result.failures)),
-            str(len(result.skipped)),
-            f"{result.seconds:.0f}",
-            _notes(result),
-        ]
-        for result in results
-    ]
+    for result in results:
+        counts = (result.cases, len(result.failures), len(result.skipped), round(result.seconds))
+        rows.append([result.name, *(f"{count:,}" for count in counts), _notes(result)])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 

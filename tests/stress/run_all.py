@@ -8,6 +8,7 @@ launchers need root.
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,18 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from results import Result, parser, report, show_progress
 
 _HERE = Path(__file__).parent
-_QUICK = (
-    ("fault_bench.py", "-quick"),
-    ("endure.py", "saves", "damage", "-n", "20"),
-    ("fuzz.py", "-n", "30"),
-)
-_ALL = (
-    ("fault_bench.py",),
-    ("fuzz.py",),
-    ("endure.py",),
-    ("endure.py", "soak"),
-    ("try_clusters.py",),
-)
+_QUICK = (("fault_bench.py", "-quick"), ("fuzz.py", "-n", "30"), ("endure.py", "saves", "damage", "-n", "20"))
+_ALL = (("fault_bench.py",), ("fuzz.py",), ("endure.py",), ("try_clusters.py",))
 
 
 def main() -> int:
@@ -51,8 +42,8 @@ def _run(command: tuple[str, ...]) -> list[Result]:
         file = Path(folder) / "results.json"
         process = subprocess.run([sys.executable, str(_HERE / command[0]), *command[1:], "-json", str(file)], stdout=2)
         results = [Result(**one) for one in json.loads(file.read_text())] if file.exists() else []
-    seconds = time.monotonic() - started
-    show_progress(f"--- {name}: {seconds:.0f} s")
+    seconds, usage = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    show_progress(f"--- {name}: {seconds:.0f} s; {usage.ru_utime + usage.ru_stime:.0f} CPU seconds so far")
     if process.returncode and not any(result.failures for result in results):
         results.append(Result(name, 1, [f"ended with status {process.returncode}"], seconds=seconds))
     return results

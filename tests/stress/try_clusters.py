@@ -13,13 +13,13 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from clusters import elastic_trial, mpirun_trial, slurm_trial, two_hosts_trial
+from clusters import mpirun_trial, slurm_trial, two_hosts_trial
 from faults.processes import reset_signals
 from results import Result, check_names, measure, parser, report
 
 from utils.processes.entry import run_and_report_errors
 
-_TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial, "elastic": elastic_trial}
+_TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial}
 
 
 def main(argv: list[str]) -> int:
@@ -28,19 +28,18 @@ def main(argv: list[str]) -> int:
     flags = flags.parse_args(argv)
     check_names(flags.names, _TRIALS)
     reset_signals()
-    results = []
-    for name in flags.names or _TRIALS:
-        with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
-            results += _try(name, _TRIALS[name], Path(folder))
+    results = [result for name in flags.names or _TRIALS for result in _try(name, _TRIALS[name])]
     return report(results, flags.json)
 
 
-def _try(name: str, trial: ModuleType, folder: Path) -> list[Result]:
-    if reason := trial.missing_program():
-        return [Result(name, 0, skipped=[reason])]
-    results: list[Result] = []
-    start = measure(f"{name}: start", lambda: results.extend(trial.run(folder)))
-    return results if not start.failures else [start]
+def _try(launcher: str, module: ModuleType) -> list[Result]:
+    if reason := module.missing_program():
+        return [Result(launcher, 0, skipped=[reason])]
+    results = []
+    for name, trial in module.TRIALS.items():
+        with tempfile.TemporaryDirectory(prefix=f"{launcher}-") as folder:
+            results.append(measure(f"{launcher}: {name}", trial, Path(folder)))
+    return results
 
 
 if __name__ == "__main__":

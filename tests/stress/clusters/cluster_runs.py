@@ -29,19 +29,6 @@ def environment(**variables: str) -> dict[str, str]:
     return env | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
 
 
-def new_folder(root: Path, name: str) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True)
-    return folder
-
-
-def train_unbroken(arguments: list[str]) -> None:
-    """Trains on two ranks that main_multi_gpu.py starts itself."""
-    command = [sys.executable, "main_multi_gpu.py", *arguments[: arguments.index("-opts")], "-ngpus=2"]
-    command += arguments[arguments.index("-opts") :]
-    subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=True, timeout=LIMIT_SECONDS)
-
-
 def wait_for_log(output: Path, text: str) -> None:
     """Until a log file of a run in `output` contains `text`."""
     deadline = time.monotonic() + LIMIT_SECONDS
@@ -55,7 +42,10 @@ def only_log(output: Path) -> str:
     return log.read_text()
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    """Compares the last checkpoints of the only runs in two output folders, bit for bit."""
-    left, right = (state_hash(*output.glob("*/last.pth")) for output in (one, other))
+def assert_unbroken(output: Path, epochs: int) -> None:
+    """Compares the checkpoint of the only run in a folder with a run of two local ranks, bit for bit."""
+    folder = output.with_name("unbroken")
+    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", *flags(folder, epochs)]
+    subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=True, timeout=LIMIT_SECONDS)
+    left, right = (state_hash(*one.glob("*/last.pth")) for one in (output, folder))
     assert left == right, "the weights differ"

@@ -5,42 +5,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-from clusters.cluster_runs import (
-    LIMIT_SECONDS,
-    ROOT,
-    assert_same_weights,
-    environment,
-    flags,
-    new_folder,
-    only_log,
-    train_unbroken,
-    wait_for_log,
-)
-from results import Result, measure
+from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, environment, flags, only_log, wait_for_log
 
 EPOCHS = 6
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
-_ERRORS = {
-    "a missing folder": (["-data_path=/nowhere", "-dataset=folder"], "main_multi_gpu.py", "/nowhere"),
-    "-ngpus": (["-ngpus=3"], "main_multi_gpu.py", "-ngpus 3: a launcher started 2 process"),
-    "the single-device script": ([], "main_single_gpu.py", "a launcher started several processes"),
-}
 
 
 def missing_program() -> str | None:
     return None if shutil.which("mpirun") else "needs mpirun"
-
-
-def run(root: Path) -> list[Result]:
-    results = [measure("mpirun: the weights of -ngpus", _trains_as_ngpus, new_folder(root, "ngpus"))]
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        results.append(measure(f"mpirun: {number.name} saves", _signal_saves, new_folder(root, number.name), number))
-    for name, case in _ERRORS.items():
-        results.append(measure(f"mpirun: one error line, {name}", _one_error_line, new_folder(root, name), *case))
-    return results
 
 
 def start(arguments: list[str], *options: str, script: str = "main_multi_gpu.py") -> subprocess.Popen:
@@ -63,11 +39,10 @@ def _trains_as_ngpus(folder: Path) -> None:
     process = start(flags(folder / "out", EPOCHS))
     assert errors_of(process) == [] and process.returncode == 0
     assert "send SIGUSR1 to mpirun" in only_log(folder / "out")
-    train_unbroken(flags(folder / "unbroken", EPOCHS))
-    assert_same_weights(folder / "out", folder / "unbroken")
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _signal_saves(folder: Path, number: int) -> None:
+def _signal_saves(number: int, folder: Path) -> None:
     process = start(flags(folder / "out", 1000))
     wait_for_log(folder / "out", "Epoch[002")
     process.send_signal(number)
@@ -75,8 +50,20 @@ def _signal_saves(folder: Path, number: int) -> None:
     assert status(folder / "out")["state"] == "interrupted"
 
 
-def _one_error_line(folder: Path, arguments: list[str], script: str, error: str) -> None:
+def _one_error_line(script: str, arguments: list[str], error: str, folder: Path) -> None:
     process = start([*arguments, *flags(folder, 1)], script=script)
     errors = errors_of(process)
     expected = 2 if script == "main_single_gpu.py" else 1  # its two processes do not know of each other
     assert process.returncode == 1 and len(errors) == expected and error in errors[0], errors
+
+
+_MULTI, _SINGLE = "main_multi_gpu.py", "main_single_gpu.py"
+_NOWHERE = ["-data_path=/nowhere", "-dataset=folder"]
+TRIALS = {
+    "the weights of -ngpus": _trains_as_ngpus,
+    "SIGUSR1 saves": partial(_signal_saves, signal.SIGUSR1),
+    "SIGUSR2 saves": partial(_signal_saves, signal.SIGUSR2),
+    "a missing folder": partial(_one_error_line, _MULTI, _NOWHERE, "/nowhere"),
+    "-ngpus": partial(_one_error_line, _MULTI, ["-ngpus=3"], "-ngpus 3: a launcher started 2 process"),
+    "the single-device script": partial(_one_error_line, _SINGLE, [], "a launcher started several processes"),
+}

@@ -66,32 +66,21 @@ def missing_program() -> str | None:
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach the daemons; at the end stops them and their jobs."""
     (plugins,) = {path.parent for path in Path("/usr/lib").rglob("auth_munge.so")}
+    host, ports = socket.gethostname().partition(".")[0], {"controller_port": _free_port(), "node_port": _free_port()}
     configuration = folder / "slurm.conf"
-    configuration.write_text(
-        _CONFIGURATION.format(
-            host=socket.gethostname().partition(".")[0],
-            folder=folder,
-            plugins=plugins,
-            controller_port=_free_port(),
-            node_port=_free_port(),
-        )
-    )
+    configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, plugins=plugins, **ports))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     for name in ("controller", "node"):
         (folder / name).mkdir()
     env = environment(SLURM_CONF=str(configuration), PATH=_path())
-    files = {name: str(folder / f"munge.{name}") for name in ("socket", "log", "pid", "seed")}
-    options = [f"--{option}={files[name]}" for option, name in
-               (("socket", "socket"), ("log-file", "log"), ("pid-file", "pid"), ("seed-file", "seed"))]  # fmt: skip
+    files = {"socket": "socket", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
+    options = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
+    munged = ["munged", "--force", "--foreground", f"--key-file={key}", *options]
     daemons = []
     try:
-        for command in (
-            ["munged", "--force", "--foreground", f"--key-file={key}", *options],
-            ["slurmctld", "-D", "-i"],
-            ["slurmd", "-D"],
-        ):
+        for command in (munged, ["slurmctld", "-D", "-i"], ["slurmd", "-D"]):
             with open(folder / f"{command[0]}.out", "w") as log:
                 daemons.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
             if command[0] == "munged":

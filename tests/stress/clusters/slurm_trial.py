@@ -4,31 +4,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from clusters import slurm_rig
-from clusters.cluster_runs import (
-    LIMIT_SECONDS,
-    ROOT,
-    assert_same_weights,
-    flags,
-    new_folder,
-    only_log,
-    train_unbroken,
-    wait_for_log,
-)
-from results import Result, measure
+from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, flags, only_log, wait_for_log
 
 SHORT, LONG = 10, 100  # epochs; about 1 s each on two idle cores
 missing_program = slurm_rig.missing_program
-
-
-def run(root: Path) -> list[Result]:
-    with slurm_rig.slurm(new_folder(root, "daemons")) as variables:
-        return [
-            measure(name, trial, variables, new_folder(root, str(number)))
-            for number, (name, trial) in enumerate(_TRIALS.items())
-        ]
 
 
 def edited(folder: Path, arguments: list[str]) -> str:
@@ -70,9 +53,7 @@ def _time_limits(slurm: dict[str, str], folder: Path) -> None:
     ended = wait_for_end(slurm, number)
     assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (folder / "job.log").read_text()
     assert "Interrupted by SIGUSR1; saved" in only_log(output)
-    print(f"requeued {ended['Restarts']} times")
-    train_unbroken(flags(folder / "unbroken", LONG))
-    assert_same_weights(output, folder / "unbroken")
+    assert_unbroken(output, LONG)
 
 
 def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
@@ -83,8 +64,7 @@ def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
     ended = wait_for_end(slurm, number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (folder / "job.log").read_text()
     assert "Interrupted by SIGUSR2; saved" in only_log(output)
-    train_unbroken(flags(folder / "unbroken", SHORT))
-    assert_same_weights(output, folder / "unbroken")
+    assert_unbroken(output, SHORT)
 
 
 def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
@@ -101,8 +81,17 @@ def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
     assert (folder / "failing/job.log").read_text().count("error: /nowhere") == 1
 
 
-_TRIALS = {
-    "slurm: time limits, and the weights of an unbroken run": _time_limits,
-    "slurm: SIGUSR2 of submitit is requeued": _sigusr2_of_submitit,
-    "slurm: cancelled and failed jobs are not requeued": _cancelled_and_failed,
+def _with_daemons(trial: Callable[[dict[str, str], Path], None]) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        (daemons := folder / "daemons").mkdir()
+        with slurm_rig.slurm(daemons) as variables:
+            trial(variables, folder)
+
+    return run
+
+
+TRIALS = {
+    "time limits, and the weights of an unbroken run": _with_daemons(_time_limits),
+    "SIGUSR2 of submitit is requeued": _with_daemons(_sigusr2_of_submitit),
+    "cancelled and failed jobs are not requeued": _with_daemons(_cancelled_and_failed),
 }

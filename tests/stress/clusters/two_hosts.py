@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusters.cluster_runs import ROOT, environment
+from clusters.cluster_runs import LIMIT_SECONDS, ROOT, environment
 
 ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'
@@ -99,27 +99,17 @@ def processes(hosts: TwoHosts, host: str) -> list[int]:
     return [int(word) for word in subprocess.run(command, capture_output=True, text=True).stdout.split()]
 
 
-def wait_for_ends(started: list[subprocess.Popen], limit_seconds: float) -> list[float]:
-    """The seconds until each process has ended; infinite for one that has not."""
-    began, ends = time.monotonic(), [float("inf")] * len(started)
-    while float("inf") in ends and time.monotonic() - began < limit_seconds:
-        for index, process in enumerate(started):
-            if ends[index] == float("inf") and process.poll() is not None:
-                ends[index] = time.monotonic() - began
-        time.sleep(0.1)
-    return ends
+def wait_for_ends(started: list[subprocess.Popen]) -> list[int]:
+    """The exit statuses of the processes."""
+    return [process.wait(LIMIT_SECONDS) for process in started]
 
 
-def wait_for_workers(hosts: TwoHosts, limit_seconds: float, *names: str) -> dict[str, float]:
-    """The seconds until the worker of each of the hosts has ended, without its launcher; infinite if it has not."""
-    workers = {host: [pid for pid in processes(hosts, host) if _is_worker(pid)] for host in names or ADDRESSES}
-    began, ends = time.monotonic(), dict.fromkeys(workers, float("inf"))
-    while float("inf") in ends.values() and time.monotonic() - began < limit_seconds:
-        for host, pids in workers.items():
-            if ends[host] == float("inf") and not any(_is_worker(pid) for pid in pids):
-                ends[host] = time.monotonic() - began
+def wait_for_workers(hosts: TwoHosts, *names: str) -> None:
+    """Waits until the workers of these hosts have ended; their launchers may run on."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while any(_is_worker(pid) for name in names for pid in processes(hosts, name)):
+        assert time.monotonic() < deadline, "a worker does not end"
         time.sleep(0.1)
-    return ends
 
 
 def _is_worker(pid: int) -> bool:

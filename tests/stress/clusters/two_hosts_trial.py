@@ -1,52 +1,36 @@
-"""Two hosts (network namespaces) under torchrun: weights, a cut network, a folder that is not shared. 5 minutes."""
+"""Two hosts (network namespaces) under torchrun, fixed and elastic: weights, faults of the network. 11 minutes."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from clusters import two_hosts
-from clusters.cluster_runs import (
-    LIMIT_SECONDS,
-    ROOT,
-    assert_same_weights,
-    flags,
-    new_folder,
-    train_unbroken,
-    wait_for_log,
-)
-from clusters.two_hosts import TwoHosts
-from results import Result, measure
+from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, flags, only_log, wait_for_log
+from clusters.two_hosts import TwoHosts, wait_for_ends, wait_for_workers
 
-TIMEOUT_SECONDS = 20
 EPOCHS = 8
 missing_program = two_hosts.missing_program
 
 
-def run(root: Path) -> list[Result]:
-    train_unbroken(flags(unbroken := new_folder(root, "unbroken"), EPOCHS))
-
-    def on_hosts(name: str, trial: Callable[[TwoHosts, Path, Path], None]) -> None:
-        folder = new_folder(root, name)
-        with two_hosts.two_hosts(folder) as hosts:
-            trial(hosts, unbroken, folder)
-
-    return [measure(f"two hosts: {name}", on_hosts, name, trial) for name, trial in _TRIALS.items()]
-
-
 def finish(started: list[subprocess.Popen], hosts: TwoHosts, name: str) -> None:
-    two_hosts.wait_for_ends(started, LIMIT_SECONDS)
-    assert [process.poll() for process in started] == [0, 0], [
-        hosts.printed(f"{name}-{host}") for host in ("host-a", "host-b")
-    ]
+    assert wait_for_ends(started) == [0, 0], [hosts.printed(f"{name}-{host}") for host in two_hosts.ADDRESSES]
 
 
-def _trains_as_one_host(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def errors(hosts: TwoHosts, name: str) -> list[str]:
+    return [line for line in hosts.printed(name).splitlines() if line.startswith("error: ")]
+
+
+def _trains_as_one_host(hosts: TwoHosts, folder: Path) -> None:
     finish(hosts.torchrun(flags(folder / "out", EPOCHS), "run"), hosts, "run")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _kubernetes(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _kubernetes(hosts: TwoHosts, folder: Path) -> None:
     """Every pod starts the same command; main_multi_gpu.py is its own torchrun."""
     node = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "29500"}
     command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags(folder / "out", EPOCHS)]
@@ -55,44 +39,91 @@ def _kubernetes(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
         for rank, host in enumerate(two_hosts.ADDRESSES)
     ]
     finish(started, hosts, "run")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _cut_network(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
-    arguments = flags(folder / "out", EPOCHS, f"TIMEOUT_SECONDS={TIMEOUT_SECONDS}", "SAVE_FREQ_STEPS=5")
+def _cut_network(hosts: TwoHosts, folder: Path) -> None:
+    arguments = flags(folder / "out", EPOCHS, "TIMEOUT_SECONDS=20", "SAVE_FREQ_STEPS=5")
     started = hosts.torchrun(arguments, "cut")
     wait_for_log(folder / "out", "Epoch[003")
     hosts.link("down")
-    seconds = two_hosts.wait_for_workers(hosts, LIMIT_SECONDS)
+    wait_for_workers(hosts, *two_hosts.ADDRESSES)
     hosts.link("up")
-    printed = [hosts.printed(f"cut-{host}") for host in two_hosts.ADDRESSES]
-    assert max(seconds.values()) < float("inf"), (seconds, printed)
-    for text, host, rank in zip(printed, ("host-b", "host-a"), (1, 0), strict=True):
-        (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
-        assert f"rank {rank}" in line and host in line and "network" in line
-    two_hosts.wait_for_ends(started, LIMIT_SECONDS)
+    for host, other, rank in (("host-a", "host-b", 1), ("host-b", "host-a", 0)):
+        (line,) = errors(hosts, f"cut-{host}")
+        assert f"rank {rank}" in line and other in line and "network" in line, line
+    wait_for_ends(started)
     finish(hosts.torchrun(["-resume=auto", *arguments], "resumed"), hosts, "resumed")
-    assert_same_weights(folder / "out", unbroken)
+    assert_unbroken(folder / "out", EPOCHS)
 
 
-def _folder_not_shared(hosts: TwoHosts, unbroken: Path, folder: Path) -> None:
+def _folder_not_shared(hosts: TwoHosts, folder: Path) -> None:
     output = folder / "out"
     output.mkdir()
     started = hosts.torchrun(flags(output, EPOCHS), "run", mount_on_b=f"mount -t tmpfs tmpfs {output}")
-    two_hosts.wait_for_ends(started, LIMIT_SECONDS)
-    assert all(process.returncode for process in started)
-    errors = [
-        line
-        for host in two_hosts.ADDRESSES
-        for line in hosts.printed(f"run-{host}").splitlines()
-        if line.startswith("error: ")
-    ]
-    assert len(errors) == 1 and all(word in errors[0] for word in ("host-a", "host-b", str(output))), errors
+    assert all(wait_for_ends(started))
+    (line,) = [line for host in two_hosts.ADDRESSES for line in errors(hosts, f"run-{host}")]
+    assert all(word in line for word in ("host-a", "host-b", str(output))), line
 
 
-_TRIALS = {
-    "the weights of one host": _trains_as_one_host,
-    "node variables of Kubernetes": _kubernetes,
-    "a cut network, and the run is resumed": _cut_network,
-    "a folder that is not shared": _folder_not_shared,
+def start_elastic(hosts: TwoHosts, host: str, output: Path, name: str, epochs: int) -> subprocess.Popen:
+    """The command of docs/clusters.md, with shorter timeouts of the rendezvous."""
+    rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=host-a:29500", "--rdzv_id=run")
+    short = "--rdzv_conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1", "--max_restarts=3"]
+    options = ("DATA.GLOBAL_BATCH_SIZE=64", "SAVE_FREQ_STEPS=5", "TIMEOUT_SECONDS=30")
+    arguments = ["-resume=auto", *flags(output, epochs, *options)]
+    command = [*torchrun, *rendezvous, short, "main_multi_gpu.py", *arguments]
+    return hosts.run(host, command, name, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+
+def wait_for_count(output: Path, pattern: str, count: int) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while len(re.findall(pattern, only_log(output))) < count:
+        assert time.monotonic() < deadline, only_log(output)[-3000:]
+        time.sleep(0.2)
+
+
+def _lost_node(hosts: TwoHosts, folder: Path) -> None:
+    output = folder / "out"
+    one = start_elastic(hosts, "host-a", output, "a", epochs=40)
+    start_elastic(hosts, "host-b", output, "b", epochs=40)
+    wait_for_log(output, "Epoch[003")
+    for pid in two_hosts.processes(hosts, "host-b"):
+        os.kill(pid, signal.SIGKILL)
+    wait_for_count(output, r"Resume: from", 1)
+    wait_for_log(output, "Epoch[006")
+    other = start_elastic(hosts, "host-b", output, "b2", epochs=40)
+    wait_for_count(output, r"Resume: from", 2)
+    assert wait_for_ends([one, other]) == [0, 0], hosts.printed("a") + hosts.printed("b2")
+
+
+def _killed_agent(hosts: TwoHosts, folder: Path) -> None:
+    output = folder / "out"
+    one = start_elastic(hosts, "host-a", output, "a", epochs=12)
+    other = start_elastic(hosts, "host-b", output, "b", epochs=12)
+    wait_for_log(output, "Epoch[003")
+    (agent,) = [pid for pid in two_hosts.processes(hosts, "host-b") if two_hosts.is_torchrun(pid)]
+    os.kill(agent, signal.SIGKILL)
+    other.wait(LIMIT_SECONDS)
+    wait_for_workers(hosts, "host-b")
+    wait_for_count(output, r"Resume: from", 1)
+    assert one.wait(LIMIT_SECONDS) == 0, hosts.printed("a")
+
+
+def _on_hosts(trial: Callable[[TwoHosts, Path], None]) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        with two_hosts.two_hosts(folder) as hosts:
+            trial(hosts, folder)
+
+    return run
+
+
+TRIALS = {
+    "the weights of one host": _on_hosts(_trains_as_one_host),
+    "node variables of Kubernetes": _on_hosts(_kubernetes),
+    "a cut network, and the run is resumed": _on_hosts(_cut_network),
+    "a folder that is not shared": _on_hosts(_folder_not_shared),
+    "elastic: a lost node, and its return": _on_hosts(_lost_node),
+    "elastic: a killed agent leaves no worker": _on_hosts(_killed_agent),
 }

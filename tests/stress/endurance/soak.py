@@ -6,9 +6,10 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from endurance.resume import RANDOM_OPTIONS, new_scene, train
+from endurance.resume import RANDOM_OPTIONS, new_scene
 from faults.processes import MULTI, Running, start
 from faults.runner import GRACE_SECONDS
 from faults.saved import has_good_checkpoint, state_hash
@@ -18,38 +19,25 @@ from results import Result, show_progress
 from utils.errors import UserError
 
 _KINDS = ("a rank", "the launcher", "all", "SIGTERM")
-_CALIBRATION_EPOCHS = 40
+_EPOCHS_PER_KILL = 20
 
 
-def soak(root: Path, minutes: float, seed: int) -> Result:
-    """Trains once undisturbed, recording memory and open files; then once with kills for `minutes`."""
-    epochs = _epochs_for(root / "calibration", minutes * 60 / 2)
-    options = [*RANDOM_OPTIONS, "SAVE_FREQ_STEPS=7", "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}"]
+def soak(root: Path, kills: int, seed: int, *options: str) -> Result:
+    """Trains once undisturbed, recording memory and open files; then once with kills."""
+    epochs = kills * _EPOCHS_PER_KILL
+    options = (*RANDOM_OPTIONS, "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}", *options)
     show_progress(f"soak: {epochs} epochs undisturbed")
-    result = Result("", 0, figures={"epochs": epochs, "kills": 0})
+    result = Result("", 0, figures={"epochs": epochs, "killed while writing": 0})
     undisturbed, disturbed = new_scene(root / "undisturbed"), new_scene(root / "disturbed")
     _train_undisturbed(undisturbed, options, result)
-    _train_with_kills(disturbed, options, minutes * 60, random.Random(seed), result)
-    expected, actual = (state_hash(*scene.output.glob("*/last.pth")) for scene in (undisturbed, disturbed))
+    _train_with_kills(disturbed, options, kills, random.Random(seed), result)
+    expected, actual = (state_hash(*scene.output.glob("*/last.*")) for scene in (undisturbed, disturbed))
     if actual != expected:
         result.failures.append(f"ends with state {actual}, not {expected}")
     return result
 
 
-def _epochs_for(folder: Path, seconds: float) -> int:
-    scene = new_scene(folder)
-    started = time.monotonic()
-    train(scene, 2, *RANDOM_OPTIONS, "TRAIN.NUM_EPOCHS=1")
-    one = time.monotonic() - started
-    for run in scene.output.iterdir():
-        run.rename(scene.folder / run.name)
-    started = time.monotonic()
-    train(scene, 2, *RANDOM_OPTIONS, f"TRAIN.NUM_EPOCHS={_CALIBRATION_EPOCHS}", "VALIDATE_FREQ=5")
-    per_epoch = (time.monotonic() - started - one) / (_CALIBRATION_EPOCHS - 1)
-    return max(10, round(seconds / max(per_epoch, 0.01)))
-
-
-def _train_undisturbed(scene: Scene, options: list[str], result: Result) -> None:
+def _train_undisturbed(scene: Scene, options: Sequence[str], result: Result) -> None:
     """Compares the open files and the memory of the ranks in the second and in the last quarter of the run."""
     running, samples = start(scene, MULTI, scene.digits(*options, flags=("-ngpus=2",))), []
     while running.process.poll() is None:
@@ -79,26 +67,22 @@ def _sample(running: Running) -> tuple[int, int] | None:
     return (files, pages * os.sysconf("SC_PAGESIZE")) if len(ranks) == 2 else None
 
 
-def _train_with_kills(scene: Scene, options: list[str], seconds: float, rng: random.Random, result: Result) -> None:
-    """Kills and resumes the run for `seconds`, then waits for its end."""
-    deadline = time.monotonic() + seconds
-    while True:
-        result.cases += 1
-        printed = f"printed-{result.cases}"
+def _train_with_kills(scene: Scene, options: Sequence[str], kills: int, rng: random.Random, result: Result) -> None:
+    """Kills and resumes the run up to `kills` times, then waits for its end."""
+    for start_number in range(1, kills + 2):
+        printed = f"printed-{start_number}"
         running = start(scene, MULTI, scene.digits(*options, flags=("-ngpus=2", "-resume=auto")), printed)
-        pause = rng.uniform(4, 30)
         try:
-            running.process.wait(pause if time.monotonic() < deadline else None)
+            running.process.wait(rng.uniform(4, 30) if start_number <= kills else None)
+            break
         except subprocess.TimeoutExpired:
             kind = rng.choice(_KINDS)
-            result.failures += [f"kill {result.cases}, {kind}: {problem}" for problem in _kill(running, kind, rng)]
-            result.figures["kills"] += 1
-            show_progress(f"soak: kill {result.cases} after {pause:.0f} s: {kind}; failures: {result.failures}")
-            continue
-        if running.process.returncode:
-            text = (scene.folder / printed).read_text().strip()
-            result.failures.append(f"start {result.cases} failed: {text[-200:]}")
-        return
+            result.failures += [f"kill {start_number}, {kind}: {problem}" for problem in _kill(running, kind, rng)]
+            result.cases += 1
+            result.figures["killed while writing"] += any(scene.output.glob("*/.*.tmp"))
+            show_progress(f"soak: kill {start_number}: {kind}; failures: {result.failures}")
+    if running.process.returncode:
+        result.failures.append(f"start {start_number} failed: {(scene.folder / printed).read_text().strip()[-200:]}")
 
 
 def _kill(running: Running, kind: str, rng: random.Random) -> list[str]:
@@ -112,6 +96,6 @@ def _kill(running: Running, kind: str, rng: random.Random) -> list[str]:
         running.send(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
     left = running.kill_leftovers(GRACE_SECONDS)
     running.process.wait()
-    saved = {path.parent for path in running.scene.output.glob("*/*.pth")}
+    saved = {path.parent for path in running.scene.output.glob("*/last.*")}
     problems = [f"no good checkpoint in {folder.name}" for folder in saved if not has_good_checkpoint(folder)]
     return problems + ([f"{len(left)} process(es) left: {left[0]}"] if left else [])

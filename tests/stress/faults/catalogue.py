@@ -14,25 +14,12 @@ from faults.tar_cache import cache_faults
 from faults.tar_servers import server_faults
 from faults.weights import weights_faults
 
+_SUBJECTS = (
+    command_line_faults, recipe_faults, list_faults, data_set_faults, image_faults, tar_faults, server_faults,
+    cache_faults, weights_faults, distillation_faults, prediction_faults, checkpoint_faults, resume_faults,
+    sharded_faults, output_faults, signal_faults, rank_faults, worker_faults,
+)  # fmt: skip
+
 
 def all_faults() -> list[Fault]:
-    return [
-        *command_line_faults(),
-        *recipe_faults(),
-        *list_faults(),
-        *data_set_faults(),
-        *image_faults(),
-        *tar_faults(),
-        *server_faults(),
-        *cache_faults(),
-        *weights_faults(),
-        *distillation_faults(),
-        *prediction_faults(),
-        *checkpoint_faults(),
-        *resume_faults(),
-        *sharded_faults(),
-        *output_faults(),
-        *signal_faults(),
-        *rank_faults(),
-        *worker_faults(),
-    ]
+    return [fault for faults in _SUBJECTS for fault in faults()]

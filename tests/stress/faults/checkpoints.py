@@ -2,61 +2,46 @@
 
 import fcntl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from faults.runner import Fault, Provoke
-from faults.scene import GREY, Scene, flipped, torch_bytes, truncated
+from faults.runner import Fault, Provoke, finished
+from faults.scene import GREY, Scene, flipped, torch_bytes, truncated, with_last
 
 from engine.checkpoint.reader import load_checkpoint
 from utils.atomic_file import atomic_save
 
+_resumed = partial(with_last, "resume")
+
 
 def checkpoint_faults() -> list[Fault]:
+    def of_paddlevit(scene: Scene) -> list[str]:
+        return scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",))
+
+    def keep_the_format(path: Path) -> None:
+        atomic_save(path, {"format": load_checkpoint(path)["format"]})
+
     damaged = r"last.pth: is damaged"
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no checkpoint found"),
-        "a folder without one": (
-            lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)),
-            r"no checkpoint found",
-        ),
+        "a folder without one": (lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)), r"no checkpoint"),
         "empty": (_resumed(lambda path: path.write_bytes(b"")), damaged),
         "cut short": (_resumed(truncated), damaged),
         "with a bit flipped": (_resumed(flipped), damaged),
-        "written by torch.save": (
-            _resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))),
-            r"is damaged or not a checkpoint",
-        ),
-        "PaddleViT's": (
-            lambda scene: scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",)),
-            r"PaddleViT's optimizer state cannot be resumed",
-        ),
+        "of torch.save": (_resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"last.pth: is damaged"),
+        "PaddleViT's": (of_paddlevit, r"vit.pdparams: PaddleViT's optimizer state cannot be resumed"),
         "of another format": (_edited(format=1), r"last.pth: is not a checkpoint of format"),
-        "a list with a valid checksum": (
-            _resumed(lambda path: atomic_save(path, [1, 2])),
-            r"last.pth: is not a checkpoint",
-        ),
-        "a valid checksum, but parts missing": (
-            _resumed(lambda path: atomic_save(path, {"format": load_checkpoint(path)["format"]})),
-            r"model, ema, .* missing",
-        ),
+        "a list with a valid checksum": (_resumed(lambda path: atomic_save(path, [1, 2])), r"last.pth: is not"),
+        "incomplete, with a valid checksum": (_resumed(keep_the_format), r"model, ema, .* missing"),
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
         "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"the checkpoint used AdamW"),
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
-        "with a forged best evaluation": (
-            _edited(best={"top1": "100", "top5": 1.0, "epoch": 1, "loss": None}),
-            r"its entries contradict each other",
-        ),
-        "of one label per image": (
-            _of_one_label,
-            r"DATA.MULTI_LABEL: differs from the checkpoint; set it to the same value",
-        ),
-        "beyond the last epoch": (
-            _resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"),
-            r"NUM_EPOCHS 1: the checkpoint has 2 finished epochs; set it to 2 or more",
-        ),
+        "with a forged evaluation": (_edited(best={"top1": "100", "top5": 1.0, "epoch": 1, "loss": None}), r"entries"),
+        "of one label per image": (_of_one_label, r"DATA.MULTI_LABEL: differs from the checkpoint"),
+        "beyond the last epoch": (_resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"), r"NUM_EPOCHS 1: the checkpoint has 2"),
     }
     return [Fault(f"checkpoint: {name}", provoke, line) for name, (provoke, line) in table.items()]
 
@@ -66,34 +51,12 @@ def resume_faults() -> list[Fault]:
     return [
         Fault("resume: another run has locked the folder", _locked_folder, r"output/.*: is in use by"),
         Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
-        Fault(
-            "resume: balanced sampling, inside an epoch",
-            lambda scene: _inside_an_epoch(scene, "DATA.BALANCED_SAMPLING=true"),
-            r"DATA.BALANCED_SAMPLING: the checkpoint is inside an epoch with false; set it as before",
-        ),
-        Fault(
-            "resume a folder: the last is damaged",
-            _damaged_in_folder,
-            None,
-            (0,),
-            state="finished",
-            prints="Resume: skipped",
-        ),
-        Fault("resume auto: the last is damaged", _auto(flipped, longer), None, (0,), state="finished"),
-        Fault("resume auto: the last is cut short", _auto(truncated, longer), None, (0,), state="finished"),
-        Fault(
-            "resume auto: no run yet", lambda scene: scene.digits(flags=("-resume=auto",)), None, (0,), state="finished"
-        ),
+        Fault("resume: balanced sampling, inside an epoch", _then_balanced, r"DATA.BALANCED_SAMPLING: .* false"),
+        finished("resume: a folder, the last is damaged", _damaged_in_folder, prints="Resume: skipped"),
+        finished("resume: auto, the last is damaged", _auto(flipped, longer)),
+        finished("resume: auto, the last is cut short", _auto(truncated, longer)),
+        finished("resume: auto, no run yet", lambda scene: scene.digits(flags=("-resume=auto",))),
     ]
-
-
-def _resumed(change: Callable[[Path], Any], *options: str) -> Provoke:
-    def provoke(scene: Scene) -> list[str]:
-        last = scene.run_copy() / "last.pth"
-        change(last)
-        return scene.digits(*options, flags=(f"-resume={last}",))
-
-    return provoke
 
 
 def _edited(**changes: Any) -> Provoke:
@@ -140,3 +103,7 @@ def _locked_folder(scene: Scene) -> list[str]:
 def _inside_an_epoch(scene: Scene, option: str = "DATA.BATCH_SIZE=80") -> list[str]:
     last = scene.edited_checkpoint(epoch=1, done_steps=3)
     return scene.digits(option, flags=(f"-resume={last}",))
+
+
+def _then_balanced(scene: Scene) -> list[str]:
+    return _inside_an_epoch(scene, "DATA.BALANCED_SAMPLING=true")

@@ -18,6 +18,7 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
@@ -33,59 +34,23 @@ def command_line_faults() -> list[Fault]:
         "unknown half type": (given("-amp_dtype=int8"), r"-amp_dtype: AMP.DTYPE is 'int8'"),
         "evaluation without weights": (given("-eval"), r"EVAL.ENABLED needs weights"),
         "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
-        "patch size that does not divide the image size": (
-            option("DATA.IMAGE_SIZE=9"),
-            r"IMAGE_SIZE 9 is not a multiple of",
-        ),
+        "image size that has no whole patches": (option("DATA.IMAGE_SIZE=9"), r"IMAGE_SIZE 9"),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
-        "image size that a timm model refuses": (
-            timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"),
-            r"DATA.IMAGE_SIZE 16: convnext_atto does not accept it",
-        ),
-        "a threshold without bce": (
-            option("LOSS.TARGET_THRESHOLD=0.2"),
-            r"LOSS.TARGET_THRESHOLD applies to LOSS.NAME bce only",
-        ),
+        "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
+        "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
         "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': input should be 'cross_entropy' or"),
-        "too few class weights": (
-            option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"),
-            r"LOSS.CLASS_WEIGHTS: has 2 values, but the model has 10 classes",
-        ),
-        "a class weight of 0": (
-            option("LOSS.CLASS_WEIGHTS=[0.0, 1.0]"),
-            r"LOSS.CLASS_WEIGHTS is \[0.0, 1.0\]: each weight must be greater than 0",
-        ),
-        "two scalings of the learning rate": (
-            option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"),
-            r"TRAIN.SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other",
-        ),
-        "decay epochs of a cosine": (
-            option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"),
-            r"TRAIN.LR_SCHEDULER.DECAY_EPOCHS applies to NAME step and wsd, not to cosine",
-        ),
-        "a final decay longer than the run": (
-            option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"),
-            r"TRAIN.LR_SCHEDULER.DECAY_EPOCHS 2 and WARMUP_EPOCHS 0.5 exceed NUM_EPOCHS 2",
-        ),
-        "layer decay of a model without layers": (
-            timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7"),
-            r"TRAIN.LAYER_DECAY: this model does not define its layers",
-        ),
+        "too few class weights": (option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"), r"LOSS.CLASS_WEIGHTS: .*2 .*10 classes"),
+        "a class weight of 0": (option("LOSS.CLASS_WEIGHTS=[0.0, 1.0]"), r"LOSS.CLASS_WEIGHTS is .0.0, 1.0"),
+        "two scalings": (option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"), r"SQRT_SCALED_LR"),
+        "decay epochs of a cosine": (option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"), r"DECAY_EPOCHS .*cosine"),
+        "a long decay": (option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"), r"DECAY_EPOCHS 2 .*NUM_EPOCHS 2"),
+        "layer decay of a model without layers": (without_layers, r"TRAIN.LAYER_DECAY: this model"),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
-        "patience without an evaluation in time": (
-            option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"),
-            r"TRAIN.PATIENCE 1 is less than VALIDATE_FREQ 2",
-        ),
-        "AdamWDL without layer decay": (
-            option("TRAIN.OPTIMIZER.NAME=AdamWDL"),
-            r"TRAIN.OPTIMIZER.NAME AdamWDL needs LAYER_DECAY",
-        ),
+        "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
+        "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
-        "not enough memory": (
-            option("DATA.IMAGE_SIZE=400000"),
-            r"out of host memory with vit at -batch_size 64, .*: lower -batch_size",
-        ),
+        "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory .*-batch_size 64"),
     }
     single = r"a launcher started several processes, this script uses one"
     ranks = {"RANK": "abc", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -120,14 +85,12 @@ def recipe_faults() -> list[Fault]:
             scene.write(f"{number}.yaml", f"BASE: [{number + 1}.yaml, {number + 1}.yaml]")
         return [f"-cfg={scene.folder / '0.yaml'}"]
 
+    swins_key = recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]")
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
         "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
         "a pipe": (pipe, r"pipe.yaml: cannot be read: not a regular file"),
-        "an endless device": (
-            lambda scene: ["-cfg=/dev/zero"],
-            r"/dev/zero: cannot be read: not a regular file",
-        ),
+        "an endless device": (lambda scene: ["-cfg=/dev/zero"], r"/dev/zero: cannot be read: not a regular file"),
         "bytes": (recipe(bytes(range(256))), r"recipe.yaml: is not a text file in UTF-8"),
         "two megabytes": (recipe("#" * 2_000_000), r"recipe.yaml: is larger than 65536 bytes"),
         "a key twice": (recipe("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),
@@ -138,37 +101,16 @@ def recipe_faults() -> list[Fault]:
         "not a number": (recipe("TRAIN: {BASE_LR: .nan}"), r":1: TRAIN.BASE_LR is '.nan'"),
         "invalid YAML": (recipe("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
         "nested 5000 deep": (recipe("SEED: " + "[" * 5000), r"nested too deeply"),
-        "a feature that is not available yet": (
-            recipe("MODEL: {TYPE: mae, MAE_PRETRAIN: true}"),
-            r":1: MODEL.MAE_PRETRAIN: .* not available yet",
-        ),
-        "an unknown augmentation policy": (
-            recipe("TRAIN: {AUGMENT_POLICY: rnd-m9}"),
-            r":1: TRAIN.AUGMENT_POLICY is 'rnd-m9': the policy 'rnd' is unknown; known: rand, augmix,",
-        ),
-        "an augmentation policy that timm would read in part": (
-            recipe("TRAIN: {AUGMENT_POLICY: rand-m9-inc}"),
-            r":1: TRAIN.AUGMENT_POLICY is 'rand-m9-inc': the section 'inc' is unknown",
-        ),
+        "a feature not available yet": (recipe("MODEL: {TYPE: mae, MAE_PRETRAIN: true}"), r":1: MODEL.MAE_PRETRAIN"),
+        "an unknown policy": (recipe("TRAIN: {AUGMENT_POLICY: rnd-m9}"), r":1: TRAIN.AUGMENT_POLICY .*'rnd'"),
+        "an unknown policy part": (recipe("TRAIN: {AUGMENT_POLICY: rand-m9-inc}"), r":1: TRAIN.AUGMENT_POLICY .*'inc'"),
         "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),
         "no name": (lambda scene: [f"-cfg={scene.write('.yaml', 'SEED: 1')}"], r"-cfg .*: the file has no name before"),
-        "a key of another family": (
-            recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]"),
-            r":3: unknown key MODEL.STAGE_DEPTHS of MODEL.TYPE pvtv2; did you mean STAGE_DEPTH\? \(it is a key of swin",
-        ),
-        "a list that is too short": (
-            recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"),
-            r":\d: MODEL.STAGE_DEPTHS has 4 values, NUM_HEADS 3; give one per stage",
-        ),
-        "a family that timm lacks": (
-            recipe("MODEL: {TYPE: CSwin}"),
-            r":1: MODEL.TYPE CSwin: timm has no CSWin Transformer; .*families",
-        ),
-        "images smaller than a window": (
-            recipe("DATA: {IMAGE_SIZE: 24}\nMODEL: {TYPE: swin}"),
-            r":1: DATA.IMAGE_SIZE 24 has fewer patches than MODEL.WINDOW_SIZE 7; the nearest that works is 28",
-        ),
+        "a key of another family": (swins_key, r":3: unknown key MODEL.STAGE_DEPTHS .*pvtv2; .*swin"),
+        "a short list": (recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"), r"STAGE_DEPTHS has 4 .*NUM_HEADS 3"),
+        "a family that timm lacks": (recipe("MODEL: {TYPE: CSwin}"), r":1: MODEL.TYPE CSwin: timm has no"),
+        "images too small": (recipe("DATA: {IMAGE_SIZE: 24}\nMODEL: {TYPE: swin}"), r":1: DATA.IMAGE_SIZE 24 .*28"),
         "a missing base": (recipe("SEED: 1\nBASE: [none.yaml]"), r"recipe.yaml:2: BASE: .*none.yaml: cannot be"),
         "a cycle of bases": (base_cycle, r"b.yaml:1: BASE is cyclic: recipe.yaml -> b.yaml -> recipe.yaml"),
         "a base outside": (base_outside, r"recipe.yaml:1: BASE '../../secret.yaml' is outside"),

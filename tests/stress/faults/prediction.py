@@ -27,9 +27,6 @@ def prediction_faults() -> list[Fault]:
         "no readable image": (of("a.jpg", b"hello"), r"none of the 1 images can be read; .*predictions.csv has the"),
         "a list without readable images": (of("list.txt", b"a.jpg\nb.jpg 1\n"), r"none of the 2 images can be read"),
         "a split and a path": (of("a.jpg", image, "-split=val"), r"remove the path, or -split"),
-        "a split that the data does not have": (
-            lambda scene: ["-predict", "-split=all", f"-resume={scene.trained}"],
-            r"-split all: digits comes in splits",
-        ),
+        "unknown split": (lambda scene: ["-predict", "-split=all", f"-resume={scene.trained}"], r"-split all: digit"),
     }
     return [Fault(f"predict: {name}", provoke, line) for name, (provoke, line) in table.items()]

@@ -1,5 +1,6 @@
 """Starts entry scripts, sends signals to their processes, and finds the processes that are left."""
 
+import contextlib
 import os
 import re
 import signal
@@ -56,7 +57,7 @@ class Running:
         """Sends a signal to the given processes, or to the main process."""
         self.fault_time = time.monotonic()
         for process in processes or (self.process.pid,):
-            os.kill(process, number)
+            _kill(process, number)
 
     def send_to_all(self, number: int) -> None:
         """Sends a signal to the process group, as a terminal does for Ctrl-C."""
@@ -94,8 +95,13 @@ class Running:
             time.sleep(0.05)
         names = [_read(process, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:80] for process in left]
         for process in left:
-            os.kill(process, signal.SIGKILL)
+            _kill(process, signal.SIGKILL)
         return names
+
+
+def _kill(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.kill(process, number)
 
 
 def _read(process: int, name: str) -> bytes:

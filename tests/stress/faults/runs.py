@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from faults.processes import MULTI, Running
 from faults.runner import Fault, Provoke
-from faults.scene import ENDLESS, Scene, require_mounts
+from faults.scene import ENDLESS, Scene, in_namespace, require_mounts
 
 SHORT_TIMEOUT = "TIMEOUT_SECONDS=10"  # of runs that wait for an answer that does not come
 
@@ -25,7 +25,7 @@ def output_faults() -> list[Fault]:
         return scene.digits()
 
     def mount(options: str) -> str:
-        return f'unshare -rm sh -c \'mount -t tmpfs -o {options} tmpfs output && exec "$@"\' sh "$@"'
+        return in_namespace(f"mount -t tmpfs -o {options} tmpfs output")
 
     def remove_the_folder(running: Running) -> None:
         running.wait_for("Step[")
@@ -40,13 +40,8 @@ def output_faults() -> list[Fault]:
         Fault("output: read-only", mounted, r"SAVE: .*output is not writable: a read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
-        Fault("output: a limit on the file size", lambda s: s.digits(), r"File too large", shell="ulimit -f 64; {}"),
-        Fault(
-            "output: the folder is moved",
-            lambda scene: scene.digits(*ENDLESS),
-            r"No such file",
-            act=remove_the_folder,
-        ),
+        Fault("output: a limit on the file size", Scene.digits, r"File too large", shell="ulimit -f 64; {}"),
+        Fault("output: the folder is moved", training, r"No such file", act=remove_the_folder),
     ]
 
 
@@ -63,56 +58,48 @@ def two_ranks(provoke: Provoke, *options: str) -> Provoke:
     return lambda scene: [*provoke(scene), "-ngpus=2", "-opts", "TIMEOUT_SECONDS=120", *options]
 
 
-def _send(number: int, after: str = "Epoch[003", times: int = 1) -> Callable[[Running], None]:
+def send(number: int, rank: int | None = None, after: str = "Epoch[002", times: int = 1) -> Callable[[Running], None]:
+    """Sends a signal to a rank, or to the main process."""
+
     def act(running: Running) -> None:
         running.wait_for(after)
         for _ in range(times):
-            running.send(number)
+            running.send(number, *(() if rank is None else (running.ranks()[rank],)))
             time.sleep(0.05)
 
     return act
 
 
-def signal_faults() -> list[Fault]:
-    faults = []
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        for phase, provoke in (("training", training), ("evaluation", evaluating)):
-            status = (128 + number,)
-            name = f"{number.name} in {phase}"
-            faults.append(Fault(name, provoke, None, status, act=_send(number, "Epoch[002"), state="interrupted"))
-    twice = _send(signal.SIGINT, times=2)
-    return [
-        *faults,
-        Fault("Ctrl-C twice", training, None, (128 + signal.SIGINT,), act=twice),
-        Fault(
-            "SIGTERM during the start",
-            training,
-            None,
-            (128 + signal.SIGTERM,),
-            act=_send_at_start(signal.SIGTERM),
-            can_fork=False,
-        ),
-        Fault("SIGKILL", training, None, (128 + signal.SIGKILL,), act=_send(signal.SIGKILL), state="running"),
-    ]
+def _send_to_all(number: int) -> Callable[[Running], None]:
+    """Sends a signal to all processes, as a terminal does."""
 
-
-def _send_at_start(number: int) -> Callable[[Running], None]:
     def act(running: Running) -> None:
-        time.sleep(1.0)
-        running.send(number)
+        running.wait_for("Epoch[002")
+        running.send_to_all(number)
 
     return act
 
 
+def signal_faults() -> list[Fault]:
+    def during_the_start(running: Running) -> None:
+        time.sleep(1.0)
+        running.send(signal.SIGTERM)
+
+    faults = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for phase, provoke in (("training", training), ("evaluation", evaluating)):
+            name, status = f"{number.name} in {phase}", 128 + number
+            faults.append(Fault(name, provoke, None, (status,), act=send(number), state="interrupted"))
+    return [
+        *faults,
+        Fault("Ctrl-C twice", training, None, (130,), act=send(signal.SIGINT, times=2)),
+        Fault("SIGTERM during the start", training, None, (143,), act=during_the_start, can_fork=False),
+        Fault("SIGKILL", training, None, (137,), act=send(signal.SIGKILL), state="running"),
+    ]
+
+
 def rank_faults() -> list[Fault]:
     two, stopped = two_ranks(training), two_ranks(training, SHORT_TIMEOUT)
-
-    def signal_to(number: int, rank: int) -> Callable[[Running], None]:
-        def act(running: Running) -> None:
-            running.wait_for("Epoch[002")
-            running.send(number, running.ranks()[rank])
-
-        return act
 
     def port_in_use(scene: Scene) -> list[str]:
         listener = scene.listener = socket.create_server(("127.0.0.1", 0))
@@ -123,14 +110,6 @@ def rank_faults() -> list[Fault]:
         flags = scene.images(flags=("-ngpus=2",))
         scene.write("data/train/cat/3.jpg", b"hello")
         return flags
-
-    def ctrl_c(running: Running) -> None:
-        running.wait_for("Epoch[002")
-        running.send_to_all(signal.SIGINT)
-
-    def terminal_closes(running: Running) -> None:
-        running.wait_for("Epoch[002")
-        running.send_to_all(signal.SIGHUP)
 
     def unshared(scene: Scene) -> list[str]:
         """Rank 1 has a file system of its own over the output folder, and another host name."""
@@ -143,26 +122,26 @@ def rank_faults() -> list[Fault]:
 
     torchrun = 'python=$1; shift; exec "$python" -m torch.distributed.run --standalone --nproc_per_node=2 '
     elastic, torchrun = (f'{torchrun} {more} "$@" 2>/dev/null' for more in ("--max-restarts=2", ""))
-    killed, terminated = signal_to(signal.SIGKILL, 1), _send(signal.SIGTERM)
     two_hosts = """
         export MASTER_PORT=$((20000 + $$ % 9000)) MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
         RANK=1 unshare -rmu sh -c 'hostname hostB && mount -t tmpfs tmpfs output && exec "$@"' sh "$@" &
         RANK=0 unshare -ru sh -c 'hostname hostA && exec "$@"' sh "$@"; status=$?; wait; exit $status"""
     port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2; {}"
+    ended, on_sigterm = (1, 137), send(signal.SIGTERM)
     return [
-        Fault("rank 0 killed", two, r"rank 0", (1, 137), MULTI, signal_to(signal.SIGKILL, 0), "failed"),
-        Fault("rank 1 killed", two, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGKILL, 1), "failed"),
-        Fault("rank 1 stopped", stopped, r"rank 1", (1, 137), MULTI, signal_to(signal.SIGSTOP, 1), "failed"),
-        Fault("rank 1 terminated", two, None, (143,), MULTI, signal_to(signal.SIGTERM, 1), "interrupted"),
+        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed"),
+        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed"),
+        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed"),
+        Fault("rank 1 terminated", two, None, (143,), MULTI, send(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", (1,), MULTI),
-        Fault("SIGTERM to two ranks", two, None, (143,), MULTI, _send(signal.SIGTERM), "interrupted"),
-        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, _send(signal.SIGUSR1), "interrupted"),
-        Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, ctrl_c, "interrupted"),
-        Fault("a closed terminal on two ranks", two, None, (129,), MULTI, terminal_closes, "interrupted"),
+        Fault("SIGTERM to two ranks", two, None, (143,), MULTI, on_sigterm, "interrupted"),
+        Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, send(signal.SIGUSR1), "interrupted"),
+        Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, _send_to_all(signal.SIGINT), "interrupted"),
+        Fault("a closed terminal on two ranks", two, None, (129,), MULTI, _send_to_all(signal.SIGHUP), "interrupted"),
         Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=two_hosts),
-        Fault("the launcher killed", two, None, (137,), MULTI, _send(signal.SIGKILL), "interrupted"),
-        Fault("SIGTERM to torchrun", training, None, (1,), MULTI, terminated, "interrupted", shell=torchrun),
-        Fault("torchrun restarts after a kill", restarted, None, (0,), MULTI, killed, "finished", shell=elastic),
+        Fault("the launcher killed", two, None, (137,), MULTI, send(signal.SIGKILL), "interrupted"),
+        Fault("SIGTERM to torchrun", training, None, (1,), MULTI, on_sigterm, "interrupted", shell=torchrun),
+        Fault("torchrun restarts", restarted, None, (0,), MULTI, send(signal.SIGKILL, 1), "finished", shell=elastic),
         Fault("the port is in use", port_in_use, r"MASTER_ADDR, MASTER_PORT: ", (1,), MULTI, shell=port),
     ]
 
@@ -171,26 +150,15 @@ def worker_faults() -> list[Fault]:
     def loading(scene: Scene) -> list[str]:
         return scene.images(*ENDLESS, "DATA.NUM_WORKERS=2", SHORT_TIMEOUT)
 
-    def signal_to(number: int) -> Callable[[Running], None]:
+    def to_worker(number: int) -> Callable[[Running], None]:
         def act(running: Running) -> None:
             running.wait_for("Epoch[003")
             running.send(number, running.workers()[0])
 
         return act
 
+    killed, unanswered = r"loading worker \d+ was killed by SIGKILL", r"no loading worker has answered"
     return [
-        Fault(
-            "worker killed",
-            loading,
-            r"loading worker \d+ was killed by SIGKILL",
-            act=signal_to(signal.SIGKILL),
-            can_fork=False,
-        ),
-        Fault(
-            "worker stopped",
-            loading,
-            r"no loading worker has answered",
-            act=signal_to(signal.SIGSTOP),
-            can_fork=False,
-        ),
+        Fault("worker killed", loading, killed, act=to_worker(signal.SIGKILL), can_fork=False),
+        Fault("worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP), can_fork=False),
     ]

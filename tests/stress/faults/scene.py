@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,11 @@ def require_mounts() -> None:
     """Raises Skipped unless a process may mount a file system and set the host name, for itself."""
     if os.system("unshare -rmu true 2>/dev/null"):
         raise Skipped("users cannot mount file systems on this machine")
+
+
+def in_namespace(command: str) -> str:
+    """`Fault.shell` for a command that mounts a file system, for the run only."""
+    return f'unshare -rm sh -c \'{command} && exec "$@"\' sh "$@"'
 
 
 class RunsCode:
@@ -113,6 +119,17 @@ class Scene:
         path = self.folder / "weights.pth"
         torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, path)
         return path
+
+
+def with_last(flag: str, change: Callable[[Path], Any], *options: str) -> Callable[[Scene], list[str]]:
+    """Gives the changed `last.pth` of a copied run to a flag."""
+
+    def provoke(scene: Scene) -> list[str]:
+        last = scene.run_copy() / "last.pth"
+        change(last)
+        return scene.digits(*options, flags=(f"-{flag}={last}",))
+
+    return provoke
 
 
 def truncated(path: Path) -> Path:

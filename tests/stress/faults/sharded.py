@@ -2,13 +2,14 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from faults.processes import MULTI, SINGLE, Running
-from faults.runner import Fault, Provoke
-from faults.runs import SHORT_TIMEOUT, evaluating, training, two_ranks
-from faults.scene import Scene, flipped, truncated
+from faults.processes import MULTI
+from faults.runner import Fault, Provoke, finished
+from faults.runs import SHORT_TIMEOUT, evaluating, send, training, two_ranks
+from faults.scene import Scene, flipped, in_namespace, truncated
 from shard_files import to_shards
 
 FSDP = "PARALLEL.STRATEGY=fsdp"
@@ -17,82 +18,36 @@ PART = "shard-00002-model-00001-of-00001.safetensors"
 
 
 def sharded_faults() -> list[Fault]:
-    two, stopped = _sharded(training), two_ranks(training, FSDP, SHORT_TIMEOUT)
+    two, stopped = two_ranks(training, FSDP), two_ranks(training, FSDP, SHORT_TIMEOUT)
+    in_evaluation = two_ranks(evaluating, FSDP)
+    ended, on_sigterm = (1, 137), send(signal.SIGTERM)
     full = r"(last\.shards: cannot be saved: No space left|No space left)"
-    mount = 'unshare -rm sh -c \'mount -t tmpfs -o size=256k tmpfs output && exec "$@"\' sh "$@"'
-    ended = (1, 137)
-    return [
-        Fault("sharded run: rank 0 killed", two, r"rank 0", ended, MULTI, _signal_to(signal.SIGKILL, 0), "failed"),
-        Fault("sharded run: rank 1 killed", two, r"rank 1", ended, MULTI, _signal_to(signal.SIGKILL, 1), "failed"),
-        Fault("sharded run: rank 1 stopped", stopped, r"rank 1", ended, MULTI, _signal_to(signal.SIGSTOP, 1), "failed"),
-        Fault("sharded run: SIGTERM", two, None, (143,), MULTI, _signal_to(signal.SIGTERM), "interrupted"),
-        Fault(
-            "sharded run: SIGTERM in evaluation",
-            _sharded(evaluating),
-            None,
-            (143,),
-            MULTI,
-            _signal_to(signal.SIGTERM, after="Epoch[001"),
-            "interrupted",
-        ),
-        Fault("sharded run: a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=mount),
-        Fault(
-            "sharded run: a part with a bit flipped, the folder is resumed",
-            _in_folder(lambda folder: flipped(folder / PART)),
-            None,
-            (0,),
-            MULTI,
-            state="finished",
-            prints=r"Resume: skipped: .*is damaged",
-        ),
-        Fault(
-            "sharded run: a missing part, one process resumes",
-            _in_folder(lambda folder: (folder / PART).unlink(), ranks=1),
-            None,
-            (0,),
-            SINGLE,
-            state="finished",
-            prints=r"Resume: skipped: .*is missing",
-        ),
-        Fault(
-            "sharded run: a manifest that is cut short, -resume=auto",
-            _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto"),
-            None,
-            (0,),
-            MULTI,
-            state="finished",
-        ),
-        Fault(
-            "sharded run: named, no manifest",
-            _named(lambda folder: (folder / "manifest.json").unlink()),
-            r"has no manif",
-        ),
-        Fault(
-            "sharded run: named, a file too many",
-            _named(lambda folder: (folder / "x").touch()),
-            r"'x' is not part of it",
-        ),
-        Fault(
-            "sharded run: named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"
-        ),
+    disk = in_namespace("mount -t tmpfs -o size=256k tmpfs output")
+    flipped_part = _in_folder(lambda folder: flipped(folder / PART))
+    without_part = _in_folder(lambda folder: (folder / PART).unlink(), ranks=1)
+    cut_manifest = _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto")
+    no_manifest = _named(lambda folder: (folder / "manifest.json").unlink())
+    other_file = _named(lambda folder: (folder / "x").touch())
+    faults = [
+        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed"),
+        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed"),
+        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed"),
+        Fault("SIGTERM", two, None, (143,), MULTI, on_sigterm, "interrupted"),
+        Fault("SIGTERM in evaluation", in_evaluation, None, (143,), MULTI, on_sigterm, "interrupted"),
+        Fault("a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=disk),
+        finished("a part with a bit flipped", flipped_part, script=MULTI, prints=r"Resume: skipped: .*is damaged"),
+        finished("a missing part, one process resumes", without_part, prints=r"Resume: skipped: .*is missing"),
+        finished("a manifest that is cut short, -resume=auto", cut_manifest, script=MULTI),
+        Fault("named, no manifest", no_manifest, r"has no manif"),
+        Fault("named, a file too many", other_file, r"'x' is not part of it"),
+        Fault("named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"),
     ]
-
-
-def _sharded(provoke: Provoke) -> Provoke:
-    return two_ranks(provoke, FSDP)
+    return [replace(fault, name=f"sharded run: {fault.name}") for fault in faults]
 
 
 def _on_small_disk(scene: Scene) -> list[str]:
     scene.output.mkdir()
-    return _sharded(training)(scene)
-
-
-def _signal_to(number: int, *ranks: int, after: str = "Epoch[002") -> Callable[[Running], None]:
-    def act(running: Running) -> None:
-        running.wait_for(after)
-        running.send(number, *(running.ranks()[rank] for rank in ranks))
-
-    return act
+    return two_ranks(training, FSDP)(scene)
 
 
 def sharded_copy(scene: Scene) -> Path:

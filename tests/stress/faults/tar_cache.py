@@ -6,9 +6,9 @@ from collections import Counter
 
 from fault_server import SECRET, FaultHandler, body
 from faults.processes import MULTI, Running
-from faults.runner import Fault
-from faults.scene import Scene, Skipped, require_mounts
-from faults.tar import data_of, in_namespace, secret_is_kept, tar_flags
+from faults.runner import Fault, finished
+from faults.scene import Scene, Skipped, in_namespace, require_mounts
+from faults.tar import data_of, secret_is_kept, tar_flags
 from faults.tar_served import CACHE, LONG, SHORT_TIMEOUT, Check, all_of, is_equal, resumed, served
 
 
@@ -52,54 +52,19 @@ def _cache_faults() -> list[Fault]:
     def disk(size: str) -> str:
         return in_namespace(f"mount -t tmpfs -o size={size} tmpfs cache")
 
-    finished = {"line": None, "status": (0,), "state": "finished"}
+    two_runs = '"$@" & first=$!; "$@"; status=$?; wait $first && exit $status'
+    once = all_of(is_equal(runs=2), _downloads(most=1))
+    by_ranks = {"script": MULTI, "check": all_of(is_equal(ranks=2), _downloads(most=1), _nothing_left)}
+    no_room, not_written = r"has no room for more shards .*DATA\.CACHE_GB", r"cannot be written \(No space left"
+    killed_ranks = served(CACHE, flags=("-ngpus=2",), answer=slow_downloads)
+    resumes = all_of(resumed(2, CACHE), _nothing_left)
     return [
-        Fault(
-            "tar cache: a small disk",
-            on_small_disk,
-            **finished,
-            shell=disk("16m"),
-            prints=r"has no room for more shards .*; raise DATA\.CACHE_GB, or",
-            check=is_equal(),
-        ),
-        Fault(
-            "tar cache: a full disk",
-            on_small_disk,
-            **finished,
-            shell=disk("4k"),
-            prints=r"cannot be written \(No space left on device\); the next run builds the index again",
-            check=is_equal(),
-        ),
-        Fault(
-            "tar cache: two runs at once",
-            served(CACHE),
-            **finished,
-            shell='"$@" & first=$!; "$@"; status=$?; wait $first && exit $status',
-            check=all_of(is_equal(runs=2), _downloads(most=1), _nothing_left),
-        ),
-        Fault(
-            "tar cache: two runs at once, without an index",
-            served(indexed=False),
-            **finished,
-            shell='"$@" & first=$!; "$@"; status=$?; wait $first && exit $status',
-            check=all_of(is_equal(runs=2), _downloads(most=1)),
-        ),
-        Fault(
-            "tar cache: two ranks",
-            served(CACHE, flags=("-ngpus=2",)),
-            **finished,
-            script=MULTI,
-            check=all_of(is_equal(ranks=2), _downloads(most=1), _nothing_left),
-        ),
-        Fault(
-            "tar cache: two ranks are killed while they download, and resumed",
-            served(CACHE, flags=("-ngpus=2",), answer=slow_downloads),
-            None,
-            (128 + signal.SIGKILL,),
-            script=MULTI,
-            act=killed,
-            check=all_of(resumed(2, CACHE), _nothing_left),
-        ),
+        finished("tar cache: a small disk", on_small_disk, shell=disk("16m"), prints=no_room, check=is_equal()),
+        finished("tar cache: a full disk", on_small_disk, shell=disk("4k"), prints=not_written, check=is_equal()),
+        finished("tar cache: two runs", served(CACHE), shell=two_runs, check=all_of(once, _nothing_left)),
+        finished("tar cache: two runs without an index", served(indexed=False), shell=two_runs, check=once),
+        finished("tar cache: two ranks", served(CACHE, flags=("-ngpus=2",)), **by_ranks),
+        Fault("tar cache: ranks killed in a download", killed_ranks, None, (137,), MULTI, act=killed, check=resumes),
     ]
 
 
@@ -132,27 +97,15 @@ def _bucket_faults() -> list[Fault]:
         "export AWS_ENDPOINT_URL=$(cat endpoint) AWS_REGION=us-east-1 AWS_ACCESS_KEY_ID=key "
         f"AWS_SECRET_ACCESS_KEY={SECRET}; {{}}"
     )
+    no_bucket = r"s3://no-bucket/data\S*: the bucket does not exist; check DATA\.DATA_PATH"
+    kept = all_of(is_equal(), secret_is_kept)
     return [
-        Fault(
-            "tar in S3: a run",
-            in_bucket,
-            None,
-            (0,),
-            state="finished",
-            shell=with_keys,
-            check=all_of(is_equal(), secret_is_kept),
-        ),
-        Fault(
-            "tar in S3: no such bucket",
-            without_bucket,
-            r"s3://no-bucket/data\S*: the bucket does not exist; check DATA\.DATA_PATH",
-            shell=with_keys,
-            check=secret_is_kept,
-        ),
+        finished("tar in S3: a run", in_bucket, shell=with_keys, check=kept),
+        Fault("tar in S3: no such bucket", without_bucket, no_bucket, shell=with_keys, check=secret_is_kept),
         Fault(
             "tar in S3: no credentials",
             lambda scene: tar_flags(scene, "s3://bucket/data", SHORT_TIMEOUT),
-            r"s3://bucket/data\S*: no credentials are found.*; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or",
+            r"s3://bucket/data\S*: no credentials are found.*AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             environment={"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
             shell=without_keys,
             waits=True,
