@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from timm.models import VisionTransformer
 
 from engine.checkpoint.reader import FORMAT, load_checkpoint
-from utils.json_content import encode_content
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, write_manifest
+from utils.file_formats.json_content import encode_content
 from utils.metrics import NUM_SUMS
-from utils.shard_folder import CONTENT, MANIFEST, describe_file, write_manifest
 
 
 def small_model() -> VisionTransformer:

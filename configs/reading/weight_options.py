@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.reading.model_flag import architecture
 from configs.reading.option_layers import OptionLayers
-from utils.safetensors_metadata import read_metadata
+from utils.file_formats.safetensors_metadata import read_metadata
 
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
 # The place of the data, its split, and its preprocessing.

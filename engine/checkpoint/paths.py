@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from utils.atomic_file import link_or_copy
-from utils.shard_folder import MANIFEST, SHARDS, discard_folder, is_shard_folder, link_folder
+from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
 
 FILE = ".pth"
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
@@ -28,7 +28,7 @@ def saved_path(file: Path) -> Path:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether it is a file, or a folder of a checkpoint; it may be damaged."""
-    return is_shard_folder(path) if path.suffix == SHARDS else path.is_file()
+    return is_checkpoint_folder(path) if path.suffix == SHARDS else path.is_file()
 
 
 def checkpoints_by_progress(folder: Path) -> list[Path]:

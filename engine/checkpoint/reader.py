@@ -17,9 +17,9 @@ from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import iter_tensors, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError
-from utils.json_content import StoredTensor
+from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.json_content import StoredTensor
 from utils.metrics import NUM_SUMS
-from utils.shard_folder import SHARDS
 
 FORMAT = 6
 _CONTENT = {

@@ -28,8 +28,7 @@ from engine.checkpoint.writer import available_bytes, copy_to_host
 from utils.atomic_file import tensor_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.json_content import encode_content
-from utils.shard_folder import (
+from utils.file_formats.checkpoint_folder import (
     CONTENT,
     FileEntry,
     describe_file,
@@ -38,6 +37,7 @@ from utils.shard_folder import (
     write_manifest,
     write_synced,
 )
+from utils.file_formats.json_content import encode_content
 
 _FILE_BYTES = 1 << 30  # of one rank
 

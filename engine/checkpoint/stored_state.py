@@ -11,7 +11,7 @@ import torch
 
 from models.weights.names import summarize_names
 from models.weights.shards import empty_on_host, iter_stored, read_stored
-from utils.json_content import StoredTensor
+from utils.file_formats.json_content import StoredTensor
 
 
 def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:

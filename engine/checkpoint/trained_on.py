@@ -21,8 +21,8 @@ from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content
 from utils.atomic_file import atomic_write
-from utils.safetensors_metadata import read_metadata
-from utils.shard_folder import SHARDS
+from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")

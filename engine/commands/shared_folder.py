@@ -9,7 +9,7 @@ from pathlib import Path
 
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError
-from utils.shard_folder import MANIFEST, SHARDS
+from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
 
 _VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
 _POLL_SECONDS = 0.25

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.shard_folder import SHARDS, is_shard_folder
+from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 PADDLE = ".pdparams"
 EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz", SHARDS)
@@ -19,10 +19,10 @@ def find_weights(path: str) -> Path:
         UserError: no such file; names the extensions that were tried.
     """
     for candidate in (path, *(f"{path}{extension}" for extension in EXTENSIONS)):
-        if os.path.isfile(candidate) or is_shard_folder(candidate):
+        if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
             return Path(candidate)
     if os.path.isdir(path):
         shards, file = Path(path, f"best{SHARDS}"), Path(path, "best.pth")
-        file = shards if is_shard_folder(shards) else file
+        file = shards if is_checkpoint_folder(shards) else file
         raise UserError(f"{path}: is a folder; give a file in it, such as {file}, or -resume={path}")
     raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")

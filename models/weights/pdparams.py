@@ -1,4 +1,4 @@
-"""PaddlePaddle's .pdparams -> tensors. The file is a pickle; `utils.plain_pickle` runs no code of it."""
+"""PaddlePaddle's .pdparams -> tensors. The file is a pickle; `utils.file_formats.plain_pickle` runs no code of it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from models.weights.names import summarize_names
 from utils.errors import UserError
-from utils.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
+from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
 _CODES = ("f2", "f4", "f8", "u2", "i4", "i8")

@@ -20,8 +20,8 @@ from models.weights.pdparams import as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import verify_checksum
 from utils.errors import UserError
-from utils.json_content import StoredTensor
-from utils.shard_folder import SHARDS
+from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.json_content import StoredTensor
 
 State = dict[str, torch.Tensor]
 Converter = Callable[[Path, State], State]

@@ -1,7 +1,7 @@
 """Folders of safetensors shards, as torch's distributed checkpoints (DCP) write them: verified, then read.
 
-A folder has `content.json` (all but the tensors), shards, and `manifest.json` (see `utils.shard_folder`). No pickle is
-read: DCP's Hugging Face format has none.
+A folder has `content.json` (all but the tensors), shards, and `manifest.json` (see
+`utils.file_formats.checkpoint_folder`). No pickle is read: DCP's Hugging Face format has none.
 """
 
 import math
@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 
 from utils.errors import UserError
-from utils.json_content import MAX_JSON_BYTES, StoredTensor, decode_content, refused
-from utils.shard_folder import CONTENT, FileEntry, read_manifest, read_verified, verify_file
+from utils.file_formats.checkpoint_folder import CONTENT, FileEntry, read_manifest, read_verified, verify_file
+from utils.file_formats.json_content import MAX_JSON_BYTES, StoredTensor, decode_content, refused
 
 WEIGHTS = ("model", "ema")  # the entries whose values must be finite
 _DTYPES = {

@@ -18,7 +18,7 @@ from scripts.weights.files import write_google, write_paddle, write_safetensors,
 from scripts.weights.names import NoName
 from scripts.weights.replacing import replaced
 from utils.errors import UserError
-from utils.shard_folder import SHARDS
+from utils.file_formats.checkpoint_folder import SHARDS
 
 _TIMM_NAMES = (".safetensors", ".pth", ".pt", SHARDS)
 _CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.option_layers import find_run_options
 from models.weights.find import find_weights
 from utils.errors import UserError
-from utils.shard_folder import SHARDS, is_shard_folder
+from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 
 def find_source(path: str) -> Path:
@@ -16,7 +16,7 @@ def find_source(path: str) -> Path:
         UserError: no such file or folder, or no checkpoint in it.
     """
     folder = Path(path)
-    if not folder.is_dir() or is_shard_folder(folder):
+    if not folder.is_dir() or is_checkpoint_folder(folder):
         return find_weights(path)
     if not any(folder.glob("*.pth")) and not any(folder.glob(f"*{SHARDS}")):
         if weights := _evaluated_weights(folder):

@@ -15,7 +15,7 @@ from engine.checkpoint.trained_on import describe_data, read_trained_on, to_meta
 from engine.commands.evaluation_data import read_evaluation_data
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.shard_folder import is_shard_folder
+from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def locate_weights(source: Path) -> Path:
     Raises:
         UserError: no checkpoint is valid.
     """
-    is_run = source.is_dir() and not is_shard_folder(source)
+    is_run = source.is_dir() and not is_checkpoint_folder(source)
     return find_checkpoint(str(source), source, best_first=True).path if is_run else source
 
 

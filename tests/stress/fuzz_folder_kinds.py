@@ -14,7 +14,7 @@ from shard_files import checkpoint_state, seal, write_shards
 
 from engine.checkpoint.reader import load_checkpoint
 from scripts import report
-from utils.shard_folder import MANIFEST
+from utils.file_formats.checkpoint_folder import MANIFEST
 
 _MARK = re.compile(rb"=== ([\w./-]{1,80})\n")  # before each file, with its name
 _TEXT_FILES = (".json", ".jsonl", ".csv", ".txt", ".yaml")

@@ -98,7 +98,7 @@ EVERYONE, BOTH = {0, 1, 2, 3}, {"gloo 0": 7}
         ),
         ({0, 2, 3}, {rank: {} for rank in EVERYONE}, False, ("rank 1", "does not respond"), [NEAR]),
         (EVERYONE, {0: BOTH, 1: {"gloo 0": 6}, 2: BOTH}, True, ("rank 1", "did not arrive at a collective"), []),
-        (EVERYONE, {0: BOTH, 1: BOTH}, True, ("all ranks wait", HERE, "node2", "may be cut"), []),
+        (EVERYONE, {0: BOTH, 1: BOTH, 2: {}}, True, ("all ranks wait", HERE, "node2", "may be cut"), []),
         (EVERYONE, {0: {}, 1: {}}, True, ("all ranks wait",), []),  # torch does not say
     ],
 )

@@ -36,7 +36,11 @@ def diagnose(
 
 
 def _ranks_behind(counts: Mapping[int, Counts]) -> list[int]:
-    """The ranks that have not started an operation of a group which another rank has started."""
+    """The ranks that have not started an operation of a group which another rank has started.
+
+    A rank without counts does not count: its GPU may hang.
+    """
+    counts = {rank: of_rank for rank, of_rank in counts.items() if of_rank}
     groups = {group for of_rank in counts.values() for group in of_rank}
     latest = {group: max(of_rank.get(group, -1) for of_rank in counts.values()) for group in groups}
     return [rank for rank, of_rank in counts.items() if any(of_rank.get(group, -1) < latest[group] for group in groups)]

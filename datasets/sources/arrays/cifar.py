@@ -8,8 +8,8 @@ from configs.schema import Data
 from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.files.class_folders import find_folder
 from utils.errors import UserError
+from utils.file_formats.plain_pickle import ForbiddenName, read_plain_pickle
 from utils.files import open_regular_file
-from utils.plain_pickle import ForbiddenName, read_plain_pickle
 
 _IMAGE_SHAPE = (3, 32, 32)
 _FIX = "extract the archive again"

@@ -18,8 +18,8 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from models.weights.read import read_weights
 from utils.errors import UserError
-from utils.json_content import decode_content, encode_content
-from utils.shard_folder import CONTENT, MANIFEST
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST
+from utils.file_formats.json_content import decode_content, encode_content
 
 FIRST = "shard-00001-model-00001-of-00001.safetensors"
 

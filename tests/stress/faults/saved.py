@@ -11,7 +11,7 @@ import torch
 from engine.checkpoint.paths import FILE, LAST, PREVIOUS
 from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
-from utils.shard_folder import SHARDS
+from utils.file_formats.checkpoint_folder import SHARDS
 
 STATE = ("model", "ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from utils.atomic_file import fsync_path, link_or_copy
 from utils.errors import UserError
+from utils.file_formats.json_content import parse_json, refused
 from utils.files import open_regular_file
-from utils.json_content import parse_json, refused
 
 SHARDS = ".shards"  # the suffix of these folders
 MANIFEST, CONTENT = "manifest.json", "content.json"
@@ -32,7 +32,7 @@ class FileEntry(NamedTuple):
     sha256: str
 
 
-def is_shard_folder(path: Path | str) -> bool:
+def is_checkpoint_folder(path: Path | str) -> bool:
     return Path(path).suffix == SHARDS and os.path.isdir(path)
 
 

@@ -1,0 +1,56 @@
+"""The first signal ends the process in order; the signals that follow it raise no exception."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from utils.signals import (
+    TERMINATION_SIGNALS,
+    Interrupted,
+    PendingSignal,
+    defer_signals,
+    raise_on_signals,
+    received_signal,
+)
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_the_tests() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_only_the_first_signal_raises_an_exception():
+    """A second Ctrl-C would otherwise print a traceback while the first one is being reported."""
+    raise_on_signals()
+    with pytest.raises(Interrupted) as caught:
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.status == 130 and received_signal() == signal.SIGINT
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_signals_after_a_deferred_one_raise_no_exception(is_own):
+    """Also on a rank that learns of the signal from another rank."""
+    raise_on_signals()
+    pending = PendingSignal()
+    with defer_signals(pending):
+        if is_own:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            pending.note(signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert pending.number == received_signal() == signal.SIGTERM
+
+
+def test_signals_after_a_block_without_one_raise_an_exception():
+    raise_on_signals()
+    with defer_signals(PendingSignal()):
+        pass
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGTERM)
