@@ -104,7 +104,11 @@ def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
         started = [
             (waiting if one.waits else busy).submit(provoke, number, one) for number, one in enumerate(faults, 1)
         ]
-        outcomes = [future.result() for future in started]
+        try:
+            outcomes = [future.result() for future in started]
+        finally:  # Ctrl-C ends after the running faults
+            for pool in (busy, waiting):
+                pool.shutdown(cancel_futures=True)
     for _ in range(_AT_A_TIME):
         interpreters.get().close()
     return outcomes
