@@ -24,8 +24,8 @@ _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
 def reset_signals() -> None:
     """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
 
-    nohup and a shell's `&` start a program with these signals ignored, and the processes that it starts inherit that.
-    They do not inherit a handler, so one that does nothing keeps the signals ignored here only.
+    nohup and a shell's `&` start a program with these signals ignored, and its child processes inherit this. They do not
+    inherit a handler: a handler that does nothing ignores the signals in this process only.
     """
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) == signal.SIG_IGN:
