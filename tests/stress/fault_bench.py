@@ -43,19 +43,15 @@ _REPRESENTATIVE = (
 
 
 def main(argv: list[str]) -> int:
-    flags = _parser().parse_args(argv)
+    flags = parser("Provokes faults and checks the reaction of the entry scripts.")
+    flags.add_argument("-only", default="", metavar="REGEX", help="only faults whose name matches")
+    flags.add_argument("-quick", action="store_true", help="only the faults that take little time")
+    flags = flags.parse_args(argv)
     faults = chosen_faults(_REPRESENTATIVE if flags.quick else flags.only)
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="faults-") as root:
         outcomes = run_catalogue(faults, Path(root))
     return report(results_by_subject(outcomes), flags.json)
-
-
-def _parser():
-    flags = parser("Provokes faults and checks the reaction of the entry scripts.")
-    flags.add_argument("-only", default="", metavar="REGEX", help="only faults whose name matches")
-    flags.add_argument("-quick", action="store_true", help="only the faults that take little time")
-    return flags
 
 
 def chosen_faults(pattern: str) -> list[Fault]:

@@ -50,9 +50,9 @@ class TwoHosts:
                 cwd=ROOT, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
-    def torchrun(self, arguments: list[str], name: str, *options: str, mount_on_b: str = "true") -> list:
+    def torchrun(self, arguments: list[str], name: str, mount_on_b: str = "true") -> list:
         """Starts torchrun with one process on each host, as in docs/clusters.md."""
-        nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500", *options)
+        nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500")
         torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes]
         return [
             self.run(
