@@ -32,7 +32,10 @@ _NAMES = (*_CASES, "resume")
 
 
 def main(argv: list[str]) -> int:
-    flags = _parser().parse_args(argv)
+    flags = parser("Endurance tests: kills, damaged checkpoints, resumed runs.")
+    flags.add_argument("names", nargs="*", metavar="TEST", help=", ".join(_NAMES))
+    flags.add_argument("-n", type=int, metavar="N", help="cases of each test, without resume")
+    flags = flags.parse_args(argv)
     check_names(flags.names, _NAMES)
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="endurance-") as temporary:
@@ -41,13 +44,6 @@ def main(argv: list[str]) -> int:
         tests = _tests(root, trained, flags.n, flags.seed)
         results = [measure(part, test) for name in flags.names or _NAMES for part, test in tests[name].items()]
     return report(results, flags.json)
-
-
-def _parser():
-    flags = parser("Endurance tests: kills, damaged checkpoints, resumed runs.")
-    flags.add_argument("names", nargs="*", metavar="TEST", help=", ".join(_NAMES))
-    flags.add_argument("-n", type=int, metavar="N", help="cases of each test, without resume")
-    return flags
 
 
 def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str, dict[str, Callable[[], Result]]]:

@@ -44,19 +44,15 @@ _REPRESENTATIVE = (
 
 
 def main(argv: list[str]) -> int:
-    flags = _parser().parse_args(argv)
+    flags = parser("Provokes faults and checks the reaction of the entry scripts.")
+    flags.add_argument("-only", default="", metavar="REGEX", help="only faults whose name matches")
+    flags.add_argument("-quick", action="store_true", help="only the faults that take little time")
+    flags = flags.parse_args(argv)
     faults = chosen_faults(_REPRESENTATIVE if flags.quick else flags.only)
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="faults-") as root:
         outcomes = run_catalogue(faults, Path(root))
     return report(results_by_subject(outcomes), flags.json)
-
-
-def _parser():
-    flags = parser("Provokes faults and checks the reaction of the entry scripts.")
-    flags.add_argument("-only", default="", metavar="REGEX", help="only faults whose name matches")
-    flags.add_argument("-quick", action="store_true", help="only the faults that take little time")
-    return flags
 
 
 def chosen_faults(pattern: str) -> list[Fault]:
@@ -105,7 +101,11 @@ def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
         started = [
             (waiting if one.waits else busy).submit(provoke, number, one) for number, one in enumerate(faults, 1)
         ]
-        outcomes = [future.result() for future in started]
+        try:
+            outcomes = [future.result() for future in started]
+        finally:  # Ctrl-C ends after the running faults
+            for pool in (busy, waiting):
+                pool.shutdown(cancel_futures=True)
     for _ in range(_AT_A_TIME):
         interpreters.get().close()
     return outcomes

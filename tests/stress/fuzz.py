@@ -7,19 +7,19 @@ A forked process reads the cases. If it hangs, dies or uses too much memory, a n
 finding. The script saves the findings. The cases are in tests/stress/fuzz_cases.py.
 """
 
-import json
+import contextlib
 import os
 import re
 import resource
-import select
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -38,20 +38,16 @@ _ADDRESS_SPACE_BYTES = 4 << 30  # in addition to the child's own; an allocation 
 
 
 def main(argv: list[str]) -> int:
-    flags = _parser().parse_args(argv)
+    flags = parser("Reads damaged inputs; reports all but results and one-line errors.")
+    flags.add_argument("kinds", nargs="*", metavar="KIND", help=f"kind of input (default: all): {', '.join(KINDS)}")
+    flags.add_argument("-n", type=int, default=200, metavar="N", help="cases of each kind (default: 200)")
+    flags.add_argument("-output", type=Path, default=Path("output/fuzz"), metavar="FOLDER", help="for the findings")
+    flags = flags.parse_args(argv)
     check_names(flags.kinds, KINDS)
     kinds = flags.kinds or list(KINDS)
     return report(
         [measure(f"fuzz: {kind}", fuzz, kind, flags.seed, flags.n, flags.output) for kind in kinds], flags.json
     )
-
-
-def _parser():
-    flags = parser("Reads damaged inputs; reports all but results and one-line errors.")
-    flags.add_argument("kinds", nargs="*", metavar="KIND", help=f"kind of input (default: all): {', '.join(KINDS)}")
-    flags.add_argument("-n", type=int, default=200, metavar="N", help="cases of each kind (default: 200)")
-    flags.add_argument("-output", type=Path, default=Path("output/fuzz"), metavar="FOLDER", help="for the findings")
-    return flags
 
 
 def try_case(kind: str, seed: int, number: int, folder: Path) -> str:
@@ -66,7 +62,7 @@ def try_case(kind: str, seed: int, number: int, folder: Path) -> str:
     return "accepted"
 
 
-def read_cases(kind: str, seed: int, numbers: range) -> Iterator[list[Any]]:
+def read_cases(kind: str, seed: int, numbers: range) -> Iterator[tuple[int, float, int, str]]:
     """Runs in the child: number, seconds, bytes and outcome of each case."""
     own_bytes = _peak_bytes()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +75,7 @@ def read_cases(kind: str, seed: int, numbers: range) -> Iterator[list[Any]]:
                 outcome = f"finding: used {more_bytes / 2**30:.1f} GB"
             elif seconds > SLOW_SECONDS:
                 outcome = f"finding: took {seconds:.1f} s"
-            yield [number, seconds, more_bytes, outcome]
+            yield number, seconds, more_bytes, outcome
             if more_bytes > MAX_BYTES:
                 return  # all later cases would have the same peak
 
@@ -95,7 +91,7 @@ def fuzz(kind: str, seed: int, count: int, output: Path) -> Result:
     outcomes: Counter[str] = Counter()
     result, done, peak_bytes, slowest = Result("", count), 0, 0, (0.0, 0)
     while done < count:
-        for number, seconds, more_bytes, outcome in _child_lines(kind, seed, range(done, count)):
+        for number, seconds, more_bytes, outcome in _read_in_child(kind, seed, range(done, count)):
             done, peak_bytes, slowest = number + 1, max(peak_bytes, more_bytes), max(slowest, (seconds, number))
             verdict, _, problem = outcome.partition(": ")
             outcomes[verdict] += 1
@@ -115,54 +111,35 @@ def fuzz(kind: str, seed: int, count: int, output: Path) -> Result:
     return result
 
 
-def _child_lines(kind: str, seed: int, numbers: range) -> Iterator[list[Any]]:
-    """The lines of a child, and a line for the case that made it hang or die."""
-    sys.stdout.flush()
-    receiver, sender = os.pipe()
+def _read_in_child(kind: str, seed: int, numbers: range) -> Iterator[tuple[int, float, int, str]]:
+    """The outcomes of `read_cases` in a child, and of the case that made the child hang or die."""
+    receiver, sender = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
-        os.close(receiver)
-        _write_lines(sender, kind, seed, numbers)
-    os.close(sender)
-    number, problem = numbers.start, None
-    for line in _lines_within(receiver):
-        if isinstance(line, str):
-            problem = line
-            os.kill(child, signal.SIGKILL)
-            break
-        yield line
-        number = line[0] + 1
-    os.close(receiver)
+        _send_cases(sender, kind, seed, numbers)
+    sender.close()
+    number, problem = numbers.start, ""
+    with contextlib.suppress(EOFError), receiver:  # the child has ended
+        while receiver.poll(HANG_SECONDS):
+            yield (case := receiver.recv())
+            number = case[0] + 1
+        problem = f"hung for {HANG_SECONDS:.0f} s"
+        os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if problem or status:
-        yield [number, 0.0, 0, f"finding: {problem or f'died with status {status}'}"]
+    if status:
+        yield number, 0.0, 0, f"finding: {problem or f'died with status {status}'}"
 
 
-def _write_lines(sender: int, kind: str, seed: int, numbers: range) -> None:
+def _send_cases(sender: Connection, kind: str, seed: int, numbers: range) -> None:
     """Runs in the child, and ends it."""
     try:
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _ADDRESS_SPACE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        for line in read_cases(kind, seed, numbers):
-            os.write(sender, json.dumps(line).encode() + b"\n")
+        for case in read_cases(kind, seed, numbers):
+            sender.send(case)
         os._exit(0)
     finally:
         os._exit(1)  # an error must not run the rest of the parent's program here
-
-
-def _lines_within(receiver: int) -> Iterator[Any]:
-    """The decoded lines of the child; then a text, if it writes nothing for too long."""
-    deadline, buffer = time.monotonic() + HANG_SECONDS, b""
-    while True:
-        if select.select([receiver], [], [], 0.02)[0]:
-            chunk = os.read(receiver, 1 << 16)
-            if not chunk:
-                return
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            yield from map(json.loads, lines)
-            deadline = time.monotonic() + HANG_SECONDS
-        elif time.monotonic() > deadline:
-            yield f"hung for {HANG_SECONDS:.0f} s"
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def read_image(data: bytes, folder: Path) -> None:
 
 
 def repair_png(data: bytes) -> bytes:
-    """A PNG with valid checksums; other files unchanged."""
+    """Returns a PNG with valid checksums, and other files unchanged."""
     if not data.startswith(b"\x89PNG"):
         return data
     result, place = data[:8], 8

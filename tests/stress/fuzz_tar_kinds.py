@@ -1,4 +1,4 @@
-"""Tar shards and their index: valid examples, readers that check what they accept, and repairs of checksums."""
+"""Tar shards and their index: valid examples, readers that check the accepted content, repairs of checksums."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def _tar_of(files: dict[str, bytes], tar_format: int, **global_header: str) -> b
 
 
 def read_tar(data: bytes, folder: Path) -> None:
-    """Reads a shard; the index of what is accepted can be written and read."""
+    """Reads a shard. The index of the accepted records can be written and read."""
     chunks = (data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES))
     result = read_records(chunks, "shard", len(data), "label" if data.startswith(b"a.png") else "")
     for record in result.records:
@@ -56,7 +56,7 @@ def read_tar(data: bytes, folder: Path) -> None:
 
 
 def repair_tar(data: bytes) -> bytes:
-    """A valid checksum in every block that looks like a header."""
+    """Writes a valid checksum into every block that looks like a header."""
     blocks = [data[start : start + _BLOCK_BYTES] for start in range(0, len(data), _BLOCK_BYTES)]
     return b"".join(map(_repair_header, blocks))
 
@@ -95,7 +95,7 @@ def read_tar_index(data: bytes, folder: Path) -> None:
 
 
 def repair_tar_index(data: bytes) -> bytes:
-    """The index with a checksum that fits it. A header that cannot be read is replaced by that of an example."""
+    """The index with a checksum that fits it. A header that cannot be read is replaced by the header of an example."""
     try:
         return _with_digest(data)
     except Exception:  # the library raises almost any type

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _run(command: tuple[str, ...]) -> list[Result]:
-    """The results of a program, of which one more is a failure if it ends without results."""
+    """Returns the results of a program, and a failure if it ends without one."""
     name, started = " ".join(command), time.monotonic()
     show_progress(f"--- {name}")
     with tempfile.TemporaryDirectory() as folder:

@@ -24,13 +24,13 @@ def flags(output: Path, epochs: int, *options: str) -> list[str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without launchers' variables, with one thread per process and without GPUs."""
+    """The environment of this process without variables of launchers, for one thread per process and no GPU."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return env | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
 
 
 def wait_for_log(output: Path, text: str) -> None:
-    """Until a log file of a run in `output` contains `text`."""
+    """Waits until a log file of a run in `output` contains `text`."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not any(text in log.read_text() for log in output.glob("*/log.txt")):
         assert time.monotonic() < deadline, f"no line with {text}"

@@ -19,8 +19,8 @@ def missing_program() -> str | None:
     return None if shutil.which("mpirun") else "needs mpirun"
 
 
-def start(arguments: list[str], *options: str, script: str = "main_multi_gpu.py") -> subprocess.Popen:
-    command = [*MPIRUN, *options, sys.executable, script, *arguments]
+def start(arguments: list[str], script: str = "main_multi_gpu.py") -> subprocess.Popen:
+    command = [*MPIRUN, sys.executable, script, *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment(**AS_ROOT), stdout=pipe, stderr=pipe, text=True)
 
@@ -28,11 +28,6 @@ def start(arguments: list[str], *options: str, script: str = "main_multi_gpu.py"
 def errors_of(process: subprocess.Popen) -> list[str]:
     _, printed = process.communicate(timeout=LIMIT_SECONDS)
     return [line for line in printed.splitlines() if line.startswith("error: ")]
-
-
-def status(output: Path) -> dict:
-    (path,) = output.glob("*/status.json")
-    return json.loads(path.read_text())
 
 
 def _trains_as_ngpus(folder: Path) -> None:
@@ -47,7 +42,8 @@ def _signal_saves(number: int, folder: Path) -> None:
     wait_for_log(folder / "out", "Epoch[002")
     process.send_signal(number)
     assert errors_of(process) == [] and process.returncode == 128 + number
-    assert status(folder / "out")["state"] == "interrupted"
+    (status,) = (folder / "out").glob("*/status.json")
+    assert json.loads(status.read_text())["state"] == "interrupted"
 
 
 def _one_error_line(script: str, arguments: list[str], error: str, folder: Path) -> None:

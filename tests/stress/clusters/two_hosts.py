@@ -1,4 +1,4 @@
-"""Two hosts on this one: network namespaces with an address and a host name each, and a cable that can be pulled."""
+"""Two hosts on this one: network namespaces with an address and a host name each, and a link that can be cut."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ class TwoHosts:
         return f"av{os.getpid()}{host[-1]}"
 
     def link(self, state: str) -> None:
-        """'down' cuts the hosts apart, 'up' connects them."""
+        """Cuts ('down') or restores ('up') the link between the hosts."""
         _ip("-n", self.namespace("host-a"), "link", "set", self.interface("host-a"), state)
 
     def run(self, host: str, command: list[str], name: str, mount: str = "true", **variables: str) -> subprocess.Popen:
@@ -50,9 +50,9 @@ class TwoHosts:
                 cwd=ROOT, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
-    def torchrun(self, arguments: list[str], name: str, *options: str, mount_on_b: str = "true") -> list:
-        """Starts torchrun with one process on each host, as docs/clusters.md has it."""
-        nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500", *options)
+    def torchrun(self, arguments: list[str], name: str, mount_on_b: str = "true") -> list:
+        """Starts torchrun with one process on each host, as in docs/clusters.md."""
+        nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500")
         torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes]
         return [
             self.run(

@@ -71,8 +71,8 @@ def resumed_by_other_ranks(root: Path) -> Result:
 
     The optimizer is SGD, since Adam amplifies the rounding of sums in another order.
     """
-    unbroken = load_checkpoint(_train_sharded(root / "unbroken", 3, _END) / "last.shards")
-    stopped = _train_sharded(root / "stopped", 3, "TRAIN.MAX_STEPS=17")  # an epoch has 14
+    unbroken = load_checkpoint(train(new_scene(root / "unbroken"), 3, FSDP, *_options(3), _END) / "last.shards")
+    stopped = train(new_scene(root / "stopped"), 3, FSDP, *_options(3), "TRAIN.MAX_STEPS=17")  # an epoch has 14
     result = Result("", len(_OTHER_RANKS))
     for name, (ranks, options) in _OTHER_RANKS.items():
         scene = new_scene(root / name.replace(" ", "-"))
@@ -91,7 +91,3 @@ def resumed_by_other_ranks(root: Path) -> Result:
 def _options(ranks: int) -> list[str]:
     sgd = ["TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.05"]
     return [*sgd, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", f"DATA.BATCH_SIZE={96 // ranks}"]
-
-
-def _train_sharded(folder: Path, ranks: int, *options: str) -> Path:
-    return train(new_scene(folder), ranks, FSDP, *_options(ranks), *options)

@@ -92,7 +92,7 @@ def _empty_class(scene: Scene) -> list[str]:
 
 
 def _test_beside_classes(scene: Scene) -> list[str]:
-    """The folder train, which contains class folders and test, is given as the data."""
+    """Gives the folder train, with class folders and test, as the data."""
     scene.write("data/train/test/0.jpg", image_bytes())
     return scene.images(dataset="folder", flags=(f"-data_path={scene.data / 'train'}",))
 

@@ -106,7 +106,7 @@ def _become(request: dict[str, Any]) -> None:
 
 def _import(modules: Sequence[str]) -> None:
     for name in modules:
-        with contextlib.suppress(Exception):  # some names in `sys.modules` are not those of files
+        with contextlib.suppress(Exception):  # some names are no modules of files
             importlib.import_module(name)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise RuntimeError(f"the imported modules have started {threads - 1} threads")

@@ -24,8 +24,8 @@ _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
 def reset_signals() -> None:
     """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
 
-    nohup and a shell's `&` start a program with these signals ignored, and the processes that it starts inherit that.
-    They do not inherit a handler, so one that does nothing keeps the signals ignored here only.
+    nohup and a shell's `&` start a program with these signals ignored, and its child processes inherit this. They do
+    not inherit a handler: a handler that does nothing ignores the signals in this process only.
     """
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -37,7 +37,6 @@ class Running:
 
     def __init__(self, process: subprocess.Popen | ForkedScript, scene: Scene, marker: str) -> None:
         self.process, self.scene = process, scene
-        self.fault_time = time.monotonic()
         self._variable = f"{_MARKER}={marker}".encode()
 
     def wait_for(self, text: str) -> None:
@@ -55,13 +54,11 @@ class Running:
 
     def send(self, number: int, *processes: int) -> None:
         """Sends a signal to the given processes, or to the main process."""
-        self.fault_time = time.monotonic()
         for process in processes or (self.process.pid,):
             _kill(process, number)
 
     def send_to_all(self, number: int) -> None:
         """Sends a signal to the process group, as a terminal does for Ctrl-C."""
-        self.fault_time = time.monotonic()
         os.killpg(self.process.pid, number)
 
     def living(self) -> list[int]:

@@ -54,7 +54,7 @@ def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
 
 @dataclass
 class Outcome:
-    """The observed outcome. A fault passes if it is not skipped and has no problems. `seconds` are since the fault."""
+    """The observed outcome. A fault passes if it is not skipped and has no problems."""
 
     name: str
     observed: str = ""
@@ -71,7 +71,7 @@ class Outcome:
 
 def run_fault(fault: Fault, scene: Scene) -> Outcome:
     """Provokes the fault in an empty scene."""
-    outcome = Outcome(fault.name)
+    outcome, started = Outcome(fault.name), time.monotonic()
     try:
         with scene.resources:
             _run(fault, fault.provoke(scene), scene, outcome)
@@ -79,6 +79,7 @@ def run_fault(fault: Fault, scene: Scene) -> Outcome:
         outcome.skipped = str(reason)
     except Exception as error:  # a failure of one fault must not end the others
         outcome.problems.append(f"{type(error).__name__}: {error}")
+    outcome.seconds = time.monotonic() - started
     return outcome
 
 
@@ -90,11 +91,10 @@ def _run(fault: Fault, argv: Sequence[str], scene: Scene, outcome: Outcome) -> N
     try:
         if fault.act:
             fault.act(running)
-        running.process.wait(timeout=max(0.0, running.fault_time + processes.HANG_SECONDS - time.monotonic()))
+        running.process.wait(processes.HANG_SECONDS)
     except Exception as error:  # of `act`, or a time limit
         outcome.problems.append("hangs" if isinstance(error, subprocess.TimeoutExpired) else str(error))
         grace_seconds = 0.0
-    outcome.seconds = time.monotonic() - running.fault_time
     if left := running.kill_leftovers(grace_seconds):
         outcome.problems.append(f"{len(left)} process(es) left: {left[0]}")
     running.process.wait()

@@ -30,7 +30,6 @@ def output_faults() -> list[Fault]:
     def remove_the_folder(running: Running) -> None:
         running.wait_for("Step[")
         (folder,) = running.scene.output.iterdir()
-        running.fault_time = time.monotonic()
         folder.rename(running.scene.folder / "elsewhere")
 
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"

@@ -31,7 +31,7 @@ class Skipped(Exception):
 
 
 def require_mounts() -> None:
-    """Raises Skipped unless a process may mount a file system and set the host name, for itself."""
+    """Raises Skipped unless a process may mount a file system and set the host name for itself."""
     if os.system("unshare -rmu true 2>/dev/null"):
         raise Skipped("users cannot mount file systems on this machine")
 

@@ -16,7 +16,7 @@ from configs.schema import Data
 from datasets.shards.data_set import TarShards
 from datasets.shards.indexing.index import INDEX_NAME
 
-_EXTRA = "train-0006.tar"  # beside those of `data_of`
+_EXTRA = "train-0006.tar"  # beside the shards of `data_of`
 
 
 def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
@@ -77,7 +77,7 @@ def with_shard(archive: bytes, name: str = _EXTRA) -> Provoke:
 
 
 def _with_flipped_bit(root: Path) -> None:
-    """Of an image, as by a failing disk: the file keeps its time."""
+    """Flips a bit of an image, as a failing disk does: the file keeps its time."""
     path = root / "train-0002.tar"
     times, data = path.stat(), bytearray(path.read_bytes())
     data[data.index(jpeg(23)) + 100] ^= 1

@@ -17,7 +17,7 @@ def cache_faults() -> list[Fault]:
 
 
 def _downloads(most: int, least: int = 1) -> Check:
-    """How often the server was asked for each whole training shard."""
+    """Counts the requests of each whole training shard."""
 
     def check(scene: Scene) -> list[str]:
         whole = Counter(path for method, path, part in scene.server.requests if method == "GET" and not part)

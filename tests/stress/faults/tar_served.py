@@ -1,4 +1,4 @@
-"""Runs on tar shards of a web server, and what must hold after them."""
+"""Runs on tar shards of a web server, and the checks after them."""
 
 import functools
 import tempfile
@@ -28,7 +28,7 @@ Check = Callable[[Scene], list[str]]
 def served(
     *options: str, flags: tuple[str, ...] = (), answer: ServerFault | None = None, indexed: bool = True
 ) -> Provoke:
-    """A run on shards of a web server, which is `scene.server`. `answer` replaces its answer to each request."""
+    """A run on shards of a web server, `scene.server`. `answer` replaces its answer to each request."""
 
     def provoke(scene: Scene) -> list[str]:
         root = data_of(scene)
@@ -80,7 +80,7 @@ def all_of(*checks: Check) -> Check:
 
 
 def resumed(ranks: int = 1, *options: str) -> Check:
-    """The server is well again; the run is resumed to its end."""
+    """Resumes the run to its end, on a server that answers again."""
 
     def check(scene: Scene) -> list[str]:
         scene.server.faults = iter(())

@@ -76,18 +76,15 @@ def _absent_servers() -> list[Fault]:
         server.fail_always(hang_up)
         time.sleep(_AWAY_SECONDS)
         server.faults = iter(())
-        running.fault_time = time.monotonic()
         if not server.requests:
             raise TimeoutError("the run did not need the server")
 
     def gone(running: Running) -> None:
         running.wait_for("Epoch[002")
         running.scene.server.fail_always(hang_up)
-        running.fault_time = time.monotonic()
 
     def replaced(running: Running) -> None:
         running.wait_for("Epoch[002")
-        running.fault_time = time.monotonic()
         for number in range(6):
             new = running.scene.folder / "new.tar"
             write_shard(new, range(500 + 10 * number, 510 + 10 * number))
