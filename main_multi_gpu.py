@@ -13,10 +13,10 @@ import sys
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.first_commands import require_selection
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
-from utils.launch import exit_with_launcher, launch_node, launch_processes
-from utils.launcher import detect_launcher, has_node_variables
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import exit_with_launcher, launch_node, launch_processes
+from utils.processes.launcher import detect_launcher, has_node_variables
 
 SCRIPT = "main_multi_gpu.py"
 

@@ -8,9 +8,9 @@ import sys
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.first_commands import require_selection
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
-from utils.launcher import several_were_started
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launcher import several_were_started
 
 SCRIPT = "main_single_gpu.py"
 

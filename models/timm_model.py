@@ -67,7 +67,6 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
 
 
 def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns twice per retry of a download
     try:
         return timm.create_model(name, pretrained=pretrained, **arguments)
     except TypeError as error:

@@ -20,8 +20,8 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
 from scripts.flags import positive, split_flags, split_source
 from scripts.weights.source import find_source
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/average_checkpoints.py"
 

@@ -20,8 +20,8 @@ from configs.reading.flags import Parser
 from configs.reading.option_layers import find_run_options
 from models.weights.find import find_weights
 from scripts.flags import split_flags
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/convert_weights.py"
 NAMELESS = (".npz", ".pdparams")  # their files hold arrays only

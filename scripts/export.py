@@ -19,9 +19,9 @@ from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import split_flags, split_source
 from scripts.weights.source import find_source
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
 from utils.packages import require
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/export.py"
 

@@ -1,7 +1,9 @@
 """Flags of the scripts. This file needs no torch, so that wrong flags are reported at once."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from configs.reading.flags import Parser, entry_parser
@@ -28,16 +30,23 @@ def add_flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None
     parser.add_argument(f"-{name}", f"--{name}", **options)
 
 
-def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def split_flags(
+    parser: argparse.ArgumentParser, argv: list[str], removed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[argparse.Namespace, list[str]]:
     """Splits `argv` into the script's own flags and the flags for `configs.reading.command_line`.
 
+    Args:
+        removed: flags that the script had, and their replacements.
+
     Raises:
-        UserError: a flag is unknown to both.
+        UserError: a flag is unknown to both, or was removed.
     """
     flags, rest = parser.parse_known_args(argv)
     others, unknown = entry_parser(parser.prog).parse_known_args(rest)
     if unknown:
         flag = unknown[0].partition("=")[0]
+        if replacement := removed.get(flag.lstrip("-")):
+            parser.error(f"{flag}: was removed; {replacement}")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")
     return flags, rest
 

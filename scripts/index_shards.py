@@ -19,9 +19,9 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, split_flags
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
 from utils.packages import require
+from utils.processes.entry import run_and_report_errors
 
 
 def main(argv: list[str]) -> int:
@@ -35,10 +35,10 @@ def main(argv: list[str]) -> int:
     from datasets.shards.storage.store import ShardStore
 
     location = parse_location(config.data.data_path)
-    output = flags.output or (Path(location.root, INDEX_NAME) if location.is_local else None)
+    store = ShardStore(location.root, config.timeout_seconds)
+    output = flags.output or (Path(location.root, INDEX_NAME) if store.is_local else None)
     if output is None:
         raise UserError(f"{location.root}: is not a folder of this host; give a file with -output, and copy it there")
-    store = ShardStore(location.root, config.timeout_seconds)
     found = find_shards(location, store)
     folder = cache_folder(config.data.cache_dir)
     index, notes = open_index(store, store.head(found.names), folder, found.label_key)

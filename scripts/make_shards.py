@@ -39,8 +39,8 @@ from scripts.packing.read_back import read_back
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from scripts.packing.tar import Sample, WrittenShard, image_extension, write_shard
 from utils.atomic_file import atomic_write
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 
 

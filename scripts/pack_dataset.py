@@ -37,8 +37,8 @@ from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
 from utils.atomic_file import fsync_path, temporary_path
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 
 class Packable(NamedTuple):

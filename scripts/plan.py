@@ -21,8 +21,8 @@ from configs.resolve import accumulation_steps
 from configs.schema import Config
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.atomic_file import atomic_write
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "plan.py"
 IMAGENET_IMAGES = 1_281_167

@@ -1,57 +1,130 @@
-"""Writes the page of a run, or a page that compares runs.
+"""Writes the page of a run, or compares runs: a page, and a table in the terminal.
 
     python scripts/report.py output/vit_digits-20260101-12-00     # writes report.html in that folder
-    python scripts/report.py output/*                             # writes output/compare.html
+    python scripts/report.py output/*                             # writes output/compare.html, and prints a table
+    python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
 
-The folders are those of runs that trained or evaluated (-eval). A page is one HTML file that needs no network.
+Give folders of runs that trained or evaluated (-eval); other folders give a line, and files are ignored. A page is one
+HTML file that needs no network.
 """
 
 import argparse
+import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.flags import Parser
+from configs.reading.yaml_io import format_value
 from engine.report import REPORT
-from engine.report.contents import read_contents
-from engine.report.page import COMPARISON, run_page, write_comparison
+from engine.report.contents import RunContents, read_contents
+from engine.report.formats import NO_VALUE
+from engine.report.overview import metric_of, split_of
+from engine.report.page import COMPARISON, comparison_page, run_page
+from engine.report.tables import compared_options, ranked, results
 from utils.atomic_file import atomic_write
-from utils.entry import run_and_report_errors
 from utils.errors import UserError, escape_control_characters
+from utils.processes.entry import run_and_report_errors
+from utils.tables import aligned_table
+
+COLUMNS = (
+    "name", "top1", "epoch", "epochs", "train_seconds", "images_per_second", "peak_memory_bytes", "status", "options",
+    "mean_ap", "split",
+)  # fmt: skip
+_MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
 
 def main(argv: list[str]) -> int:
     flags = _parser().parse_args(argv)
-    folders = [path for path in flags.folders if not path.is_file()]  # output/* has compare.png
+    folders = [path for path in flags.folders if not path.is_file()]  # output/* has compare.html
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
-    first = folders[0]
-    problems = []
-    page = flags.output or (first / REPORT if len(folders) == 1 else first.absolute().parent / COMPARISON)
-    try:
-        if len(folders) == 1:
-            atomic_write(page, run_page(read_contents(first)))
-        else:
-            problems = write_comparison(folders, page)
-    except OSError as error:
-        raise UserError(f"{page}: cannot be written ({error.strerror}); give another file with -output") from None
-    for problem in problems:
-        print(escape_control_characters(problem), file=sys.stderr)
-    print(f"Page: {escape_control_characters(str(page))}")
+    page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
+    if len(folders) == 1:
+        runs = [read_contents(folders[0])]
+        _write(page, run_page(runs[0]))
+    else:
+        runs, problems = _read_runs(folders)
+        _write(page, comparison_page(runs, problems, page.parent))
+        for problem in problems:
+            print(escape_control_characters(problem), file=sys.stderr)
+    if flags.csv:
+        _print_csv(runs)
+    elif len(folders) > 1:
+        print(_tables(runs), end="\n\n")
+    print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-output FILE]",
-        description="Writes the page of a run, or a page that compares runs.",
+        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
+        description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("-csv", "--csv", action="store_true", help="print CSV with all digits instead of the table")
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
     parser.add_argument("-output", "--output", type=Path, metavar="FILE", help=output)
     return parser
+
+
+def _write(page: Path, content: str) -> None:
+    try:
+        atomic_write(page, content)
+    except OSError as error:
+        raise UserError(f"{page}: cannot be written ({error.strerror}); give another file with -output") from None
+
+
+def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:
+    """The runs in the order of the page, and a line for each folder that is not a run."""
+    runs, problems = [], []
+    for folder in folders:
+        try:
+            runs.append(read_contents(folder))
+        except UserError as problem:
+            problems.append(f"left out: {problem}")
+    if not runs:
+        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
+    return ranked(runs), problems
+
+
+def _options(runs: Sequence[RunContents]) -> list[list[str]]:
+    """For each run 'KEY=value' of the options that differ between the runs."""
+    compared = compared_options(runs)
+    return [[f"{key}={format_value(values[index])}" for key, values in compared.items()] for index in range(len(runs))]
+
+
+def _tables(runs: Sequence[RunContents]) -> str:
+    """The tables of the page, with the first options that differ; '-' where a run has no value."""
+    options, parts = _options(runs), []
+    for table in results(runs):
+        rows = []
+        for index, cells in table.rows:
+            more = len(options[index]) - _MAX_OPTIONS
+            shown = ", ".join(options[index][:_MAX_OPTIONS]) + (f", {more} more in the CSV" if more > 0 else "")
+            texts = (cell.text.replace(NO_VALUE, "-") for cell in cells)
+            rows.append([runs[index].summary.name, *texts, shown])
+        header = ["run", *table.header, "options that differ"]
+        parts.append(f"{table.caption}:\n{aligned_table(header, rows, _MAX_COLUMN_CHARS)}")
+    return "\n\n".join(parts)
+
+
+def _print_csv(runs: Sequence[RunContents]) -> None:
+    """A row per run: its metric in percent, the epoch of the best evaluation, and the split that was measured."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(COLUMNS)
+    for run, options in zip(runs, _options(runs), strict=True):
+        summary = run.summary
+        metric, value = metric_of(run)
+        epoch = summary.best[0] if summary.best else None
+        epochs = None if summary.is_evaluation else summary.num_epochs
+        top1, mean_ap = (value, None) if metric == "top-1" else (None, value)
+        measured = summary.train_seconds, summary.images_per_second, summary.peak_memory_bytes
+        state = summary.short_status, ", ".join(options)
+        writer.writerow([summary.name, top1, epoch, epochs, *measured, *state, mean_ap, split_of(run)])
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def read_result(folder: Path) -> dict:
 def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
     """Trains in this process and returns the run's folder.
 
-    Without `pictures`, it has no report and no attention maps, and its plots are empty: they take half of the time of a
+    Without `pictures`, it has no report and no attention maps, and curves.png is empty: they take half of the time of a
     small run.
     """
     from engine.commands.run import run
@@ -222,7 +222,6 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
             patch.setattr("engine.run.plots.png_bytes", lambda figure: EMPTY_PNG)
-            patch.setattr("engine.evaluation.files.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)

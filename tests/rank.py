@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from utils.launch import exit_with_launcher
+from utils.processes.launch import exit_with_launcher
 
 if __name__ == "__main__":  # a loading worker imports this file, too
     exit_with_launcher()

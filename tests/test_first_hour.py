@@ -11,7 +11,7 @@ from PIL import Image
 
 import main_single_gpu
 from configs.reading.yaml_io import read_yaml
-from scripts import compare_runs
+from scripts import report
 from utils.errors import UserError
 
 TINY = ["-image_size=16", "-num_workers=0", "-batch_size=4"]
@@ -78,9 +78,9 @@ def test_a_folder_of_images_is_trained_evaluated_continued_and_compared(pets, ca
     # Another seed does not enter this run; the table has both.
     other = train_pets("-resume=auto", "-epochs=2", *MODEL, "SEED=1")
     assert "passed over" in log(other) and "SEED 0, this run has 1" in log(other)
-    assert compare_runs.main([str(run), str(other)]) == 0
+    assert report.main([str(run), str(other)]) == 0
     table = capsys.readouterr().out
-    assert run.name in table and other.name in table and Path("output/compare.png").exists()
+    assert run.name in table and other.name in table and Path("output/compare.html").exists()
 
 
 def test_the_printed_command_resumes(pets):

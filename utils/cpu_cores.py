@@ -30,7 +30,7 @@ def own_share() -> CoreShare:
 
 
 def share_on_host(store: dist.Store, rank: int, ranks: Sequence[int]) -> CoreShare:
-    """The share of `rank`; `ranks` are those of its host, and each of them must call this function."""
+    """The share of `rank`; `ranks` are all ranks of its host, and each of them must call this function."""
     cores = usable_cores()
     store.set(f"cores {rank}", " ".join(map(str, cores)))
     texts = store.multi_get([f"cores {other}" for other in ranks])

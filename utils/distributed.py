@@ -19,12 +19,12 @@ import torch.distributed as dist
 from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
-from utils.failure import State, abort_together, leaving_state, limit_silence
-from utils.flight_recorder import enable_recorder
-from utils.launch import exit_with_launcher
-from utils.launcher import torchrun_variables
 from utils.memory_shortage import find_shortage
-from utils.ranks import RunStore
+from utils.processes.failure import State, abort_together, leaving_state, limit_silence
+from utils.processes.flight_recorder import enable_recorder
+from utils.processes.launch import exit_with_launcher
+from utils.processes.launcher import torchrun_variables
+from utils.processes.ranks import RunStore
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
 from utils.torch_compat import set_process_group_timeout
@@ -216,7 +216,7 @@ def _connect_store() -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
-    except dist.DistError as error:
+    except (dist.DistError, ValueError) as error:
         raise UserError(
             f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot connect to {address}:{port}; "
             "set them to the host of rank 0 and a free port on it"

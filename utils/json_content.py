@@ -1,7 +1,7 @@
 """The content of a checkpoint as JSON and named tensors: no pickle, and every type comes back as it was.
 
-JSON objects whose only key begins with `$` stand for what JSON lacks: `$tensor` (its name, dtype and shape), `$tuple`,
-and `$items` (a dict with keys that are not strings, such as an optimizer's state).
+JSON objects whose only key begins with `$` stand for types that JSON lacks: `$tensor` (its name, dtype and shape),
+`$tuple`, and `$items` (a dict with keys that are not strings, such as an optimizer's state).
 """
 
 import json
@@ -19,7 +19,7 @@ _MAX_DIMENSIONS = 16
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is still in a folder of shards: `name` there, `dtype` such as 'float32', `shape`."""
+    """A tensor that is still in a checkpoint folder: `name` there, `dtype` such as 'float32', `shape`."""
 
     folder: Path
     name: str
@@ -69,7 +69,7 @@ def decode_content(text: str | bytes, folder: Path) -> Any:
     """The content, with a `StoredTensor` in `folder` for each tensor.
 
     Raises:
-        ValueError: the text is not what `encode_content` writes.
+        ValueError: `encode_content` did not write the text.
     """
     return _decode(parse_json(text), folder, 0)
 

@@ -81,7 +81,7 @@ class MetricSums:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(_HITS + _MAX_RANK, dtype=torch.float64, device=device)
-        self._samples = 0  # those of skipped steps included
+        self._samples = 0  # samples of skipped steps included
         self._skipped_samples = torch.zeros((), dtype=torch.float64, device=device)
         self._restored = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
@@ -106,7 +106,7 @@ class MetricSums:
         return self._restored + torch.stack(parts)
 
     def restore(self, totals: torch.Tensor) -> None:
-        """Continues from the totals of a checkpoint, which are those of all ranks: call it on one rank."""
+        """Continues from the totals of a checkpoint, which are sums over all ranks: call it on one rank."""
         self._restored.copy_(totals)
 
     def reduced(self, context: ProcessContext) -> torch.Tensor:

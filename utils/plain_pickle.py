@@ -60,7 +60,7 @@ def read_plain_pickle(stream: BinaryIO) -> Any:
     """The content of the file, with an `ArrayRecord` for each array, and a list for a pair of the function `tuple`.
 
     Raises:
-        ForbiddenName: the file names a class or function other than those of arrays.
+        ForbiddenName: the file names a class or function that arrays do not need.
         Exception: of almost any type, from a damaged file.
     """
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size

@@ -17,7 +17,7 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
 
 def seed_device(seed: int, device: torch.device) -> None:
     """Seeds torch's global generators of the CPU and of `device`, in a tenth of the time of `torch.manual_seed`, which
-    seeds those of all devices."""
+    seeds the generators of all devices."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -1,8 +1,8 @@
-"""Tables: CSV files that grow row by row, Markdown, and text for a terminal."""
+"""Tables: CSV, Markdown, and text for a terminal."""
 
 import csv
 import io
-import os
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,38 +14,20 @@ from utils.errors import escape_control_characters
 _FORMULA = ("=", "+", "-", "@")
 
 
-class CsvFile:
-    """A CSV file to which rows are appended. Its first column is a position in the run: an epoch or a step.
-
-    An existing file is continued: rows up to position `last` are kept.
-    """
-
-    def __init__(self, path: Path, columns: list[str], last: int) -> None:
-        self.path = path
-        self.columns = columns
-        rows = read_rows(path) if path.exists() else []
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(row for row in rows if int(row[columns[0]]) <= last)
-        os.replace(temporary, path)
-
-    def append(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
-
-    def sync(self) -> None:
-        """Returns when the rows are on the disk."""
-        with open(self.path) as file:
-            os.fsync(file.fileno())
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, without a last row that a crash left incomplete."""
-    with open(path, newline="", encoding="utf-8") as file:
+def read_rows(path: Path, errors: str = "strict") -> list[dict[str, str]]:
+    """The rows of a CSV file, without a last row that a crash left incomplete. errors: as of `open`."""
+    with open(path, newline="", encoding="utf-8", errors=errors) as file:
         complete_lines = (line for line in file if line.endswith("\n"))
         return [row for row in csv.DictReader(complete_lines) if None not in row.values()]
+
+
+def to_float(text: str | float | None) -> float | None:
+    """The finite number in a cell of a table; None if there is none."""
+    try:
+        value = float(text or "nan")
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def safe_cell(text: str) -> str:

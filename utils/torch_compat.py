@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -123,7 +123,7 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
 
 def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
     """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
-    kernels that are enabled do not support them. The names are those of `SDPBackend`."""
+    kernels that are enabled do not support them. The names come from `SDPBackend`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on a GPU: one for each kernel that is not supported
         try:
@@ -144,7 +144,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def disable_autocast_in_compiled_backward() -> None:
-    """Compiled backward passes run without autocast, as eager ones do; by default they run with that of the forward."""
+    """Makes compiled backward passes run without autocast, as eager ones do; the default is the forward's autocast."""
     import torch._functorch.config
 
     torch._functorch.config.backward_pass_autocast = "off"
@@ -162,17 +162,6 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
     import torch._dynamo.config
 
     torch._dynamo.config.optimize_ddp = enabled
-
-
-def graph_backend(forward: Callable, backward: Callable) -> Callable:
-    """A backend for `torch.compile`. Each compiler takes (FX graph of ATen ops, inputs) and returns a callable."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def boxed(compiler: Callable) -> Callable:
-        return lambda graph, inputs: make_boxed_func(compiler(graph, inputs))
-
-    return aot_autograd(fw_compiler=boxed(forward), bw_compiler=boxed(backward))
 
 
 # Autograd
@@ -202,12 +191,7 @@ def current_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-# ATen ops, as a `TorchDispatchMode` or an FX graph shows them
-
-
-def is_op(target: Any) -> bool:
-    """Whether the target of an FX node is an ATen or custom op."""
-    return isinstance(target, torch._ops.OpOverload)
+# ATen ops, as a `TorchDispatchMode` shows them
 
 
 def op_name(op: Any) -> str:

@@ -88,8 +88,8 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
         raise UserError(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
 
 
-class _ReadAhead:
-    """The batches of a sampler; before each one, the samples learn which shards are needed next."""
+class _FollowedSampler:
+    """Yields the batches of a sampler; before each one, the samples start to download the shards of the next ones."""
 
     def __init__(self, sampler: TrainSampler | EvalSampler, samples: Samples) -> None:
         self._sampler, self._samples = sampler, samples
@@ -122,7 +122,7 @@ class Loader:
             workers = 0  # one worker would read the batch, after seconds for its start
         self._batches = DataLoader(
             reader,
-            batch_sampler=sampler if reader.samples.shard_ends is None else _ReadAhead(sampler, reader.samples),
+            batch_sampler=sampler if reader.samples.shard_ends is None else _FollowedSampler(sampler, reader.samples),
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=is_cuda,

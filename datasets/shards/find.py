@@ -44,16 +44,16 @@ def find_shards(location: Location, store: ShardStore) -> FoundShards:
         UserError: no shard is found, or it is not clear to which split one belongs.
     """
     if location.names:
-        return _split_by_name(location, location.names)
+        return _split_by_name(location.names, store)
     info = store.read_small(INFO_FILE, _MAX_INFO_BYTES)
     if info is not None:
-        return _read_info(info, location.url(INFO_FILE))
+        return _read_info(info, store.url(INFO_FILE))
     if not store.can_list:
         raise UserError(
             f"{location.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
-            f"pattern, such as {location.url('train-{0000..0127}.tar')}"
+            f"pattern, such as {store.url('train-{0000..0127}.tar')}"
         )
-    return _split_by_name(location, _list_shards(location, store))
+    return _split_by_name(_list_shards(store), store)
 
 
 def split_of(name: str) -> str | None:
@@ -61,7 +61,7 @@ def split_of(name: str) -> str | None:
     return next((_SPLIT_OF_TOKEN[token] for token in re.split(r"[/\-_.]", name) if token in _SPLIT_OF_TOKEN), None)
 
 
-def _list_shards(location: Location, store: ShardStore) -> list[str]:
+def _list_shards(store: ShardStore) -> list[str]:
     """Lists the shards at the root, and in its folders whose names contain a split; raises UserError without any."""
     files, folders = store.list_folder()
     for folder in folders:
@@ -73,17 +73,17 @@ def _list_shards(location: Location, store: ShardStore) -> list[str]:
     for file in files:
         check_not_compressed(file)
     fix = "for folders of images use -dataset=folder; scripts/make_shards.py writes shards" if folders else "check it"
-    raise UserError(f"DATA.DATA_PATH: {location.root}: has no shard (*{SHARD_SUFFIX}); {fix}")
+    raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{SHARD_SUFFIX}); {fix}")
 
 
-def _split_by_name(location: Location, names: Sequence[str]) -> FoundShards:
+def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
     found = FoundShards()
     for name in sorted(names):
         split = split_of(name)
         (found.splits.setdefault(split, []) if split else found.unsplit).append(name)
     if found.splits and found.unsplit:
         raise UserError(
-            f"{location.url(found.unsplit[0])}: has no 'train', 'val' or 'test' in its name, but "
+            f"{store.url(found.unsplit[0])}: has no 'train', 'val' or 'test' in its name, but "
             f"{next(iter(found.splits.values()))[0]} has; rename it, or move it out of the data set"
         )
     return found

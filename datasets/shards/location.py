@@ -32,21 +32,9 @@ class Location:
     root: str
     names: tuple[str, ...] | None = None
 
-    @property
-    def is_local(self) -> bool:
-        return is_local(self.root)
-
-    def url(self, name: str) -> str:
-        """The path or URL of a shard, for messages. It contains no credentials: `parse_location` refuses them."""
-        return join_url(self.root, name)
-
 
 def is_local(root: str) -> bool:
     return not _SCHEME.match(root)
-
-
-def join_url(root: str, name: str) -> str:
-    return f"{root.rstrip('/')}/{name}"
 
 
 def parse_location(data_path: str) -> Location:

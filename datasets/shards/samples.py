@@ -37,14 +37,6 @@ class TarSamples(EncodedImages):
         return samples
 
     @property
-    def targets(self) -> np.ndarray:
-        return self._labels["targets"]
-
-    @targets.setter
-    def targets(self, targets: np.ndarray) -> None:
-        self._labels = share_arrays({"targets": targets})
-
-    @property
     def shard_ends(self) -> np.ndarray:
         return self._arrays["ends"]
 

@@ -2,13 +2,14 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
 from datasets.decoding.grey import GreyRange
+from datasets.sources.arrays.mapped_arrays import share_arrays
 from utils.errors import UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
@@ -30,13 +31,20 @@ class Samples:
 
     in_memory = False
     has_class_names = True
-    targets: np.ndarray
     shard_ends: np.ndarray | None = None
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
         self.findings: list[str] = []
         self.notes: list[str] = []
+
+    @property
+    def targets(self) -> np.ndarray:
+        return self._labels["targets"]
+
+    @targets.setter
+    def targets(self, targets: np.ndarray) -> None:
+        self._labels: Mapping[str, np.ndarray] = share_arrays({"targets": targets})
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from configs.reading.command_line import Command
-from utils.launcher import launcher_words
+from utils.processes.launcher import launcher_words
 
 _PROJECT = Path(__file__).parents[2]
 

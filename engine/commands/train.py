@@ -20,7 +20,7 @@ from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
-from utils.launcher import launcher_note
+from utils.processes.launcher import launcher_note
 from utils.signals import Interrupted
 
 

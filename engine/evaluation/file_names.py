@@ -1,8 +1,7 @@
-"""The names of an evaluation's files, for those who read them without torch."""
+"""The names of an evaluation's files, for readers without torch."""
 
-EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders in that of a run
+EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # in the folder of a run
 SUMMARY, PER_CLASS, CONFUSION, PAIRS, CALIBRATION, MISTAKES = (
     "summary.json", "per_class.csv", "confusion.csv", "confused_pairs.csv", "calibration.csv", "mistakes.csv",
 )  # fmt: skip
-CONFUSION_PICTURE, RELIABILITY_PICTURE = "confusion.png", "reliability.png"
-PICTURES = "pictures"  # a folder in that of the evaluation
+PICTURES = "pictures"  # a folder in the evaluation's

@@ -1,10 +1,10 @@
-"""The files of an evaluation: tables as CSV, two figures, a summary. The report page and other programs read them.
+"""The files of an evaluation: tables as CSV, pictures, a summary. The report page and other programs read them.
 
 All figures are in percent, the loss in nats. A class is written by its name, or by its label if the data has no names.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,19 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
-    CONFUSION_PICTURE,
     MISTAKES,
     PAIRS,
     PER_CLASS,
     PICTURES,
-    RELIABILITY_PICTURE,
     SUMMARY,
 )
 from engine.evaluation.pictures import remove_other_pictures, write_attention, write_pictures
 from engine.evaluation.results import SampleResults
-from engine.run.plots import new_figure, png_bytes, without_math
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
-from utils.packages import is_installed
 from utils.tables import safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
-MAX_CLASSES_IN_PICTURE = 50
 MAX_PAIRS = 1000
 NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"
 
@@ -90,7 +85,7 @@ class EvaluationFiles:
     def _analyze(
         self, metrics: Metrics, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """Writes the tables and figures; returns the figures of the summary and the worst mistakes."""
+        """Writes the tables; returns the figures of the summary and the worst mistakes."""
         figures = class_figures(results, len(self.class_names))
         pairs = confused_pairs(results, len(self.class_names))
         bins = calibration(results)
@@ -100,7 +95,6 @@ class EvaluationFiles:
         self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
         self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
         self._write_matrix(pairs, names)
-        self._draw(RELIABILITY_PICTURE, _draw_reliability, bins)
         summary = {**metrics.scores(), **figures.macro(), "ece": bins.error}
         return summary, mistakes
 
@@ -126,12 +120,6 @@ class EvaluationFiles:
         matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
         rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
         self._write_table(CONFUSION, ("true \\ predicted", *names), rows)
-        if len(names) <= MAX_CLASSES_IN_PICTURE:
-            self._draw(CONFUSION_PICTURE, _draw_matrix, matrix, names)
-
-    def _draw(self, name: str, draw: Callable[..., bytes], *figures: Any) -> None:
-        if is_installed("matplotlib"):
-            atomic_write(self.folder / name, draw(*figures))
 
     def _mistake_rows(
         self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]
@@ -185,34 +173,3 @@ def _bin_rows(bins: Calibration) -> Iterable[list[Any]]:
 def _cell(percent: float) -> str:
     """Four decimals; empty for a figure that is not defined."""
     return "" if np.isnan(percent) else f"{percent:.4f}"
-
-
-def _draw_matrix(matrix: np.ndarray, names: Sequence[str]) -> bytes:
-    """PNG: each row in shares of the true class, so that rare classes are seen too."""
-    size = 3 + 0.25 * len(names)
-    figure, axes = new_figure("predicted class", "true class", "Confusion matrix", size=(size + 1, size))
-    shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.grid(False)
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-    labels = [without_math(name[:24]) for name in names]
-    axes.set_xticks(range(len(names)), labels, rotation=90)
-    axes.set_yticks(range(len(names)), labels)
-    if len(names) <= 20:
-        for (row, column), number in np.ndenumerate(matrix):
-            if number:
-                color = "white" if shares[row, column] > 50 else "black"
-                axes.text(column, row, str(number), ha="center", va="center", color=color, fontsize="small")
-    figure.colorbar(image, ax=axes, label="% of the true class")
-    return png_bytes(figure)
-
-
-def _draw_reliability(bins: Calibration) -> bytes:
-    title = f"Expected calibration error {bins.error:.2f}%"
-    figure, axes = new_figure("confidence (%)", "accuracy (%)", title, size=(4.5, 4.5))
-    width = bins.edges[1]
-    axes.plot([0, 100], [0, 100], "--", color="gray", label="perfectly calibrated")
-    axes.bar(bins.edges[:-1] + width / 2, np.nan_to_num(bins.accuracy), 0.9 * width, label="accuracy of the bin")
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
-    axes.legend()
-    return png_bytes(figure)

@@ -15,7 +15,7 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
 
     The loss is binary cross-entropy, the mean over the classes, without label smoothing and class weights.
 
-    Targets int64 (B,) are those of images without labels, which are only predicted: they have no loss and no scores.
+    Targets int64 (B,) mean images without labels, which are only predicted: they have no loss and no scores.
     """
     best = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
     ranked = {"targets": targets, "labels": best.indices.int(), "probabilities": best.values.sigmoid()}

@@ -1,4 +1,4 @@
-"""Pictures of single samples: what the model saw, and where it looked.
+"""Pictures of single samples: the crop that the model sees, and its attention.
 
 Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 """
@@ -51,7 +51,7 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
 
 
 def remove_other_pictures(folder: Path, indices: Collection[int]) -> None:
-    """Removes the pictures of an earlier evaluation, and all attention maps: those of other weights."""
+    """Removes the pictures of an earlier evaluation, and all attention maps, which belong to other weights."""
     kept = {f"{index}.jpg" for index in indices}
     for picture in folder.glob("*.jpg"):
         if picture.name not in kept:
@@ -83,7 +83,7 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     """Images (B, C, S, S) -> float32 (B, rows, columns) in 0..1 on the CPU: how much each patch adds to the output.
 
     Attention rollout (Abnar and Zuidema, 2020): the product over the layers of (A + I) / 2, A the mean over the heads.
-    The output is that of the class token, or the mean of the patches if the model pools them. Returns the reason for a
+    The output is the class token, or the mean of the patches if the model pools them. Returns the reason for a
     model whose layers do not all attend over one grid of patches.
     """
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
@@ -120,7 +120,7 @@ class _Rollout:
         self.fits = True
 
     def add_layer(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
-        """maps (B, H, T, T); others are not those of a layer over all tokens."""
+        """maps: (B, H, T, T) if the layer attends over all tokens."""
         self.fits = self.fits and maps.ndim == 4 and maps.shape[0] == len(self.product)
         self.fits = self.fits and maps.shape[-2:] == self.identity.shape
         if self.fits:

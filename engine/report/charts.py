@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over each other.
+    """Curves in one frame.
 
     unit: of the values, '' if they have none. log_base: of the y axis, if the values vary by more than a factor of
     100. steps: the value stays until the next point. best: a marked point.
@@ -62,7 +62,7 @@ class Chart:
 
     @property
     def note(self) -> str:
-        """What the title says of the axis."""
+        """Unit and scale of the y axis, for the title."""
         return ", ".join(filter(None, [self.unit, "logarithmic" if self.axes[1].is_log else ""]))
 
     def svg(self) -> Markup:
@@ -160,11 +160,12 @@ class Bin:
 def reliability_diagram(bins: Sequence[Bin]) -> Markup:
     """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal."""
     filled = [part for part in bins if part.count and part.accuracy is not None]
-    summary = "Accuracy by confidence. " + " ".join(
+    texts = [
         f"Confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(part.accuracy)} of {part.count:,} "
         "images." for part in filled
-    )  # fmt: skip
+    ]  # fmt: skip
     edge = _SIDE - _LEFT - _RIGHT
+    bottom = _TOP + edge
 
     def x(value: float) -> float:
         return _LEFT + value / 100 * edge
@@ -172,31 +173,23 @@ def reliability_diagram(bins: Sequence[Bin]) -> Markup:
     def y(value: float) -> float:
         return _TOP + (1 - value / 100) * edge
 
-    bottom = _TOP + edge
-    parts = [_open_svg(_SIDE, bottom + _BOTTOM, "Reliability diagram", summary)]
+    parts = []  # numbers only: nothing to escape
     for tick in range(0, 101, 20):
-        parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y(tick), _SIDE - _RIGHT))
-        parts.append(Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(_LEFT - 6, y(tick) + 4, tick))
+        parts += [
+            f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_SIDE - _RIGHT}"/>',
+            f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>',
+            f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>',
+        ]
+    for part, text in zip(filled, texts, strict=True):
+        top, width = y(part.accuracy), x(part.high) - x(part.low) - 1
         parts.append(
-            Markup('<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(x(tick), bottom + 16, tick)
+            f'<rect class="bar" x="{x(part.low) + 0.5:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'height="{bottom - top:.1f}"><title>{text}</title></rect>'
         )
-    for part in filled:
-        parts.append(
-            Markup(
-                '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
-            ).format(
-                x(part.low) + 0.5,
-                y(part.accuracy),
-                x(part.high) - x(part.low) - 1,
-                bottom - y(part.accuracy),
-                f"confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(part.accuracy)}, "
-                f"{part.count:,} images",
-            )
-        )
-    parts.append(Markup('<path class="diagonal" d="M{} {}L{} {}"/>').format(x(0), y(0), x(100), y(100)))
-    parts.append(
-        Markup('<text class="label" x="{}" y="{}" text-anchor="middle">confidence (%)</text>').format(
-            x(50), bottom + _BOTTOM - 4
-        )
-    )
-    return Markup("").join([*parts, Markup("</svg>")])
+    parts += [
+        f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(100)} {y(100)}"/>',
+        f'<text class="label" x="{x(50)}" y="{bottom + _BOTTOM - 4}" text-anchor="middle">confidence (%)</text>',
+    ]
+    summary = " ".join(["Accuracy by confidence.", *texts])
+    opening = _open_svg(_SIDE, bottom + _BOTTOM, "Reliability diagram", summary)
+    return opening + Markup("".join([*parts, "</svg>"]))

@@ -1,4 +1,4 @@
-"""Reads all that the page of a run shows from the files in its folder.
+"""Reads the files in the folder of a run, for its page.
 
 A file that is missing or damaged leaves its part of the page out.
 """
@@ -23,12 +23,11 @@ from engine.evaluation.file_names import (
     TEST_EVALUATION,
 )
 from engine.report.charts import Bin
-from engine.report.formats import to_float
 from engine.run.facts import FACTS, Facts, read_facts
 from engine.run.result import MIN_CLASSES_FOR_TOP5
 from engine.run.summary import RunSummary, read_json, read_run
 from utils.errors import UserError
-from utils.tables import read_rows, unescaped_cell
+from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
@@ -66,7 +65,7 @@ class Evaluation:
 class RunContents:
     """Attributes:
     steps: rows of `steps.csv`. class_names, preprocessing: of `classes.json`.
-    evaluation: of the validation images, or that of `-eval`. test: of the held-out test images.
+    evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
     recipe: the options of the recipe by dotted key; None if the run does not know it.
     problems: a line for each file that cannot be read.
     """
@@ -87,7 +86,7 @@ class RunContents:
 
 
 def read_contents(folder: Path) -> RunContents:
-    """Raises UserError if the folder is not that of a run, or its options or `metrics.csv` are damaged."""
+    """Raises UserError if it is not the folder of a run, or its options or `metrics.csv` are damaged."""
     summary = read_run(folder)
     problems: list[str] = []
 

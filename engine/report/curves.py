@@ -1,12 +1,13 @@
-"""The curves of a run, and those of several runs over each other."""
+"""The curves of a run, and of several runs in one chart."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.report.charts import Chart, Series
 from engine.report.contents import Rows, RunContents
-from engine.report.formats import number, to_float
+from engine.report.formats import number
 from engine.report.scales import Point
+from engine.run.summary import points
 
 
 @dataclass(frozen=True)
@@ -30,46 +31,22 @@ class _Spec:
 
 
 _SPECS = (
-    _Spec(
-        "Loss",
-        {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
-        "val_loss",
-        log_base=10,
-    ),
-    _Spec(
-        "Top-1",
-        {
-            "train_top1": "training",
-            "val_top1": "validation",
-            "val_top5": "validation top-5",
-            "raw_val_top1": "validation, raw weights",
-        },
-        "val_top1",
-        unit="%",
-        multi_label=False,
-    ),
+    _Spec("Loss", {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
+          "val_loss", log_base=10),
+    _Spec("Top-1", {"train_top1": "training", "val_top1": "validation", "val_top5": "validation top-5",
+                    "raw_val_top1": "validation, raw weights"}, "val_top1", unit="%", multi_label=False),
     _Spec("Training hit@1", {"train_top1": "training hit@1"}, "train_top1", unit="%", multi_label=True),
-    _Spec(
-        "Mean AP",
-        {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"},
-        "val_mean_ap",
-        unit="%",
-    ),
+    _Spec("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
+          unit="%"),
     _Spec("Learning rate", {"lr": "learning rate"}, "lr", by_step=True),
     _Spec("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", by_step=True, log_base=10),
     _Spec("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", by_step=True, log_base=2, steps=True, unused=1),
-    _Spec(
-        "Skipped steps",
-        {"skipped_steps": "skipped steps, total"},
-        "skipped_steps",
-        by_step=True,
-        steps=True,
-        unused=0,
-    ),
+    _Spec("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", by_step=True, steps=True,
+          unused=0),
     _Spec("Throughput", {"images_per_second": "images per second"}, "images_per_second", unit="images/s"),
     _Spec("Data wait", {"data_wait_share": "share of the time"}, "data_wait_share", unit="% of the time", factor=100),
     _Spec("Peak memory", {"peak_memory_bytes": "peak memory"}, "peak_memory_bytes", unit="GB", factor=1e-9),
-)
+)  # fmt: skip
 _OPTIONAL = ("Mean AP", "Top-1", "Training hit@1", "Skipped steps")  # no line if they are missing
 
 
@@ -116,10 +93,8 @@ def _rows(run: RunContents, spec: _Spec) -> Rows:
 
 
 def points_of(rows: Rows, column: str, spec: _Spec) -> list[Point]:
-    """(epoch or step, value) of the rows that have both, each as a finite number."""
-    x_column = "step" if spec.by_step else "epoch"
-    cells = ((to_float(row.get(x_column)), to_float(row.get(column))) for row in rows)
-    return [(x, y * spec.factor) for x, y in cells if x is not None and y is not None]
+    """(epoch or step, value)."""
+    return [(x, y * spec.factor) for x, y in points(rows, "step" if spec.by_step else "epoch", column)]
 
 
 def _add_chart(curves: Curves, spec: _Spec, series: list[Series], best: Point | None, title: str | None = None) -> None:

@@ -42,15 +42,6 @@ def option(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else format_value(value)
 
 
-def to_float(text: str | float | None) -> float | None:
-    """The finite number in a cell of a table; None if there is none."""
-    try:
-        value = float(text or "nan")
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) else None
-
-
 def visible(text: object) -> str:
     """The text on one line, with escapes for control characters, invisible ones and invalid UTF-8."""
     return escape_control_characters(str(text)).replace("\n", r"\n")

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 from engine.evaluation.file_names import PICTURES
 from engine.report.contents import SEVERAL, Evaluation
-from engine.report.formats import percent, to_float, visible
+from engine.report.formats import percent, visible
 from engine.report.pictures import Picture, read_picture
+from utils.tables import to_float
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
 _MAX_SHOWN = 24  # of each kind

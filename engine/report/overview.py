@@ -1,4 +1,4 @@
-"""The head of a page: state, result, and what was trained on what."""
+"""The head of a page: state, result, model and data."""
 
 import math
 import shlex
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.report.contents import RunContents
-from engine.report.formats import duration, gigabytes, number, option, percent, to_float
+from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.run.facts import Attention, Devices, EvaluationData, Model, TrainingData
+from utils.tables import to_float
 
 _METRICS = {"mean_ap": "mean AP", "top1": "top-1"}
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -34,7 +35,7 @@ class Fact:
 
 
 def split_of(run: RunContents) -> str:
-    """The images of the result: validation, training or test; '' for those of which `-eval` knows no split."""
+    """The images of the result: validation, training or test; '' if `-eval` knows no split."""
     if not run.summary.is_evaluation:
         return SPLITS["val"]
     return SPLITS.get(str(run.evaluation.summary.get("split")), "") if run.evaluation else ""
@@ -134,7 +135,7 @@ def status_of(run: RunContents) -> tuple[str, str]:
 
 
 def facts_of(run: RunContents) -> list[Fact]:
-    """What was trained or evaluated on what."""
+    """Model, data, devices and options of the training or the evaluation."""
     options, known = run.summary.options, run.facts
     devices, data = known.get(Devices), known.get(EvaluationData if run.summary.is_evaluation else TrainingData)
     attention, trained = known.get(Attention), known.get(Model)

@@ -17,10 +17,9 @@ from engine.report import REPORT
 from engine.report.charts import element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
-from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, to_float, visible
+from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, visible
 from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
 from engine.report.overview import SPLITS, evaluates_average, facts_of, status_of, tiles_of
-from engine.report.styles import matrix_rules
 from engine.report.tables import (
     class_table,
     compared_options,
@@ -28,11 +27,10 @@ from engine.report.tables import (
     most_confused,
     options_off_defaults,
     options_off_recipe,
-    ranked,
     results,
 )
 from utils.atomic_file import atomic_write
-from utils.errors import UserError
+from utils.tables import to_float
 
 COMPARISON = "compare.html"
 MAX_BYTES = 5_000_000
@@ -44,31 +42,12 @@ def write_report(folder: Path) -> Path:
     """Writes `report.html` in the folder of a run that trained or evaluated, from the files in it; returns its path.
 
     Raises:
-        UserError: the folder is not that of a run, or its options or its `metrics.csv` are damaged.
+        UserError: it is not the folder of a run, or its options or its `metrics.csv` are damaged.
         OSError: the page cannot be written; an older page is unchanged.
     """
     path = folder / REPORT
     atomic_write(path, run_page(read_contents(folder)))
     return path
-
-
-def write_comparison(folders: Sequence[Path], path: Path) -> list[str]:
-    """Writes a page that compares runs; returns a line for each folder that is not a run.
-
-    Raises:
-        UserError: none of the folders is a run.
-        OSError: the page cannot be written; an older page is unchanged.
-    """
-    runs, problems = [], []
-    for folder in folders:
-        try:
-            runs.append(read_contents(folder))
-        except UserError as problem:
-            problems.append(f"left out: {problem}")
-    if not runs:
-        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
-    atomic_write(path, comparison_page(runs, problems, path.parent))
-    return problems
 
 
 def run_page(run: RunContents) -> str:
@@ -119,7 +98,7 @@ def _judgement(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _evaluated(evaluation: Evaluation) -> str:
-    """What was measured with what; '' if the summary is missing."""
+    """The images and the weights of the evaluation; '' if the summary is missing."""
     epoch, samples = evaluation.summary.get("epoch"), to_float(evaluation.summary.get("samples"))
     split = SPLITS.get(str(evaluation.summary.get("split")), "")
     images = f"{samples:,.0f} {split} images".replace("  ", " ") if samples else ""
@@ -139,8 +118,10 @@ def _gallery(galleries: list[Gallery], dropped: int) -> dict[str, Any]:
 
 
 def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
-    """folder: that of the page, from which its links to the pages of the runs start."""
-    runs = ranked(runs)
+    """The page that compares runs, which are ranked.
+
+    problems: lines about folders that are left out. folder: of the page, from which its links start.
+    """
     entries = [
         {"name": run.summary.name, "index": index, "link": _link(run, folder),
          "has_curves": bool(run.summary.epochs or run.steps)}
@@ -189,7 +170,7 @@ def _environment() -> Environment:
 def _assets() -> tuple[str, str]:
     """The style sheet and the script; their hashes are in the page's policy."""
     folder = Path(__file__).parent / "templates"
-    style = (folder / "style.css").read_text(encoding="utf-8").replace("{{ matrix_rules }}", matrix_rules())
+    style = (folder / "style.css").read_text(encoding="utf-8")
     return style, (folder / "page.js").read_text(encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     """An axis whose limits are round numbers around the values.
 
     Args:
-        integers: all ticks are whole numbers, and the limits are those of the values.
+        integers: all ticks are whole numbers, and the limits are the lowest and the highest value.
         log_base: logarithmic, if all values are positive and vary by more than a factor of 100; base 2 or 10.
     """
     low, high = min(values), max(values)

@@ -8,10 +8,11 @@ from typing import Any
 
 from configs.reading.compare import differing_from_defaults
 from engine.report.contents import Confusion, Evaluation, RunContents
-from engine.report.formats import NO_VALUE, duration, gigabytes, number, option, percent, to_float
+from engine.report.formats import NO_VALUE, duration, gigabytes, number, option, percent
 from engine.report.overview import metric_of, split_of, test_of
 from engine.run.result import MIN_CLASSES_FOR_TOP5
 from engine.run.summary import differing_options
+from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
 NUM_PAIRS = 20

@@ -1,8 +1,9 @@
-"""Follows a training run: log lines, progress bar, CSV tables, TensorBoard, plots, result."""
+"""Follows a training run: log lines, progress bar, tables, loggers, curves.png, result.json."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,27 @@ from engine.progress import EpochProgress
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.meter import MFUMeter, format_rates
+from engine.run.plots import draw_curves
 from engine.run.result import write_result
 from engine.run.step_bar import StepBar
 from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
 from engine.run.tables import (
-    RunFiles,
+    RunTables,
     best_scalars,
     cell,
-    open_run_files,
     training_scalars,
     validation_cells,
     validation_scalars,
 )
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
+from engine.run.timing.time_share import TimeShare
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metrics import Metrics, to_metrics
+
+_CURVES_SHARE = 0.02  # of the time of the run
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Reporter:
         self.meter, self.timer, self.loggers = meter, timer, loggers
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
-        self._files: RunFiles | None = None
+        self._tables: RunTables | None = None  # of the main process
+        self._curves: TimeShare | None = None
         self._bar: StepBar | None = None
         self._time_left = TimeLeft(num_epochs, max_steps)
         self._is_first_step = True
@@ -83,7 +88,8 @@ class Reporter:
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Opens the files of the run, new or resumed after these epochs and steps."""
         if self.context.is_main:
-            self._files = open_run_files(self.folder, epochs_done, steps_done)
+            self._tables = RunTables.open(self.folder, epochs_done, steps_done, self.logger.warn)
+            self._curves = TimeShare(partial(draw_curves, self.folder), _CURVES_SHARE)
             self.loggers.start(self.folder, steps_done)
 
     def start_epoch(self, progress: EpochProgress) -> None:
@@ -109,8 +115,8 @@ class Reporter:
         if is_due or self._is_first_step:
             self._is_first_step = False
             self._report(progress)
-        if is_due and self._files:
-            self._files.append_step(self.last)
+        if is_due and self._tables:
+            self._tables.append_step(self.last)
         if is_last:
             self._epoch_seconds = time.perf_counter() - self._epoch_start.time
             self._time_left.end_steps()
@@ -124,9 +130,9 @@ class Reporter:
         """
         self._report(progress)
         self.last = replace(self.last, step=progress.step + 1)
-        if self._files:
-            self._files.append_step(self.last)
-            self._files.plots.update(now=True)
+        if self._tables:
+            self._tables.append_step(self.last)
+            self._curves.update(now=True)
         self._bar.close()
 
     def end_epoch(
@@ -139,15 +145,15 @@ class Reporter:
     ) -> None:
         """Logs the epoch, and appends it to `metrics.csv`.
 
-        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside that
-        of their average. is_best: whether `validation` is the best so far.
+        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
+        their average. is_best: whether `validation` is the best so far.
         """
         sums = progress.sums.reduced(self.context)
         images_per_second = 0.0
         if self._epoch_seconds:
             images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
         self._log_epoch(progress, images_per_second)
-        if self._files:
+        if self._tables:
             row = self._epoch_row(progress, to_metrics(sums), images_per_second)
             row |= {"train_seconds": round(train_seconds, 3)}
             for prefix, metrics in (("", validation), ("raw_", raw)):
@@ -156,7 +162,7 @@ class Reporter:
                     self.loggers.scalars(validation_scalars(prefix, metrics), progress.step)
             if is_best:
                 self.loggers.scalars(best_scalars(validation, progress.epoch + 1), progress.step)
-            self._files.epochs.append(row)
+            self._tables.epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
         speed = []
@@ -193,18 +199,18 @@ class Reporter:
 
     def sync(self) -> None:
         """Returns when the tables are on the disk. To be called before the checkpoint that continues them."""
-        if self._files:
-            self._files.sync()
+        if self._tables:
+            self._tables.sync()
 
     def draw(self) -> None:
-        """Updates the plots if they are due. To be called after the checkpoint, which is more urgent."""
-        if self._files:
-            self._files.plots.update()
+        """Updates curves.png if it is due. To be called after the checkpoint, which is more urgent."""
+        if self._tables:
+            self._curves.update()
 
     def finish(self, result: dict) -> None:
-        """Draws the final plots, writes `result.json` and closes the files."""
-        if self._files:
-            self._files.plots.update(now=True)
+        """Draws the final curves.png, writes `result.json` and closes the files."""
+        if self._tables:
+            self._curves.update(now=True)
             write_result(self.folder, result)
         self.close(result)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import socket
 import textwrap
@@ -12,13 +13,15 @@ from typing import Any
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
-from engine.run.plots import best_epoch, score_column
 from utils.errors import UserError
 from utils.status import STATUS
-from utils.tables import read_rows
+from utils.tables import read_rows, to_float
 
 _IGNORED_OPTIONS = ("SAVE", "MODEL.RESUME")  # paths of the run itself
 _MAX_NAME_CHARS, _MAX_STATUS_CHARS = 60, 50
+_SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
+
+Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class RunSummary:
         epochs: rows of `metrics.csv`; empty for an evaluation. options: all options by dotted key.
         best: epoch (from 1) and the metric of the best epoch, in percent; None without an evaluation.
         state: running, finished, stopped, interrupted, failed, killed or unknown.
-        status: the content of `status.json`. result: that of `result.json`; empty while the run is running.
+        status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
     """
 
     folder: Path
@@ -73,7 +76,7 @@ def read_run(folder: Path) -> RunSummary:
     """Reads config.yaml, status.json, metrics.csv and result.json; a run that failed early lacks the last two.
 
     Raises:
-        UserError: the folder is not that of a run that trained or evaluated, or a file is damaged.
+        UserError: it is not the folder of a run that trained or evaluated, or a file is damaged.
     """
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
@@ -84,13 +87,12 @@ def read_run(folder: Path) -> RunSummary:
         raise UserError(f"{folder}: is not the folder of a run (no {STATUS})")
     try:
         epochs = read_rows(folder / "metrics.csv") if (folder / "metrics.csv").exists() else []
-        best = best_epoch(epochs)
-        measured = _measured(epochs)
-    except (KeyError, ValueError, OSError, csv.Error) as error:
+    except (ValueError, OSError, csv.Error) as error:
         raise UserError(f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
     status = read_json(folder / STATUS)
     # The file of a run that is running is from before the run was resumed.
     result = {} if status.get("state") == "running" else read_json(folder / "result.json")
+    measured = _measured(epochs)
     measured |= {name: result[name] for name in measured if isinstance(result.get(name), int | float)}
     name = folder.resolve().name
     return RunSummary(
@@ -98,7 +100,7 @@ def read_run(folder: Path) -> RunSummary:
         name=name if len(name) <= _MAX_NAME_CHARS else f"{name[: _MAX_NAME_CHARS - 3]}...",
         epochs=epochs,
         options=options,
-        best=best,
+        best=best_epoch(epochs),
         state=_state(status, result),
         status=status,
         result=result,
@@ -110,7 +112,28 @@ def _measured(epochs: list[dict[str, str]]) -> dict[str, float | None]:
     """Up to the last complete epoch, whose images/s stand for the run."""
     last = epochs[-1] if epochs else {}
     names = ("train_seconds", "images_per_second", "peak_memory_bytes")
-    return {name: float(last[name]) if last.get(name) else None for name in names}
+    return {name: to_float(last.get(name)) for name in names}
+
+
+def points(rows: Rows, x_column: str, y_column: str) -> list[tuple[float, float]]:
+    """(x, y) of the rows that have both as finite numbers."""
+    cells = ((to_float(row.get(x_column)), to_float(row.get(y_column))) for row in rows)
+    return [(x, y) for x, y in cells if x is not None and y is not None]
+
+
+def best_epoch(rows: Rows) -> tuple[int, float] | None:
+    """(epoch, score) of `best.pth`: the highest top-1 or mAP, then the lowest loss; None without evaluation."""
+    losses = dict(points(rows, "epoch", "val_loss"))
+    scores = points(rows, "epoch", score_column(rows))
+    if not scores:
+        return None
+    epoch, score = max(scores, key=lambda point: (point[1], -losses.get(point[0], math.inf), -point[0]))
+    return int(epoch), score
+
+
+def score_column(rows: Rows) -> str:
+    """The column of `metrics.csv` that decides which epoch is the best; of a multi-label run the mAP."""
+    return next((column for column in _SCORES if points(rows, "epoch", column)), _SCORES[-1])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -123,12 +146,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def evaluates(options: dict[str, Any]) -> bool:
-    """Whether the options by dotted key are those of `-eval`."""
+    """Whether the run evaluates (-eval). options: by dotted key."""
     return options["EVAL.ENABLED"] is True
 
 
 def _is_prediction(folder: Path) -> bool:
-    """Whether `-predict` made the folder, whose options are those of an evaluation; a failed one has no table."""
+    """Whether `-predict` made the folder; it has the options of an evaluation. A failed prediction has no table."""
     has_result = (folder / "result.json").exists() or (folder / STATUS).exists()
     return not has_result and (folder.resolve().name.startswith("predict-") or (folder / "predictions.csv").exists())
 

@@ -1,13 +1,16 @@
-"""The tables and plots that a run writes besides its logs and checkpoints, and the values that its loggers get."""
+"""The tables of a run, `metrics.csv` and `steps.csv`, and the values that its loggers get."""
 
+import csv
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.run.plots import CurvePlots
 from engine.run.step_report import StepReport
 from utils.metrics import Metrics
-from utils.tables import CsvFile
+from utils.tables import read_rows, to_float
 
 # New columns go to the end: scripts may read columns by their position.
 EPOCH_COLUMNS = [
@@ -25,13 +28,63 @@ _SCALARS = (
 _VALIDATED = ("loss", "top1", "top5", "mean_ap")
 
 
+class CsvFile:
+    """A CSV file to which rows are appended. Its first column is a position in the run: an epoch or a step.
+
+    An existing file is continued: rows up to position `last` are kept. Rows whose position cannot be read are left out;
+    `warn` then gets a line, and a copy keeps the file as it was.
+    """
+
+    def __init__(self, path: Path, columns: list[str], last: int, warn: Callable[[str], None]) -> None:
+        self.path, self.columns = path, columns
+        rows = _readable_rows(path, columns[0], warn) if path.exists() else []
+        temporary = path.with_name(f".{path.name}.tmp")
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(row for row in rows if to_float(row[columns[0]]) <= last)
+        os.replace(temporary, path)
+
+    def append(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+
+    def sync(self) -> None:
+        """Returns when the rows are on the disk."""
+        with open(self.path) as file:
+            os.fsync(file.fileno())
+
+
+def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> list[dict[str, str]]:
+    """The rows with a number in the column `position`."""
+    try:
+        rows, problem = read_rows(path, errors="replace"), ""
+    except csv.Error as error:
+        rows, problem = [], f"it is no table ({error})"
+    readable = [row for row in rows if to_float(row.get(position)) is not None]
+    if number := len(rows) - len(readable):
+        problem = f"{number} row{'s have' if number > 1 else ' has'} no number in the column {position}"
+    if problem:
+        copy = path.with_suffix(f".damaged{path.suffix}")
+        shutil.copyfile(path, copy)
+        warn(f"Warning: {path}: {problem}; the run continues without them, and {copy.name} is the file as it was")
+    return readable
+
+
 @dataclass(frozen=True)
-class RunFiles:
-    """Only the main process has them."""
+class RunTables:
+    """Only the main process has them. Rows after the position of the checkpoint are dropped: they are repeated."""
 
     epochs: CsvFile
     steps: CsvFile
-    plots: CurvePlots
+
+    @classmethod
+    def open(cls, folder: Path, epochs_done: int, steps_done: int, warn: Callable[[str], None]) -> "RunTables":
+        """The tables of a run, new or resumed after these epochs and steps. warn: gets a line about damaged rows."""
+        return cls(
+            CsvFile(folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, warn),
+            CsvFile(folder / "steps.csv", STEP_COLUMNS, steps_done, warn),
+        )
 
     def append_step(self, report: StepReport) -> None:
         row = {name: getattr(report, name) for name in STEP_COLUMNS}
@@ -41,15 +94,6 @@ class RunFiles:
         """Returns when the tables are on the disk."""
         self.epochs.sync()
         self.steps.sync()
-
-
-def open_run_files(folder: Path, epochs_done: int, steps_done: int) -> RunFiles:
-    """Opens the files of a run. Rows after the position of the checkpoint are dropped: a resumed run repeats them."""
-    return RunFiles(
-        CsvFile(folder / "metrics.csv", EPOCH_COLUMNS, epochs_done),
-        CsvFile(folder / "steps.csv", STEP_COLUMNS, steps_done),
-        CurvePlots(folder),
-    )
 
 
 def training_scalars(report: StepReport) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.evaluation.file_names import CONFUSION_PICTURE, EVALUATION, SUMMARY
+from engine.evaluation.file_names import EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
@@ -65,12 +65,8 @@ class RunReport:
         best, run = self._best, self.run
         if best is None or not (best.model or self._is_end):
             return
-        self._best, files = None, run.validation.files
-        files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
-        picture = files.folder / CONFUSION_PICTURE
-        if picture.exists():
-            step = best.epoch * run.state.layout.steps_per_epoch
-            run.reporter.loggers.image("val/confusion", picture.read_bytes(), step)
+        self._best = None
+        run.validation.files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +13,7 @@ from engine.precision.non_finite import block_of, float_tensors
 from utils.torch_compat import (
     DispatchMode,
     current_sequence_number,
-    graph_backend,
     in_backward_pass,
-    is_op,
     next_sequence_number,
     op_name,
     returns_view,
@@ -67,11 +64,7 @@ class Peak:
 
 
 class OpRecorder(DispatchMode):
-    """Counts the ops of forward and backward passes of `model` and finds its largest activations. A context manager.
-
-    It does not see the ops of a compiled model. To count those, compile the model with the recorder's `backend`, which
-    runs the graphs op by op, and do not enter the recorder.
-    """
+    """Counts the ops of forward and backward passes of `model` and finds its largest activations. A context manager."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -89,17 +82,16 @@ class OpRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        backward = in_backward_pass()
-        self._record(func, args, result, self._module_tracker.current(backward), backward)
+        outputs = float_tensors(result)
+        if outputs and func.namespace == "aten" and not returns_view(func) and op_name(func) not in _COPY_OPS:
+            self._record(op_name(func), args, outputs)
         return result
 
-    def _record(self, func: Any, args: tuple, result: Any, module: str, backward: bool) -> None:
-        outputs = float_tensors(result)
-        if not outputs or func.namespace != "aten" or returns_view(func) or op_name(func) in _COPY_OPS:
-            return
-        op, dtype = op_name(func), outputs[0].dtype
+    def _record(self, op: str, args: tuple, outputs: list[torch.Tensor]) -> None:
+        backward, dtype = in_backward_pass(), outputs[0].dtype
+        module = self._module_tracker.current(backward)
         if op == "_to_copy":
-            if not args or args[0].dtype == dtype:
+            if args[0].dtype == dtype:
                 return
             op = "cast"
         self.counts[OpRun(backward, op, str(dtype).removeprefix("torch."), module)] += 1
@@ -107,24 +99,6 @@ class OpRecorder(DispatchMode):
             peak = Peak(outputs[0].abs().max().item(), op, module)
             if module not in self.peaks or not peak.value <= self.peaks[module].value:
                 self.peaks[module] = peak
-
-    def backend(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        """A backend for `torch.compile`."""
-        compilers = (partial(self._interpreter, backward=backward) for backward in (False, True))
-        return graph_backend(*compilers)(graph, inputs)
-
-    def _interpreter(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], backward: bool) -> Callable:
-        record = self._record
-
-        class RecordingInterpreter(torch.fx.Interpreter):
-            def run_node(self, node: torch.fx.Node) -> Any:
-                arguments, _ = self.fetch_args_kwargs_from_env(node)
-                result = super().run_node(node)
-                if is_op(node.target):
-                    record(node.target, arguments, result, _module_of_node(node), backward)
-                return result
-
-        return RecordingInterpreter(graph).run
 
 
 class _ModuleTracker:
@@ -165,23 +139,11 @@ class _ModuleTracker:
         return "" if number is None else self._modules[bisect_right(self._numbers, number) - 1]
 
 
-def _module_of_node(node: torch.fx.Node) -> str:
-    """The path of the module that a node of a compiled graph comes from."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    return paths[-1].removeprefix("L['self']").lstrip(".") if paths else ""
+def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, tuple[float, float]]:
+    """The shares of a block's non-zero parameter gradients that fp16 rounds to 0, without and with the loss scale.
 
-
-@dataclass(frozen=True)
-class Underflow:
-    """The share of a block's non-zero parameter gradients that fp16 rounds to 0."""
-
-    unscaled: float
-    scaled: float
-
-
-def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, Underflow]:
-    """By block, from the fp32 gradients of a pass; `scaled` is with the loss scale. Omits blocks without gradients."""
+    By block, from the fp32 gradients of a pass. Omits blocks without gradients.
+    """
     counts: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -189,7 +151,7 @@ def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, Underfl
             lost = [((size > 0) & (size * scale <= FP16_MIN_SUBNORMAL / 2)).sum() for scale in (1, loss_scale)]
             counts[block_of(name)] = counts.get(block_of(name), 0) + torch.stack([(size > 0).sum(), *lost])
     totals = {block: count.tolist() for block, count in counts.items()}
-    return {block: Underflow(lost / total, scaled / total) for block, (total, lost, scaled) in totals.items() if total}
+    return {block: (lost / total, scaled / total) for block, (total, lost, scaled) in totals.items() if total}
 
 
 def activation_peaks(peaks: dict[str, Peak]) -> dict[str, Peak]:

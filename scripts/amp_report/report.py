@@ -2,27 +2,20 @@
 
     python scripts/amp_report/report.py -cfg=configs/vit_digits.yaml -amp -json report.json
     python scripts/amp_report/report.py -cfg=output/.../config.yaml -resume=output/...         (a run in progress)
-    torchrun --nproc_per_node=2 scripts/amp_report/report.py -cfg=...                          (reports on rank 0)
 
 Prints the number, dtype and modules of each op; for each block the largest activation, compared with the maximum of
 float16, and the share of gradients that underflow in float16, without and with the current loss scale (both from a pass
-in fp32); and the first module that produces inf or NaN. With `-compiled` it reports the ops of the compiled model.
+in fp32); and the first module that produces inf or NaN.
 """
 
 import io
 import sys
 from collections import defaultdict
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from utils.launch import exit_with_launcher
-from utils.launcher import detect_launcher
-
-if detect_launcher():
-    exit_with_launcher()
 
 from torch import nn
 
@@ -45,46 +38,38 @@ from scripts.amp_report.inspection import (
     listed_name,
 )
 from scripts.benchmarks.common import write_json
-from scripts.flags import add_flag, flag_parser, split_flags
-from utils.distributed import ProcessContext, process_group, single_process
-from utils.entry import run_and_report_errors
+from scripts.flags import flag_parser, split_flags
+from utils.distributed import ProcessContext, single_process
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"
+REMOVED = {"compiled": "the report is of the eager model, whose ops have the same dtypes"}
 
 
 def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Reports the effects of mixed precision on a model, from one training pass.")
-    add_flag(parser, "compiled", action="store_true", help="report the ops of the compiled model")
-    flags, rest = split_flags(parser, argv)
-    config = parse_command_line(rest, SCRIPT).config
-    with process_group() if detect_launcher() else nullcontext(single_process()) as context:
-        report = inspect(config, context, flags.compiled)
-        if context.is_main:
-            print(*texts(report), sep="\n\n")
-            write_json(flags.json, report)
+    flags, rest = split_flags(parser, argv, REMOVED)
+    report = inspect(parse_command_line(rest, SCRIPT).config, single_process())
+    print(*texts(report), sep="\n\n")
+    write_json(flags.json, report)
     return 0
 
 
-def inspect(config: Config, context: ProcessContext, compiled: bool) -> dict[str, Any]:
-    """The content of the report. Every rank must call it."""
+def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
+    """The content of the report."""
     run_pass = NextPass(config, context)
     precision, model = run_pass.precision, run_pass.compute_model
-    recorder, origin = OpRecorder(model), None
-    if compiled:
-        model.compile(backend=recorder.backend)
+    recorder = OpRecorder(model)
+    with recorder:
         run_pass()
-    else:
-        with recorder:
-            run_pass()
-        origin = first_non_finite(model, run_pass)
+    origin = first_non_finite(model, run_pass)
     scale = precision.scaler.get_scale() if precision.scales_loss else config.amp.init_loss_scaling
     paths = [path for path, _ in model.named_modules()]
     del run_pass, model, recorder.model  # frees memory for the model of the fp32 pass
     return {
         "precision": precision.describe(),
         "batch_size": config.data.batch_size,
-        "compiled": compiled,
         "loss_scale": scale,
         "ops": op_table(recorder, paths),
         "never_ran": never_ran(recorder, config.amp),
@@ -117,7 +102,7 @@ class NextPass:
         found = find_on_all_ranks(config, context, logger)
         if found:
             config = config.with_model(pretrained=None)
-        # `inspect` compiles the model with the recorder's own backend.
+        # The recorder sees no op of a compiled model.
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
         config, splits = read_run_data(config, context, found.state if found else None)
         run, position = build_run(config, splits, context, logger, lambda _: Path(config.save), found)
@@ -173,33 +158,27 @@ def _by_pattern(paths: list[str]) -> dict[str, set[int]]:
 def block_table(recorder: OpRecorder, model: nn.Module, scale: float) -> list[dict[str, Any]]:
     """A row for each block, in the order of the model."""
     peaks, underflow = activation_peaks(recorder.peaks), gradient_underflow(model, scale)
-    blocks = dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path)
-    return [
-        {
-            "block": block,
-            "largest_activation": peaks[block].value if block in peaks else None,
-            "largest_at": f"{peaks[block].op} of {peaks[block].module}" if block in peaks else None,
-            "underflow_unscaled": underflow[block].unscaled if block in underflow else None,
-            "underflow_scaled": underflow[block].scaled if block in underflow else None,
-        }
-        for block in blocks
-        if block in peaks or block in underflow
-    ]
+    rows = []
+    for block in dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path):
+        peak, (unscaled, scaled) = peaks.get(block), underflow.get(block, (None, None))
+        if peak or block in underflow:
+            largest = (peak.value, f"{peak.op} of {peak.module}") if peak else (None, "")
+            keys = ("block", "largest_activation", "largest_at", "underflow_unscaled", "underflow_scaled")
+            rows.append(dict(zip(keys, (block, *largest, unscaled, scaled), strict=True)))
+    return rows
 
 
 def texts(report: dict[str, Any]) -> list[str]:
     """The report in Markdown."""
-    ops = [
-        [row["op"], row["listed_as"], row["type"], str(row["forward"]), str(row["backward"]), row["where"]]
-        for row in report["ops"]
-    ]
+    keys = ("op", "listed_as", "type", "forward", "backward", "where")
+    ops = [[str(row[key]) for key in keys] for row in report["ops"]]
     scale = f"with loss scale {report['loss_scale']:g}"
     blocks = [
         [
             row["block"],
             _number(row["largest_activation"], "{:.4g}"),
             _number(row["largest_activation"], "{:.2%}", 1 / FP16_MAX),
-            row["largest_at"] or "",
+            row["largest_at"],
             _number(row["underflow_unscaled"], "{:.2%}"),
             _number(row["underflow_scaled"], "{:.2%}"),
         ]
@@ -207,7 +186,7 @@ def texts(report: dict[str, Any]) -> list[str]:
     ]
     block_header = ["block", "largest activation", "/ float16's maximum", "where", "underflow, unscaled", scale]
     parts = [
-        f"{report['precision']}; batch size {report['batch_size']}{'; compiled' if report['compiled'] else ''}",
+        f"{report['precision']}; batch size {report['batch_size']}",
         "Ops of a training pass (the optimizer always computes in fp32):",
         markdown_table(["op", "in the lists", "dtype of its result", "forward", "backward", "modules"], ops),
         "Range, from a pass in fp32. Underflow: the share of a block's non-zero parameter gradients that float16 "
@@ -216,9 +195,7 @@ def texts(report: dict[str, Any]) -> list[str]:
     ]
     if report["never_ran"]:
         parts.append(f"Listed, but not run as a separate op: {', '.join(report['never_ran'])}.")
-    if not report["compiled"]:
-        parts.append(f"First inf or NaN: {report['first_non_finite'] or 'none'}.")
-    return parts
+    return [*parts, f"First inf or NaN: {report['first_non_finite'] or 'none'}."]
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:

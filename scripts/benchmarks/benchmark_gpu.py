@@ -5,14 +5,14 @@
 The parts, the most important first: the speed of matrix products and of copies within the GPU's memory, the two
 ceilings of a training step; `-profile`, eager and compiled; training of ViT-B/16 through the entry script, with and
 without dropout, in several precisions and batch sizes, compiled and not, and in a bare loop; the tests that need a GPU;
-the loader on JPEGs; timm's train.py; other models; the strategies of PARALLEL (benchmark_parallel.py); the loaders
-alone. `-h` lists their names; gpu_plan.py has a line for each.
+the loader on JPEGs; timm's train.py; other models; the strategies of PARALLEL; the loaders alone. `-h` lists their
+names; gpu/plan.py has a line for each.
 
 A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. At its
 end the script prints the command for the parts that are not done. Calls with the same output folder add to its tables.
-`figures.md` and `figures.json` are rewritten after every turn of a program, and `figures.tar.gz`, an archive of the
-whole folder, after every part. All parts share one compile cache. `-cache FOLDER` reads it from `cache.tar.gz.000` and
-the next files of this folder, and writes it there at the end. No file has more than 16 MiB.
+`figures.md`, `figures.json` and `figures.tar.gz`, an archive of the whole folder, are rewritten after every part. All
+parts share one compile cache. `-cache FOLDER` reads it from `cache.tar.gz.000` and the next files of this folder, and
+writes it there at the end. No file has more than 16 MiB.
 
 All other flags are those of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
 """
@@ -30,16 +30,16 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from scripts.benchmarks.benchmark_images import make_images
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
-from scripts.benchmarks.common import mode_config, parse_batch_sizes, print_progress, write_json
-from scripts.benchmarks.gpu_archive import drop_incomplete, pack_cache, unpack_cache, write_archive
-from scripts.benchmarks.gpu_parts import NOT_RUN, Part, part_environment, run_part
-from scripts.benchmarks.gpu_plan import FP32_TIMED_IMAGES, NAMES, TIMED_IMAGES, Plan, default_names, selected_names
-from scripts.benchmarks.gpu_report import FIGURES, write_figures
+from scripts.benchmarks.common import mode_config, parse_batch_sizes, parse_names, print_progress, write_json
+from scripts.benchmarks.gpu.archive import drop_incomplete, pack_cache, unpack_cache, write_archive
+from scripts.benchmarks.gpu.parts import NOT_RUN, Part, part_environment, run_part
+from scripts.benchmarks.gpu.plan import FP32_TIMED_IMAGES, NAMES, TIMED_IMAGES, Plan, default_names
+from scripts.benchmarks.gpu.report import FIGURES, write_figures
+from scripts.benchmarks.images import IMAGENET, make_images
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
-from utils.entry import run_and_report_errors
+from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]
@@ -50,7 +50,8 @@ RESERVED_SECONDS = 15  # to stop the last part, and to pack the compile cache
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     deadline = time.monotonic() + 60 * flags.minutes - RESERVED_SECONDS
-    selected, batch_sizes = selected_names(flags), parse_batch_sizes(flags.batch_sizes)
+    selected = parse_names("parts", flags.parts, NAMES) if flags.parts else default_names(flags)
+    batch_sizes = parse_batch_sizes(flags.batch_sizes)
     check_supported(mode_config([*DEFAULTS, *rest], "O1-bf16").train)  # before the measurements
     if not visible_gpus():
         print_progress("warning: no GPU is visible; the parts run on the CPU")
@@ -116,9 +117,9 @@ def with_former_results(parts: list[Part], folder: Path) -> dict[str, Part]:
 def run(part: Part, folder: Path, cache: Path, write: Callable[[], None]) -> None:
     """Runs the part, and rewrites the tables and the archive."""
     if part.images and not part.images.exists():
-        make_images(part.images, (500, 375), JPEGS, mean_bytes=106_000)
+        make_images(part.images, IMAGENET, JPEGS)
     try:
-        run_part(part, folder, part_environment(cache), write)
+        run_part(part, folder, part_environment(cache))
     finally:
         if not part.is_done:
             drop_incomplete(cache, since=time.time() - part.seconds)

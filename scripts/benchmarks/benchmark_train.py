@@ -9,25 +9,20 @@ train.py has no dropout by default. The programs:
 - `jpeg_whole`: the same with the whole model compiled (TRAIN.COMPILE=model), as timm compiles it; needs `-compile`,
   which compiles the others block by block;
 - `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
-- `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors (benchmark_loop.py);
+- `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors;
 - `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
-Each program starts once, in its own processes. The programs take turns; the order is reversed in every second round.
-While one program runs, the others are paused by SIGSTOP, so that changes of the machine's speed affect all equally.
-The first `-warmup` steps, and the steps of a turn before its first log line, are not timed. Then the loading workers
-are paused until the program has used up the batches that they prefetched. The next `-steps` steps are
-timed by the clock of this script, between the arrivals of two log lines. A second column shows the speed that the
-program logs itself. A ratio is the median of the ratios within the rounds. A program ends after its last turn. `-json`
-is rewritten after every turn.
+The programs take turns; the order is reversed in every second round. A turn starts a program in its own processes and
+ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used up the
+batches that they prefetched. The next `-steps` steps are timed by the clock of this script, between the arrivals of two
+log lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
 """
 
 import argparse
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,25 +33,25 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.loading.loader import PREFETCH_FACTOR
-from scripts.benchmarks.benchmark_images import link_images, make_images
-from scripts.benchmarks.benchmark_loop import bare_loop
 from scripts.benchmarks.common import (
     ENTRY,
     environment,
-    environment_line,
     interleaved,
     median_and_range,
+    parse_names,
     print_progress,
+    print_result,
     write_json,
 )
-from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window
+from scripts.benchmarks.images import IMAGENET, link_images, make_images
+from scripts.benchmarks.programs import OurLog, PlainLog, Program, ProgramError, TimmLog, Window, run_turn
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
-from scripts.benchmarks.training_parts import build_plain_model, build_state, ready_batches
+from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import peak_memory_bytes, timed, visible_gpus
+from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
-from utils.entry import run_and_report_errors
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "benchmarks/benchmark_train.py"
@@ -81,20 +76,18 @@ def main(argv: list[str]) -> int:
     if flags.worker:
         for line in run_bare_loop(config, flags.interval):
             print(line, flush=True)
-    names = _checked_programs(flags, config)
+    names = checked_programs(flags, config)
     with TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         if set(names) - {"ready", "bare"}:
             images = flags.data or Path(folder) / "images"
             if not flags.data:
-                make_images(images, (500, 375), IMAGES, mean_bytes=106_000)
+                make_images(images, IMAGENET, IMAGES)
             link_images(images, data, entries=max_steps(flags, config.data) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, Path(folder)) for name in names}
         results = measure(programs, config, flags, lambda results: write_json(flags.json, figures_of(results, config)))
     figures = figures_of(results, config)
-    measured_on = environment(SCRIPT, argv, config)
-    print(environment_line(measured_on), *texts(**figures, flags=flags), sep="\n\n")
-    write_json(flags.json, {"environment": measured_on} | figures)
+    print_result(environment(SCRIPT, argv, config), texts(**figures, flags=flags), flags.json, figures)
     if all("failed" in one for one in figures["programs"].values()):
         raise UserError(f"all programs failed; {names[0]}: {results[names[0]]}")
     return 0
@@ -114,19 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
+def checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
     """The programs to run. Raises UserError for flags and options that cannot be compared."""
     if flags.programs:
-        names = list(dict.fromkeys(flags.programs.split(",")))
+        names = parse_names("programs", flags.programs, PROGRAMS)
     else:
         timms = () if flags.timm_train is None else ("timm",) if visible_gpus() else ("timm", "timm_explicit")
         whole = ("jpeg_whole",) if config.train.compile == "default" else ()
         names = ["jpeg", *whole, "ready", "bare", *timms]
     for name in names:
-        if name not in PROGRAMS:
-            raise UserError(
-                f"-programs: unknown program {name}{did_you_mean(name, PROGRAMS)} (known: {', '.join(PROGRAMS)})"
-            )
         if name == "jpeg_whole" and config.train.compile != "default":
             raise UserError("-programs jpeg_whole: compares two ways of compilation; add -compile")
         if name.startswith("timm"):
@@ -153,9 +142,8 @@ def check_supported(train: Train) -> None:
 
 
 def max_steps(flags: argparse.Namespace, data: Data) -> int:
-    """Upper bound of the steps of a program in all its turns. An epoch is at least as long."""
-    prefetched = (PREFETCH_FACTOR + 1) * data.num_workers
-    return flags.warmup + flags.rounds * (flags.steps + prefetched + 3 * flags.interval)
+    """Upper bound of the steps of a program in a turn. An epoch is at least as long."""
+    return flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * data.num_workers + 3 * flags.interval
 
 
 # Programs
@@ -163,7 +151,7 @@ def max_steps(flags: argparse.Namespace, data: Data) -> int:
 
 def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
     if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog())
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, PlainLog)
     if name.startswith("timm"):
         explicit = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
         command = [
@@ -171,7 +159,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
             str(flags.timm_train),
             *timm_flags(config, folder / "data", folder / "timm", flags.interval),
         ]
-        return Program(command, explicit, TimmLog(config.data.batch_size), config.data.num_workers > 0)
+        return Program(command, explicit, TimmLog, config.data.num_workers > 0)
     command = [sys.executable, str(ENTRY), *DEFAULTS, *rest, f"-output={folder}/{name}", *data_flags(name, folder)]
     options = [f"REPORT_FREQ={flags.interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     if name == "jpeg_whole":
@@ -179,7 +167,7 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
     if name == "ready":
         options += READY_OPTIONS
     prefetches = config.data.num_workers > 0 and not (name == "ready" and not visible_gpus())
-    return Program([*command, "-opts", *options], {}, OurLog(config.data.batch_size), prefetches)
+    return Program([*command, "-opts", *options], {}, lambda: OurLog(config.data.batch_size), prefetches)
 
 
 def data_flags(name: str, folder: Path) -> list[str]:
@@ -194,50 +182,32 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
     """Trains without end and yields a log line after every `interval` steps."""
     context = single_process()
     loop = bare_loop(build_state(config, context), config.train, ready_batches(config, context))
-    seconds = 0.0
     for steps in count(interval, interval):
-        seconds += timed(lambda: loop(interval), context.device)
-        yield PlainLog.line(steps, seconds, peak_memory_bytes(context.device))
+        loop(interval)
+        synchronize(context.device)
+        yield PlainLog.line(steps, peak_memory_bytes(context.device))
 
 
 # Measurements
 
 
 def measure(
-    programs: dict[str, Program],
-    config: Config,
-    flags: argparse.Namespace,
-    after_turn: Callable[[Results], None] = lambda _: None,
+    programs: dict[str, Program], config: Config, flags: argparse.Namespace, after_turn: Callable[[Results], None]
 ) -> Results:
-    """A program that failed gets no more turns. A program ends after its last turn, and its GPU memory is free then."""
+    """A program that failed gets no more turns."""
     results: Results = {name: [] for name in programs}
-    with ExitStack() as stack:
-        for program in programs.values():
-            stack.enter_context(program)
-        for number, name in interleaved(list(programs), flags.rounds):
-            if isinstance(results[name], ProgramError):
-                continue
-            try:
-                window = programs[name].turn(flags.warmup, flags.steps, flags.limit)
-                if name.startswith("timm"):
-                    check_parameters(programs[name].lines, config)
-                results[name].append(window)
-                outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
-            except ProgramError as error:
-                results[name], outcome = error, f"failed: {error}"
-            if number + 1 == flags.rounds or isinstance(results[name], ProgramError):
-                programs[name].end()
-            print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
-            after_turn(results)
+    for number, name in interleaved(list(programs), flags.rounds):
+        if isinstance(results[name], ProgramError):
+            continue
+        try:
+            window = run_turn(programs[name], flags.warmup, flags.steps, flags.limit)
+            results[name].append(window)
+            outcome = f"{window.steps * config.data.batch_size / window.seconds:.1f} images/s"
+        except ProgramError as error:
+            results[name], outcome = error, f"failed: {error}"
+        print_progress(f"round {number + 1} of {flags.rounds}, {name}: {outcome}")
+        after_turn(results)
     return results
-
-
-def check_parameters(timm_lines: list[str], config: Config) -> None:
-    """Raises ProgramError if the model of timm's train.py has another number of parameters than ours."""
-    counts = [int(match[1]) for line in timm_lines if (match := re.search(r"param count: ?(\d+)", line))]
-    ours = sum(parameter.numel() for parameter in build_plain_model(config).parameters())
-    if counts != [ours]:
-        raise ProgramError(f"timm's model has {counts} parameters and ours {ours}; use a model with timm's own shapes")
 
 
 def figures_of(results: Results, config: Config) -> dict[str, Any]:
@@ -252,7 +222,6 @@ def program_figures(windows: list[Window] | ProgramError, images_per_step: int) 
         return {"failed": str(windows)}
     return {
         "images_per_second": [window.steps * images_per_step / window.seconds for window in windows],
-        "images_per_second_in_its_log": [window.steps * images_per_step / window.own_seconds for window in windows],
         "data_wait_share": [window.wait_share for window in windows],
         "peak_memory_bytes": max(window.last.memory_bytes for window in windows) or None,
     }
@@ -272,13 +241,13 @@ def texts(programs: dict[str, dict[str, Any]], ratios: dict[str, list[float]], f
     rows = []
     for name, one in programs.items():
         if "failed" in one:
-            rows.append([name, f"failed: {one['failed']}", "", "", ""])
+            rows.append([name, f"failed: {one['failed']}", "", ""])
             continue
         memory = one["peak_memory_bytes"]
-        cells = [median_and_range(one[key], ".1f") for key in ("images_per_second", "images_per_second_in_its_log")]
         wait = f"{statistics.median(one['data_wait_share']):.1%}"
-        rows.append([name, *cells, wait, f"{memory / 1e9:.2f}" if memory else ""])
-    header = ["program", "images/s", "images/s, its own log", "data wait", "peak memory (GB)"]
+        speed = median_and_range(one["images_per_second"], ".1f")
+        rows.append([name, speed, wait, f"{memory / 1e9:.2f}" if memory else ""])
+    header = ["program", "images/s", "data wait", "peak memory (GB)"]
     ratio_rows = [[name, median_and_range(values, ".3f")] for name, values in ratios.items()]
     return [
         f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",

@@ -1,8 +1,7 @@
-"""Shared by the scripts: precision modes, the order of measurements, Markdown tables, the environment."""
+"""Shared by the benchmarks: precision modes, the order of measurements, reasons of failures, files."""
 
-import argparse
 import json
-import os
+import re
 import shlex
 import signal
 import statistics
@@ -16,9 +15,7 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
-from scripts.benchmarks.programs import error_line
-from scripts.flags import add_flag
-from utils.atomic_file import temporary_path
+from utils.atomic_file import atomic_write
 from utils.device import device_name, visible_gpus
 from utils.errors import UserError, did_you_mean
 
@@ -39,34 +36,23 @@ MODES = {
     "O3-fp16": _half("O3", "float16"),
     "O3-bf16": _half("O3", "bfloat16"),
 }
-GPU_MODES = ("fp32", "tf32", "O1-fp16", "O1-bf16", "O2-fp16", "O2-bf16", "O3-fp16")
-CPU_MODES = ("fp32", "O1-bf16", "O2-bf16", "O3-bf16")  # on a CPU float16 is 10 to 100 times slower
 
 
-# Precision modes
+def mode_config(argv: list[str], mode: str) -> Config:
+    """The configuration of the command line, with the precision of the mode."""
+    return parse_command_line([*argv, "-opts", *MODES[mode]]).config
 
 
-def add_modes_flag(parser: argparse.ArgumentParser) -> None:
-    defaults = f"default: {','.join(GPU_MODES)} on a GPU, {','.join(CPU_MODES)} on a CPU"
-    add_flag(parser, "modes", metavar="A,B", help=f"precision modes, of {', '.join(MODES)} ({defaults})")
+# Lists in flags
 
 
-def parse_modes(text: str | None) -> list[str]:
-    """The modes of `-modes A,B`; without the flag, the default modes of this machine.
-
-    Raises:
-        UserError: a mode is unknown, or needs a GPU and no GPU is visible.
-    """
-    on_gpu = visible_gpus() > 0
-    if text is None:
-        return list(GPU_MODES if on_gpu else CPU_MODES)
-    modes = list(dict.fromkeys(text.split(",")))
-    for mode in modes:
-        if mode not in MODES:
-            raise UserError(f"-modes: unknown mode {mode}{did_you_mean(mode, MODES)} (known: {', '.join(MODES)})")
-    if "tf32" in modes and not on_gpu:
-        raise UserError("-modes: tf32 needs a GPU, and no GPU is visible; remove it")
-    return modes
+def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
+    """The names of `-flag A,B`. Raises UserError for an unknown name."""
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UserError(f"-{flag}: unknown {name}{did_you_mean(name, known)} (known: {', '.join(known)})")
+    return names
 
 
 def parse_batch_sizes(text: str) -> list[int]:
@@ -75,17 +61,6 @@ def parse_batch_sizes(text: str) -> list[int]:
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise UserError(f"-batch_sizes {text}: must be positive integers, separated by commas")
     return sorted(set(map(int, sizes)))
-
-
-def mode_config(argv: list[str], mode: str) -> Config:
-    """The configuration of the command line, with the precision of the mode."""
-    return parse_command_line([*argv, "-opts", *MODES[mode]]).config
-
-
-def baseline_of(names: Iterable[str]) -> str:
-    """The mode that the others are compared with: fp32, or the first mode if fp32 is missing."""
-    names = list(names)
-    return "fp32" if "fp32" in names else names[0]
 
 
 # Measurements
@@ -115,10 +90,17 @@ def print_progress(text: str) -> None:
 
 
 def last_error(process: subprocess.CompletedProcess[str]) -> str:
-    """The reason of a failed process: its signal, or the last line of its standard error that names an error."""
+    """The reason of a failed process: its signal, or the line of its standard error that names the error."""
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
     return error_line(process.stderr.strip().splitlines()) or f"ended with status {process.returncode}"
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
+    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return "".join((ours or others or lines)[-1:]).strip()
 
 
 # Results
@@ -136,20 +118,14 @@ def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
     }
 
 
-def environment_line(measured_on: dict[str, Any]) -> str:
-    return "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`".format(
-        **measured_on
-    )
+def print_result(environment: dict[str, Any], texts: Iterable[str], file: Path | None, result: dict[str, Any]) -> None:
+    """Prints the texts below a line on the environment, and writes the JSON file."""
+    line = "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`"
+    print(line.format(**environment), *texts, sep="\n\n")
+    write_json(file, {"environment": environment} | result)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
     """Does nothing without a path."""
     if path:
-        replace_text(path, json.dumps(result, indent=2) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a temporary file and renames it, so that the file is never incomplete."""
-    temporary = temporary_path(path)
-    temporary.write_text(text)
-    os.replace(temporary, path)
+        atomic_write(path, json.dumps(result, indent=2) + "\n")

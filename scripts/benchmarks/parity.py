@@ -21,62 +21,39 @@ in evaluation, and explicit attention on a CPU. The differences that remain:
 """
 
 import argparse
-import math
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from PIL import Image
-from scipy import stats
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.arrays.in_memory import digits
-from scripts.benchmarks.common import (
-    ENTRY,
-    environment,
-    environment_line,
-    interleaved,
-    last_error,
-    print_progress,
-    write_json,
-)
-from scripts.benchmarks.seed_figures import failure_lines, percent, seed_cells, seed_figures, seed_header
+from scripts.benchmarks.common import ENTRY, environment, interleaved, last_error, print_progress, print_result
+from scripts.benchmarks.seeds import Runs, percent, seed_figures, seed_table, seed_verdicts
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
-from utils.tables import markdown_table, read_rows
+from utils.processes.entry import run_and_report_errors
+from utils.tables import read_rows
 
 SCRIPT = "benchmarks/parity.py"
 PROGRAMS = ("ours", "timm")
+RESULTS = {"ours": ("metrics.csv", "val_top1", 0), "timm": ("summary.csv", "eval_top1", -1)}  # timm counts from 0
 RECIPE = f"-cfg={Path(__file__).with_suffix('.yaml')}"
 NO_LOG = 10**6  # steps between log lines
-
-Runs = dict[str, list[dict[str, Any]]]  # program -> a run for each seed, as in seed_figures.py
-
-
-class Difference(NamedTuple):
-    """The mean top-1 of ours minus that of timm's, in percentage points.
-
-    `interval` is Welch's 95% interval (Welch, 1947), which does not assume equal variances.
-    """
-
-    mean: float
-    standard_error: float
-    interval: tuple[float, float]
 
 
 def main(argv: list[str]) -> int:
@@ -84,18 +61,17 @@ def main(argv: list[str]) -> int:
     if not flags.timm_train.is_file():
         raise UserError(f"-timm_train {flags.timm_train}: no such file; name the train.py of a checkout of timm")
     config = parse_command_line([RECIPE, *rest]).config
-    check_recipe(config)
+    check_recipe(config, parse_command_line([RECIPE]).config)
     torch.set_num_threads(max(1, torch.get_num_threads() // flags.jobs))
     with tempfile.TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
         write_image_folder(config.data, folder / "data")
         runs, commands = train_all(rest, flags, folder)
-    figures = {name: seed_figures(runs[name]) for name in PROGRAMS}
-    difference = difference_of(*([run["top1"] for run in runs[name] if "top1" in run] for name in PROGRAMS))
-    measured_on = environment(SCRIPT, argv, config)
-    print(environment_line(measured_on), *texts(figures, difference, commands), sep="\n\n")
-    result = {"environment": measured_on, "commands": commands, "programs": figures}
-    write_json(flags.json, result | {"difference": difference and difference._asdict()})
+    figures = seed_figures(runs, baseline="timm")
+    texts = [seed_table(figures), seed_verdicts(figures, baseline="timm")]
+    texts += [f"{name}, seed 0: `{commands[name]}`" for name in PROGRAMS]
+    result = {"commands": commands, "programs": figures}
+    print_result(environment(SCRIPT, argv, config), texts, flags.json, result)
     if all(one["mean"] is None for one in figures.values()):
         raise UserError(f"all runs failed; ours: {runs['ours'][0]['failed']}")
     return 0
@@ -105,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
     path = "train.py of a checkout of timm"
     add_flag(parser, "timm_train", type=Path, metavar="PATH", required=True, help=path)
-    add_flag(parser, "seeds", type=positive, default=4, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 4)")
+    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
     add_flag(parser, "jobs", type=positive, default=1, metavar="N", help="runs at a time (default: 1)")
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
@@ -127,7 +103,7 @@ def write_image_folder(data: Data, folder: Path) -> None:
 def write_initial_weights(config: Config, path: Path) -> None:
     """Writes the weights that a run of this configuration starts from."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(build_state(config, single_process()).model.state_dict(), path)
+    torch.save(build_state(config, single_process()).precision.weights.saved.state_dict(), path)
 
 
 def our_command(rest: list[str], seed: int, folder: Path) -> list[str]:
@@ -176,64 +152,17 @@ def train(name: str, command: list[str], output: Path, num_epochs: int) -> dict[
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", env=os.environ | variables)
     if process.returncode:
         return {"failed": last_error(process)}
-    try:
-        return {"top1": our_top1(output, num_epochs) if name == "ours" else timm_top1(output, num_epochs)}
-    except UserError as error:
-        return {"failed": str(error)}
+    file, column, last_epoch = RESULTS[name]
+    return final_top1(output, file, column, num_epochs + last_epoch)
 
 
-def our_top1(output: Path, num_epochs: int) -> float:
-    """Top-1 of epoch `num_epochs`, in percent, from the newest run in `output`. Raises UserError without it."""
-    return _final_value(output, "metrics.csv", "val_top1", last_epoch=num_epochs)
-
-
-def timm_top1(output: Path, num_epochs: int) -> float:
-    """The same of a run of timm, which counts its epochs from 0."""
-    return _final_value(output, "summary.csv", "eval_top1", last_epoch=num_epochs - 1)
-
-
-def _final_value(output: Path, file: str, column: str, last_epoch: int) -> float:
+def final_top1(output: Path, file: str, column: str, last_epoch: int) -> dict[str, Any]:
+    """Top-1 of the last epoch in percent, from the newest run in `output`, or the reason under 'failed'."""
     paths = sorted(output.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime)
     rows = read_rows(paths[-1]) if paths else []
     if not rows or rows[-1]["epoch"] != str(last_epoch) or not rows[-1].get(column):
-        raise UserError(f"{paths[-1] if paths else output / '*' / file}: has no {column} of epoch {last_epoch}")
-    return float(rows[-1][column])
-
-
-# Results
-
-
-def difference_of(ours: list[float], timms: list[float]) -> Difference | None:
-    """None if a program has fewer than two results."""
-    if min(len(ours), len(timms)) < 2:
-        return None
-    mean = statistics.mean(ours) - statistics.mean(timms)
-    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in (ours, timms)))
-    if error == 0:
-        return Difference(mean, 0.0, (mean, mean))
-    interval = stats.ttest_ind(ours, timms, equal_var=False).confidence_interval(0.95)
-    return Difference(mean, error, (float(interval.low), float(interval.high)))
-
-
-def texts(figures: dict[str, dict[str, Any]], difference: Difference | None, commands: dict[str, str]) -> list[str]:
-    rows = [[name, *seed_cells(one)] for name, one in figures.items()]
-    failures = [line for name, one in figures.items() for line in failure_lines(name, one)]
-    return [
-        markdown_table(["final top-1", *seed_header(figures)], rows),
-        "\n".join([*failures, _verdict(difference)]),
-        *(f"{name}, seed 0: `{command}`" for name, command in commands.items()),
-    ]
-
-
-def _verdict(difference: Difference | None) -> str:
-    if difference is None:
-        return "- no verdict; it needs two finished runs of each program"
-    low, high = difference.interval
-    word = "within" if low <= 0 <= high else "beyond"
-    return (
-        f"- ours - timm: {difference.mean:+.2f} points, standard error {difference.standard_error:.2f}, 95% interval "
-        f"{low:+.2f} to {high:+.2f}: {word} the noise of the seeds"
-    )
+        return {"failed": f"{paths[-1] if paths else output / '*' / file}: has no {column} of epoch {last_epoch}"}
+    return {"top1": float(rows[-1][column])}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training programs in processes of their own: starts, pauses and ends them, and reads their speed from their logs."""
+"""Training programs in processes of their own: starts and ends them, and reads their speed from their logs."""
 
 import os
 import re
@@ -6,24 +6,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from typing import IO, NamedTuple, Protocol, Self
+from typing import IO, NamedTuple, Protocol
 
+from scripts.benchmarks.common import error_line
 from utils.errors import UserError
 
 
 class Reading(NamedTuple):
     """Totals since the start of training, from a log line. A program that does not log a value leaves it at 0.
 
-    seconds: training time by the program's own clock, of which `waiting_seconds` were spent waiting for data: by the
-    device in our log, by the host in timm's.
+    waiting_seconds: time spent waiting for data: by the device in our log, by the host in timm's.
     """
 
     steps: int
-    seconds: float
     waiting_seconds: float = 0.0
     memory_bytes: float = 0.0
 
@@ -41,7 +40,7 @@ class OurLog:
 
     def __init__(self, images_per_step: int) -> None:
         self.images_per_step = images_per_step
-        self.last = Reading(0, 0.0)
+        self.last = Reading(0)
 
     def read(self, line: str) -> Reading | None:
         found = self.LINE.search(line)
@@ -49,147 +48,134 @@ class OurLog:
             return None
         epoch, step, steps_per_epoch = map(int, found.groups()[:3])
         rate, gigabytes, wait_percent = (float(figure or 0) for figure in found.groups()[3:])
-        done_steps = (epoch - 1) * steps_per_epoch + step + 1
-        seconds = (done_steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
-        self.last = Reading(
-            done_steps,
-            self.last.seconds + seconds,
-            self.last.waiting_seconds + seconds * wait_percent / 100,
-            gigabytes * 1e9,
-        )
+        steps = (epoch - 1) * steps_per_epoch + step + 1
+        seconds = (steps - self.last.steps) * self.images_per_step / (rate or 0.05)  # it is rounded to 0.1
+        self.last = Reading(steps, self.last.waiting_seconds + seconds * wait_percent / 100, gigabytes * 1e9)
         return self.last
 
 
 class TimmLog:
-    """The log of timm's train.py in its first epoch. The values in parentheses are averages since the epoch began."""
+    """The log of timm's train.py in its first epoch. The value in parentheses is an average since the epoch began."""
 
-    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .*\([\d.]+s, +([\d.]+)/s\).* Data: [\d.]+ \(([\d.]+)\)")
-
-    def __init__(self, images_per_step: int) -> None:
-        self.images_per_step = images_per_step
+    LINE = re.compile(r"Train: 0 \[ *(\d+)/\d+ .* Data: [\d.]+ \(([\d.]+)\)")
 
     def read(self, line: str) -> Reading | None:
         match = self.LINE.search(line)
-        if not match:
-            return None
-        steps, rate, waiting = int(match[1]) + 1, float(match[2]), float(match[3])
-        return Reading(steps, steps * self.images_per_step / rate, steps * waiting)
+        return Reading(int(match[1]) + 1, (int(match[1]) + 1) * float(match[2])) if match else None
 
 
 class PlainLog:
-    """The log of a script that prints its totals: `step 8, 4.125 s, 0.731 GB`."""
+    """The log of a script that prints its totals: `step 8, 0.731 GB`."""
 
-    LINE = re.compile(r"^step (\d+), ([\d.]+) s, ([\d.]+) GB$")
+    LINE = re.compile(r"^step (\d+), ([\d.]+) GB$")
 
     @staticmethod
-    def line(steps: int, seconds: float, memory_bytes: int) -> str:
-        return f"step {steps}, {seconds:.4f} s, {memory_bytes / 1e9:.3f} GB"
+    def line(steps: int, memory_bytes: float = 0.0) -> str:
+        return f"step {steps}, {memory_bytes / 1e9:.3f} GB"
 
     def read(self, line: str) -> Reading | None:
         match = self.LINE.match(line)
-        return Reading(int(match[1]), float(match[2]), 0.0, float(match[3]) * 1e9) if match else None
+        return Reading(int(match[1]), 0.0, float(match[2]) * 1e9) if match else None
 
 
 class Window(NamedTuple):
     """The timed steps of a turn: `seconds` by our clock, between the arrivals of two log lines."""
 
-    steps: int
     seconds: float
     first: Reading
     last: Reading
 
     @property
-    def own_seconds(self) -> float:
-        """The same steps by the program's own clock."""
-        return self.last.seconds - self.first.seconds
+    def steps(self) -> int:
+        return self.last.steps - self.first.steps
 
     @property
     def wait_share(self) -> float:
-        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.own_seconds
+        return (self.last.waiting_seconds - self.first.waiting_seconds) / self.seconds
 
 
 class ProgramError(UserError):
     """A program ended, or was killed, before its turn was complete."""
 
 
-def error_line(lines: Sequence[str]) -> str:
-    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
-    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
-    return "".join((ours or others or lines)[-1:]).strip()
+class Program(NamedTuple):
+    """A program to measure.
 
-
-class Program:
-    """A program that runs during its turns only. Between them SIGSTOP pauses it and its child processes.
-
-    A context manager: on exit it ends the program.
-
+    environment: variables in addition to those of this process.
+    make_log: returns a reader of its output.
     prefetches: its child processes load batches, more of them than the program has used.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Log, prefetches: bool = False) -> None:
-        self.command, self.environment, self.log, self.prefetches = command, environment, log, prefetches
-        self.lines: list[str] = []
+    command: list[str]
+    environment: dict[str, str]
+    make_log: Callable[[], Log]
+    prefetches: bool = False
+
+
+def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float) -> Window:
+    """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
+
+    A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
+
+    Raises:
+        ProgramError: the program ended, or took longer than `limit_seconds`.
+    """
+    started, run = time.perf_counter(), _Run(program)
+    timer = threading.Timer(limit_seconds, run.signal, (signal.SIGKILL,))
+    timer.start()
+    try:
+        return run.time_steps(warmup, steps, program.prefetches)
+    except EOFError:
+        reason = error_line(run.lines) or "no output"
+    finally:
+        timer.cancel()
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+    if time.perf_counter() - started >= limit_seconds:
+        reason = f"not done within {limit_seconds:g} s; last line: {''.join(run.lines[-1:])}"
+    raise ProgramError(reason)
+
+
+class _Run:
+    """The processes of a program that is running, and its output."""
+
+    def __init__(self, program: Program) -> None:
+        self.log, self.lines = program.make_log(), []
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Kills all processes of the program. Until then a paused program keeps its memory, also that of a GPU."""
-        if self._process:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def turn(self, warmup: int, steps: int, limit_seconds: float) -> Window:
-        """Starts or continues the program. Times `steps` steps after its first line with `warmup` or more steps.
-
-        A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
-
-        Raises:
-            ProgramError: the program ended, or took longer than `limit_seconds` and was killed.
-        """
-        started = time.perf_counter()
-        timer = threading.Timer(limit_seconds, self._signal, (signal.SIGKILL,))
-        timer.start()
-        try:
-            if self._process:
-                self._signal(signal.SIGCONT)
-            else:
-                self._process = self._start()
-            return self._time_steps(warmup, steps)
-        except EOFError:
-            reason = error_line(self.lines) or "no output"
-        finally:
-            timer.cancel()
-            self._signal(signal.SIGSTOP)
-        if time.perf_counter() - started >= limit_seconds:
-            reason = f"not done within {limit_seconds:g} s; last line: {''.join(self.lines[-1:])}"
-        raise ProgramError(reason)
-
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.command,
-            env=os.environ | self.environment,
+        self.process = subprocess.Popen(
+            program.command,
+            env=os.environ | program.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             process_group=0,
         )
-        threading.Thread(target=self._receive, args=(process.stdout,), daemon=True).start()
-        return process
+        threading.Thread(target=self._receive, args=(self.process.stdout,), daemon=True).start()
 
     def _receive(self, output: IO[str]) -> None:
         with output:
             for line in output:
                 self._arrivals.put((time.perf_counter(), line.rstrip("\n")))
         self._arrivals.put(None)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def time_steps(self, warmup: int, steps: int, prefetches: bool) -> Window:
+        before = arrived = time.perf_counter()
+        first = Reading(0)
+        while first.steps < warmup:
+            before, (arrived, first) = arrived, self._next_reading()
+        if prefetches:
+            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
+            arrived, first = self._next_reading()
+        while True:
+            last_arrived, last = self._next_reading()
+            if last.steps >= first.steps + steps:
+                return Window(last_arrived - arrived, first, last)
 
     def _next_reading(self, timeout_seconds: float | None = None) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
@@ -204,19 +190,6 @@ class Program:
                 return arrival[0], reading
         raise EOFError
 
-    def _time_steps(self, warmup: int, steps: int) -> Window:
-        before = arrived = time.perf_counter()
-        first = Reading(0, 0.0)
-        while first.steps < warmup:
-            before, (arrived, first) = arrived, self._next_reading()
-        if self.prefetches:
-            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
-            arrived, first = self._next_reading()
-        while True:
-            last_arrived, last = self._next_reading()
-            if last.steps >= first.steps + steps:
-                return Window(last.steps - first.steps, last_arrived - arrived, first, last)
-
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""
         children = self._loading_processes()
@@ -226,18 +199,13 @@ class Program:
         with suppress(Empty):
             while children:
                 self._next_reading(quiet_seconds)
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def _loading_processes(self) -> list[int]:
         found = []
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             with suppress(ProcessLookupError, FileNotFoundError):
-                is_child = pid != self._process.pid and os.getpgid(pid) == self._process.pid
+                is_child = pid != self.process.pid and os.getpgid(pid) == self.process.pid
                 if is_child and b"_inductor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         return found
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)

@@ -7,9 +7,7 @@ It prints its URL, and serves until it is killed. `serving` starts it in a proce
 
 import argparse
 import hashlib
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -39,47 +37,28 @@ class RangeHandler(BaseHTTPRequestHandler):
         time.sleep(self.server.latency_seconds)
         path = self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
-            self._refuse(404)
+            self._start(404, {"Content-Length": "0"})
             return
-        with open(path, "rb") as file:
-            size, start = os.fstat(file.fileno()).st_size, 0
-            end, wanted = size, _RANGE.match(self.headers.get("Range", ""))
-            if wanted:
-                start = int(wanted[1])
-                end = min(size, int(wanted[2]) + 1) if wanted[2] else size
-                if start >= size:
-                    self._refuse(416)
-                    return
-            self.send_response(206 if wanted else 200)
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Content-Length", str(end - start))
-            self.send_header("ETag", etag(path))
-            if wanted:
-                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
-            self.end_headers()
-            if with_body:
-                file.seek(start)
-                shutil.copyfileobj(_Part(file, end - start), self.wfile, 1 << 20)
+        size, wanted = path.stat().st_size, _RANGE.match(self.headers.get("Range", ""))
+        start = int(wanted[1]) if wanted else 0
+        end = min(size, int(wanted[2]) + 1) if wanted and wanted[2] else size
+        if wanted and start >= size:
+            self._start(416, {"Content-Length": "0"})
+            return
+        headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start), "ETag": etag(path)}
+        headers |= {"Content-Range": f"bytes {start}-{end - 1}/{size}"} if wanted else {}
+        self._start(206 if wanted else 200, headers)
+        if with_body:
+            self.wfile.write(path.read_bytes()[start:end])
 
-    def _refuse(self, status: int) -> None:
+    def _start(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
         pass
-
-
-class _Part:
-    """The next `length` bytes of a file."""
-
-    def __init__(self, file, length: int) -> None:
-        self.file, self.length = file, length
-
-    def read(self, size: int) -> bytes:
-        data = self.file.read(min(size, self.length))
-        self.length -= len(data)
-        return data
 
 
 def etag(path: Path) -> str:

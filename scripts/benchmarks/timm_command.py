@@ -4,26 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from pydantic import BaseModel
 
 from configs.schema import Config, Loss, LRScheduler
 from utils.device import visible_gpus
 from utils.errors import UserError
-
-# Options with a flag in `timm_flags`, options that do not change the result, and those of the run's files
-_COMPARABLE = {
-    "": {"NAME", "SAVE", "SAVE_FREQ", "SAVE_FREQ_STEPS", "SAVE_FREQ_MINUTES", "KEEP_CHECKPOINTS", "REPORT_FREQ",
-         "VALIDATE_FREQ", "SEED", "DETERMINISTIC", "TIMEOUT_SECONDS"},
-    "AMP": {"ENABLED", "DTYPE", "TF32"},
-    "DATA": {"BATCH_SIZE", "BATCH_SIZE_EVAL", "IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "NUM_WORKERS",
-             "IMAGENET_MEAN", "IMAGENET_STD", "VAL_FRACTION", "SPLIT_SEED", "RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO",
-             "HFLIP_PROB"},
-    "MODEL": {"NAME", "NUM_CLASSES", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "ATTENTION", "PATCH_SIZE", "EMBED_DIM",
-              "NUM_HEADS", "DEPTH", "MLP_RATIO", "QKV_BIAS", "GRAD_CHECKPOINTING"},
-    "TRAIN": {"NUM_EPOCHS", "WARMUP_EPOCHS", "WEIGHT_DECAY", "BASE_LR", "WARMUP_START_LR", "END_LR",
-              "BASE_LR_BATCH_SIZE", "GRAD_CLIP", "ACCUM_ITER", "COMPILE", "SMOOTHING", "MODEL_EMA", "MODEL_EMA_DECAY",
-              "MIXUP_ALPHA", "MIXUP_PROB", "MIXUP_SWITCH_PROB", "CUTMIX_ALPHA", "OPTIMIZER", "RANDOM_ERASE_PROB",
-              "RANDOM_ERASE_MODE"},
-}  # fmt: skip
 
 
 def check_comparable(config: Config) -> None:
@@ -36,27 +21,26 @@ def check_comparable(config: Config) -> None:
         raise UserError("LOSS, LR_SCHEDULER: the comparison with timm does not support them; remove them")
 
 
-def check_recipe(config: Config) -> None:
-    """Raises UserError for an option that changes the result and has no equal in timm's train.py.
-
-    An option that is not in the table counts as one.
-    """
+def check_recipe(config: Config, recipe: Config) -> None:
+    """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
     check_comparable(config)
-    if config.model.type != "vit":
-        raise UserError(f"MODEL.TYPE: {config.model.type} is not supported by the comparison with timm; use vit")
-    for section, comparable in _COMPARABLE.items():
-        options = getattr(config, section.lower()) if section else config
-        for key, field in type(options).model_fields.items():
-            changed = getattr(options, key) != field.get_default(call_default_factory=True)
-            if changed and key.upper() not in comparable and (section or key.upper() not in _COMPARABLE):
-                name = f"{section}.{key.upper()}".lstrip(".")
+    for section in ("", "amp", "data", "model", "train"):
+        options, defaults = (getattr(one, section) if section else one for one in (config, recipe))
+        for key in type(options).model_fields:
+            if isinstance(getattr(options, key), BaseModel) and not section:
+                continue
+            changed = defaults.model_copy(update={key: getattr(options, key)})
+            changed = recipe.model_copy(update={section: changed}) if section else changed
+            if changed != recipe and _flags(changed) == _flags(recipe):
+                name = f"{section}.{key}".lstrip(".").upper()
                 raise UserError(f"{name}: the comparison with timm does not support it; remove it")
-    train = config.train
-    if train.warmup_epochs % 1 or train.warmup_epochs >= train.num_epochs:
-        raise UserError(
-            f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g}: timm's train.py needs a whole number below NUM_EPOCHS "
-            f"{train.num_epochs}; change it"
-        )
+    epochs = config.train.warmup_epochs
+    if epochs % 1 or epochs >= config.train.num_epochs:
+        raise UserError(f"TRAIN.WARMUP_EPOCHS {epochs:g}: timm's needs a whole number below NUM_EPOCHS; change it")
+
+
+def _flags(config: Config) -> list[str]:
+    return timm_flags(config, Path("data"), Path("output"), interval=1)
 
 
 def timm_flags(config: Config, data: Path, output: Path, interval: int, val_split: str = "") -> list[str]:
@@ -73,21 +57,22 @@ def timm_flags(config: Config, data: Path, output: Path, interval: int, val_spli
         "data-dir": data, "train-split": "train", "val-split": val_split, "output": output,
         "val-interval": config.validate_freq, "log-interval": interval, "seed": config.seed,
         "device": "cuda" if on_gpu else "cpu", "workers": config.data.num_workers,
-        **_data_values(config), **_model_values(config), **_optimizer_values(config), **_regularization_values(config),
+        **_data_values(config), **_model_values(config), **_training_values(config),
+    }  # fmt: skip
+    # timm's cosine starts after the warm-up, as ours does, with the warm-up as a prefix only.
+    switches = {
+        "sched-on-updates": True, "warmup-prefix": True, "amp": config.amp.enabled, "pin-mem": on_gpu,
+        "model-ema": config.train.model_ema, "torchcompile": config.train.compile != "none",
     }  # fmt: skip
     if config.amp.enabled:
         values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")
-    # timm's cosine starts after the warm-up, as ours does, with the warm-up as a prefix only.
-    switches = ["sched-on-updates", "warmup-prefix"]
-    switches += [*(["amp"] if config.amp.enabled else []), *(["pin-mem"] if on_gpu else [])]
-    if config.train.model_ema:
-        switches.append("model-ema")
-    if config.train.compile != "none":
-        switches.append("torchcompile")
-        values |= {"torchcompile-mode": "max-autotune"} if config.train.compile == "max" else {}
-    return [f"--{name}" for name in switches] + [
-        word for name, value in values.items() if value is not None for word in (f"--{name}", *_words(value))
-    ]
+    if config.train.compile == "max":
+        values["torchcompile-mode"] = "max-autotune"
+    words = [f"--{name}" for name, is_on in switches.items() if is_on]
+    for name, value in values.items():
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return words
 
 
 def _data_values(config: Config) -> dict[str, Any]:
@@ -116,7 +101,7 @@ def _model_values(config: Config) -> dict[str, Any]:
     return values
 
 
-def _optimizer_values(config: Config) -> dict[str, Any]:
+def _training_values(config: Config) -> dict[str, Any]:
     train, optimizer = config.train, config.train.optimizer
     warmup_epochs = int(train.warmup_epochs)
     return {
@@ -124,20 +109,9 @@ def _optimizer_values(config: Config) -> dict[str, Any]:
         "momentum": optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
         "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
         "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
-        "grad-accum-steps": train.accum_iter,
-    }  # fmt: skip
-
-
-def _regularization_values(config: Config) -> dict[str, Any]:
-    train = config.train
-    return {
-        "smoothing": train.smoothing,
+        "grad-accum-steps": train.accum_iter, "smoothing": train.smoothing,
         "mixup": train.mixup_alpha, "cutmix": train.cutmix_alpha,
         "mixup-prob": train.mixup_prob, "mixup-switch-prob": train.mixup_switch_prob, "mixup-mode": "batch",
         "reprob": train.random_erase_prob, "remode": train.random_erase_mode,
         "model-ema-decay": train.model_ema_decay,
     }  # fmt: skip
-
-
-def _words(value: Any) -> list[str]:
-    return [str(part) for part in value] if isinstance(value, (list, tuple)) else [str(value)]

@@ -1,30 +1,28 @@
-"""The parts of a training run that benchmarks build: train state, trainer, batches, steps.
+"""The parts of a training run that benchmarks build: train state, batches, steps, and a bare loop to compare with.
 
 Benchmarks build these parts here and in no other file.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from itertools import cycle
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from configs.resolve import resolve
-from configs.schema import Config
+from configs.schema import Config, Train
 from datasets.batch import Batch
+from datasets.transforms.device import build_eval_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
-from engine.run.log import RunLogger
 from engine.training.build import build_train_state
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from engine.training.step import train_steps
-from engine.training.trainer import Trainer
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
-from utils.status import RunStatus
 
 ENDLESS = 10**6  # samples, batches or steps: more than any benchmark trains
 
@@ -35,15 +33,6 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
-
-
-def open_trainer(config: Config, context: ProcessContext, folder: Path) -> Trainer:
-    """The trainer of a new run that writes its tables and checkpoints to `folder`, and logs to the console."""
-    config, splits = read_run_data(config, context)
-    run, position = build_run(config, splits, context, RunLogger(None, context), lambda _: folder)
-    trainer = Trainer(run, RunStatus(folder, context.world_size), position)
-    trainer.start()
-    return trainer
 
 
 def build_plain_model(config: Config) -> nn.Module:
@@ -81,3 +70,32 @@ def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
         )
         for _ in range(4)
     ]
+
+
+def bare_loop(state: TrainState, options: Train, batches: list[Batch]) -> Callable[[int], None]:
+    """A plain training loop on float32 batches that are normalized in advance."""
+    precision, model = state.precision, state.precision.weights.master
+    optimizer = build_optimizer(model, options)
+    scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
+    transform = build_eval_transform(state.config.data).to(precision.device)
+    stream = cycle([(transform(batch.images), batch.targets) for batch in batches])
+    steps_done = 0
+
+    def run(steps: int) -> None:
+        nonlocal steps_done
+        model.train()
+        for _ in range(steps):
+            images, targets = next(stream)
+            set_lr(optimizer, state.schedule.lr_at(steps_done))
+            with precision.autocast():
+                loss = F.cross_entropy(model(images), targets, label_smoothing=options.smoothing)
+            scaler.scale(loss).backward()
+            if options.grad_clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            steps_done += 1
+
+    return run

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from configs.reading.command_line import parse_command_line
-from utils.launcher import check_node_variables, detect_launcher, has_node_variables
+from utils.processes.launcher import check_node_variables, detect_launcher, has_node_variables
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "scripts/slurm/train.sbatch"

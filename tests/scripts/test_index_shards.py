@@ -1,10 +1,12 @@
 """`scripts/index_shards.py`: the index of a folder and of a web server, and its use beside the shards."""
 
 import io
+import sys
 import tarfile
 import threading
 
 import pytest
+from test_layers import head_imports
 
 from datasets.shards.indexing import build
 from datasets.shards.indexing.build import open_index
@@ -65,3 +67,15 @@ def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, m
 def test_a_wrong_output_is_named(folder, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         main(flags(folder, tmp_path, f"-output={tmp_path / 'missing' / 'i'}"))
+
+
+def test_the_tools_without_the_packages_of_tar(folder, tmp_path, monkeypatch):
+    for name in ("obstore", "braceexpand"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=r"index_shards\.py: needs obstore, braceexpand; pip install"):
+        main(flags(folder, tmp_path))
+    imports, loaded, waiting = head_imports(), set(), ["scripts.make_shards"]
+    while waiting:
+        loaded.add(module := waiting.pop())
+        waiting += imports.get(module, set()) - loaded
+    assert "datasets.shards.indexing.index" in loaded and not loaded & {"obstore", "braceexpand"}

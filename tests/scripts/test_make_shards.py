@@ -208,6 +208,7 @@ make_shards.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writing_goes_on_to_the_same_bytes(folders):
     whole, output = write(folders, "whole"), folders.parent / "shards"
     command = [sys.executable, "-c", KILLED_AT_IMAGE, *flags_for(folders, output)]

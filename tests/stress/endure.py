@@ -24,7 +24,7 @@ from faults.processes import reset_signals
 from results import Result, check_names, measure, parser, report
 from shard_files import to_shards
 
-from utils.errors import run_and_report_errors
+from utils.processes.entry import run_and_report_errors
 
 _CASES = {"saves": 100, "damage": 500, "signals": 10, "sharded": 5}
 _NAMES = (*_CASES, "resume", "soak")

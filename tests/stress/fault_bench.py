@@ -31,8 +31,8 @@ from faults.runner import Fault, Outcome, run_fault
 from faults.scene import Scene
 from results import Result, parser, report, show_progress
 
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from fuzz_cases import KINDS, make_case
 from results import Result, check_names, measure, parser, report, show_progress
 
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
 
 SLOW_SECONDS = 1.0  # CPU time, so that other processes do not matter
 HANG_SECONDS = 60.0

@@ -17,7 +17,7 @@ from clusters import elastic_trial, mpirun_trial, slurm_trial, two_hosts_trial
 from faults.processes import reset_signals
 from results import Result, check_names, measure, parser, report
 
-from utils.errors import run_and_report_errors
+from utils.processes.entry import run_and_report_errors
 
 _TRIALS = {"slurm": slurm_trial, "mpirun": mpirun_trial, "two_hosts": two_hosts_trial, "elastic": elastic_trial}
 

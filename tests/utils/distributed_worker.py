@@ -9,10 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.entry import run_and_report_errors
 from utils.errors import UserError
-from utils.launch import exit_with_launcher, launch_node, launch_processes
-from utils.launcher import detect_launcher, has_node_variables
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import exit_with_launcher, launch_node, launch_processes
+from utils.processes.launcher import detect_launcher, has_node_variables
 
 if detect_launcher():
     exit_with_launcher()
@@ -29,8 +29,8 @@ from utils.distributed import (
     set_collective_timeout,
     work_while_others_wait,
 )
-from utils.failure import limit_silence
-from utils.flight_recorder import CollectiveWatchdog
+from utils.processes.failure import limit_silence
+from utils.processes.flight_recorder import CollectiveWatchdog
 from utils.status import RunStatus
 
 

@@ -37,7 +37,6 @@ def gpu(monkeypatch):
     [
         ((7, 5), CUDA_132),
         ((8, 9), CUDA_132),
-        ((9, 0), CUDA_132),
         ((10, 3), CUDA_132),
         ((12, 1), CUDA_132),
         ((7, 0), CUDA_126),
@@ -60,10 +59,8 @@ def test_supported_gpu(gpu, capability, architectures):
     ("capability", "architectures", "fixes"),
     [
         ((7, 0), CUDA_132, rf'install the "cu126" wheels of torch and torchvision \(see .*\), or {OTHER_DEVICE}'),
-        ((6, 1), CUDA_132, rf'install the "cu126" wheels .*, or {OTHER_DEVICE}'),
         ((12, 0), CUDA_126, rf'install the "cu130" wheels .*, or {OTHER_DEVICE}'),
         ((8, 0), "sm_86 sm_90", rf'install the "cu126" or "cu130" wheels .*, or {OTHER_DEVICE}'),
-        ((7, 0), "sm_75 compute_75", rf'install the "cu126" wheels .*, or {OTHER_DEVICE}'),
         ((13, 0), CUDA_132, f"install a newer torch, or {OTHER_DEVICE}"),
         ((3, 7), CUDA_132, OTHER_DEVICE),
     ],

@@ -6,7 +6,7 @@ import os
 import pytest
 from torch.distributed import HashStore
 
-from utils.cpu_cores import core_share, cpu_quota, share_on_host, usable_cores
+from utils.cpu_cores import core_share, cpu_quota, share_on_host
 
 
 def bound(ranks: int, cores: int) -> list[set[int]]:
@@ -41,12 +41,6 @@ def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
     monkeypatch.setattr("utils.cpu_cores.cpu_quota", lambda: math.inf)
     assert share_on_host(store, 2, [2, 3]).cores == 2
     assert store.get("cores 2") == b"0 1 2"
-
-
-def test_a_system_without_affinity(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 10)
-    assert len(usable_cores()) == 10
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch
 
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
-from utils.entry import run_and_report_errors
 from utils.errors import Findings, UserError, combine_findings, escape_control_characters
+from utils.processes.entry import run_and_report_errors
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 

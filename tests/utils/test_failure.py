@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from utils.diagnosis import cut_off_message, diagnose
-from utils.failure import Membership, State, leaving_state
-from utils.flight_recorder import CollectiveWatchdog
-from utils.ranks import RankProcess, RunStore
+from utils.processes.diagnosis import cut_off_message, diagnose
+from utils.processes.failure import Membership, State, leaving_state
+from utils.processes.flight_recorder import CollectiveWatchdog
+from utils.processes.ranks import RankProcess, RunStore
 from utils.status import RunStatus, read_status
 
 LIMIT_SECONDS = 30
@@ -152,7 +152,7 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
         ({"all": (9, 9), "few": (9, 9)}, 0),
     ]
     steps = iter(sequence)
-    monkeypatch.setattr("utils.flight_recorder.collective_numbers", lambda backend: next(steps)[0])
+    monkeypatch.setattr("utils.processes.flight_recorder.collective_numbers", lambda backend: next(steps)[0])
     watchdog, waits = CollectiveWatchdog(600, print), []
     for _ in sequence:
         watchdog.tick(2.0)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from engine.checkpoint.run_folder import make_run_folder
-from engine.run.plots import CurvePlots
 from utils.atomic_file import atomic_save, verify_checksum
 from utils.errors import UserError
 from utils.seeding import derive_seed
 from utils.status import RunStatus, read_status
-from utils.tables import CsvFile, read_rows
+from utils.tables import read_rows
 
 
 @pytest.fixture
@@ -75,16 +74,6 @@ def test_full_disk_during_torch_save_is_reported(tmp_path, monkeypatch):
         atomic_save(tmp_path / "x.pth", torch.zeros(10**5))
 
 
-def test_metrics_of_later_epochs_are_dropped_on_resuming(tmp_path):
-    path = tmp_path / "metrics.csv"
-    metrics = CsvFile(path, ["epoch", "loss"], last=0)
-    for epoch in (1, 2, 3):
-        metrics.append({"epoch": epoch, "loss": epoch / 10})
-    resumed = CsvFile(path, ["epoch", "loss"], last=1)
-    resumed.append({"epoch": 2, "loss": 0.25})
-    assert read_rows(path) == [{"epoch": "1", "loss": "0.1"}, {"epoch": "2", "loss": "0.25"}]
-
-
 def test_incomplete_last_row_is_dropped(tmp_path):
     (tmp_path / "metrics.csv").write_bytes(b"epoch,loss\r\n1,0.5\r\n2,0.25")
     assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
@@ -108,37 +97,6 @@ def test_first_final_state_is_kept(tmp_path):
     assert status["checkpoint"] == "last.pth" and "signal" not in status
     RunStatus(tmp_path, 2).begin()  # resumed
     assert read_status(tmp_path)["state"] == "running"
-
-
-def test_plots_show_the_rows_of_the_file(tmp_path):
-    columns = ["epoch", "train_loss", "val_loss", "train_top1", "val_top1", "val_top5"]
-    metrics = CsvFile(tmp_path / "metrics.csv", columns, last=0)
-    CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
-    plots = CurvePlots(tmp_path)
-    plots.update(now=True)  # nothing to show yet
-    empty = (tmp_path / "loss.png").read_bytes()
-    for epoch, validation in ((1, ""), (2, 0.5)):  # not every epoch is evaluated
-        row = dict.fromkeys(columns, validation) | {"epoch": epoch, "train_loss": 1.0, "train_top1": 50.0}
-        metrics.append(row)
-    plots.update()
-    assert (tmp_path / "loss.png").read_bytes() == empty  # drawn a moment ago
-    plots.update(now=True)
-    assert (tmp_path / "loss.png").read_bytes() != empty
-
-
-def test_loss_scale_is_plotted_for_float16_only(tmp_path):
-    CsvFile(tmp_path / "metrics.csv", ["epoch"], last=0)
-    steps = CsvFile(tmp_path / "steps.csv", ["step", "loss_scale", "skipped_steps"], last=0)
-    plots, picture = CurvePlots(tmp_path), tmp_path / "loss_scale.png"
-    steps.append({"step": 20, "loss_scale": 1.0, "skipped_steps": 0})
-    plots.update(now=True)
-    assert not picture.exists()  # fp32 or bfloat16
-    steps.append({"step": 40, "loss_scale": 1.0, "skipped_steps": 1})
-    plots.update(now=True)
-    skipped = picture.read_bytes()
-    steps.append({"step": 60, "loss_scale": 0.5, "skipped_steps": 2})
-    plots.update(now=True)
-    assert picture.read_bytes() != skipped
 
 
 def test_seeds_are_reproducible_and_distinct():

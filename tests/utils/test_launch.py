@@ -6,10 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
+import main_multi_gpu
+import main_single_gpu
 from main_multi_gpu import check_num_processes
 from utils.errors import UserError
-from utils.launch import _failure_status, silence_launcher
-from utils.launcher import check_node_variables, detect_launcher, first_host, several_were_started, torchrun_variables
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import _failure_status, silence_launcher
+from utils.processes.launcher import (
+    check_node_variables,
+    detect_launcher,
+    first_host,
+    several_were_started,
+    torchrun_variables,
+)
 
 ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
 TRAIN_JOB = {
@@ -19,6 +28,8 @@ TRAIN_JOB = {
     "PET_MASTER_ADDR": "head",
     "PET_MASTER_PORT": "29500",
 }
+NO_NUMBERS = {"RANK": "abc", "WORLD_SIZE": "two", "LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "1.5"}
+NO_NUMBERS |= {"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "", "OMPI_COMM_WORLD_RANK": "a", "PMI_RANK": " "}
 SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 
 
@@ -45,39 +56,55 @@ def test_launcher(started_by, env):
 
 
 @pytest.mark.parametrize(
-    "env", [ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"}, SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}]
+    ("env", "words"),
+    [
+        *((env, "without LOCAL_RANK") for env in (ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"})),
+        (SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}, "without LOCAL_RANK"),
+        ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}, "SKYPILOT_NUM_NODES is 2"),
+        *(({name: value}, f"{name} is '{value}'") for name, value in NO_NUMBERS.items()),
+        (ONE_OF_16 | {"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'"),
+    ],
 )
-def test_rank_without_a_local_rank_is_refused(env):
-    with pytest.raises(UserError, match=r"without LOCAL_RANK: .*; start torchrun on every host or pod, .*LOCAL_RANK=0"):
+def test_environment_of_several_runs_is_refused(env, words):
+    with pytest.raises(UserError, match=words):
         detect_launcher(env)
 
 
-def test_skypilot_on_several_nodes_needs_torchrun():
-    with pytest.raises(UserError, match=r"^SKYPILOT_NUM_NODES is 2: every node would train apart; start torchrun"):
-        detect_launcher({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"})
-    assert several_were_started({"SKYPILOT_NUM_NODES": "2"})
+@pytest.mark.parametrize("script", [main_multi_gpu, main_single_gpu])
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_wrong_number_is_one_line_of_the_program(monkeypatch, capsys, name, script):
+    monkeypatch.setenv(name, NO_NUMBERS[name])
+    assert run_and_report_errors(script.main, ["-dataset=fake"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name} is {NO_NUMBERS[name]!r}")
+
+
+def test_skypilot_with_one_node_or_torchrun():
     assert detect_launcher({"SKYPILOT_NUM_NODES": "1"}) is None
     assert detect_launcher({"SKYPILOT_NUM_NODES": "2", "LOCAL_RANK": "0", **ONE_OF_16}) == "torchrun"
 
 
-@pytest.mark.parametrize("missing", TRAIN_JOB)
-def test_missing_node_variable_is_named(missing):
-    env = {name: value for name, value in TRAIN_JOB.items() if name != missing}
-    with pytest.raises(UserError, match=f"not set: {missing}, but .*: set all of PET_NNODES, "):
+ELASTIC = {"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "8", "PET_RDZV_BACKEND": "c10d"}
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        *(({name: TRAIN_JOB[name] for name in TRAIN_JOB if name != one}, f"not set: {one},") for one in TRAIN_JOB),
+        (ELASTIC, "not set: PET_RDZV_ENDPOINT"),
+        (TRAIN_JOB | {"PET_NNODES": "two"}, "PET_NNODES is 'two'"),
+        (TRAIN_JOB | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2"),
+    ],
+)
+def test_wrong_or_missing_node_variable_is_named(env, words):
+    with pytest.raises(UserError, match=words):
         check_node_variables(env)
 
 
 def test_node_variables():
     assert check_node_variables(TRAIN_JOB) == 2
     assert check_node_variables({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}) == 1
-    elastic = {"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "8", "PET_RDZV_BACKEND": "c10d"}
-    with pytest.raises(UserError, match="not set: PET_RDZV_ENDPOINT"):
-        check_node_variables(elastic)
-    assert check_node_variables(elastic | {"PET_RDZV_ENDPOINT": "head"}) == 4
-    with pytest.raises(UserError, match="PET_NNODES is 'two': must be a number of nodes, or MIN:MAX"):
-        check_node_variables(TRAIN_JOB | {"PET_NNODES": "two"})
-    with pytest.raises(UserError, match="PET_NODE_RANK is 2: must be below 2, PET_NNODES; the first node is 0"):
-        check_node_variables(TRAIN_JOB | {"PET_NODE_RANK": "2"})
+    assert check_node_variables(ELASTIC | {"PET_RDZV_ENDPOINT": "head"}) == 4
 
 
 def test_number_of_processes_against_a_launcher():
@@ -90,7 +117,8 @@ def test_number_of_processes_against_a_launcher():
 
 
 def test_several_started_processes_are_noticed():
-    one = {"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1", "WORLD_SIZE": "1", "PET_NNODES": "1"}
+    one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "PET_NNODES"), "1")
+    one |= {"SKYPILOT_NUM_NODES": "1"}
     assert not several_were_started(one | {"SLURM_NTASKS": "8"})
     for name in one:
         assert several_were_started(one | {name: "2"})

@@ -51,7 +51,7 @@ def test_fewer_than_five_classes(cpu):
 
 
 def test_a_skipped_step_counts_its_samples_only(cpu):
-    """Its loss and gradient norm are not finite; the means are those of the other steps."""
+    """Its loss and gradient norm are not finite; the means cover the other steps."""
     sums = MetricSums(cpu.device)
     logits, targets = torch.eye(3), torch.tensor([0, 1, 0])
     for loss, norm, skipped in ((6.0, 2.0, False), (math.nan, math.inf, True), (3.0, 4.0, False)):

@@ -37,7 +37,7 @@ def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
 
 
 def test_pickles_of_python_2(tmp_path):
-    """Like those of CIFAR: strings and bytes share a Latin-1 type."""
+    """As CIFAR's batches: strings and bytes share a Latin-1 type."""
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
     array += b"(I1\n(I2\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
     state = b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nU\x02\xff\x01tb"

@@ -51,7 +51,6 @@ class ShardCache:
         self.folder, self.max_bytes, self.store = folder / "shards", max_bytes, store
         self._resume_at = 0.0
         self._has_warned = False
-        self._paths: dict[Shard, Path] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder.parent, self.max_bytes, self.store)
@@ -111,10 +110,8 @@ class ShardCache:
         return False
 
     def _path(self, shard: Shard) -> Path:
-        if shard not in self._paths:
-            key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
-            self._paths[shard] = self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
-        return self._paths[shard]
+        key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
 
     def _reserve(self, shard: Shard, keep: Collection[Shard]) -> BinaryIO | None:
         """Locks a file as large as the shard, so that others count it; returns None if there is no room.

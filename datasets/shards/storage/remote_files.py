@@ -1,7 +1,6 @@
 """The shards on a web server, in S3 or in GCS, through obstore.
 
-obstore reads credentials from its own environment variables (AWS_*, GOOGLE_*). It repeats a request that fails within
-the first seconds; `ShardStore` repeats the others.
+obstore reads credentials from its own environment variables (AWS_*, GOOGLE_*). `ShardStore` repeats failed requests.
 """
 
 import os
@@ -13,35 +12,29 @@ from obstore.store import GCSStore, HTTPStore, S3Store
 
 from datasets.shards.shard import Shard
 
-_CONNECT_SECONDS, _READ_SECONDS, _RETRY_SECONDS = 10.0, 30.0, 5.0  # at most
-_MAX_RETRIES = 4
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _CHUNK_BYTES = 1 << 18
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 
 
 class RemoteFiles:
-    """Objects below the URL `root`. All methods raise what obstore raises.
+    """Objects below the URL `root`. All methods raise the errors of obstore.
 
-    A single call without an answer fails after `attempt_seconds`, which is less than half of `timeout_seconds`.
+    A call without an answer fails after `attempt_seconds`, at most a quarter of `timeout_seconds`.
     """
 
     def __init__(self, root: str, timeout_seconds: float) -> None:
-        read_seconds, retry_seconds = min(_READ_SECONDS, timeout_seconds / 4), min(_RETRY_SECONDS, timeout_seconds / 8)
-        self.attempt_seconds = read_seconds + retry_seconds
+        self.attempt_seconds = min(_READ_SECONDS, timeout_seconds / 4)
         scheme, _, rest = root.partition("://")
         options: dict[str, Any] = {
             "client_options": {
-                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, read_seconds)),
-                "read_timeout": timedelta(seconds=read_seconds),
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self.attempt_seconds)),
+                "read_timeout": timedelta(seconds=self.attempt_seconds),
                 "timeout": timedelta(days=1),  # of a whole download; obstore's default is 30 s
                 "allow_http": scheme == "http" or (scheme in ("s3", "gs") and _has_plain_endpoint()),
             },
-            "retry_config": {
-                "max_retries": _MAX_RETRIES,
-                "retry_timeout": timedelta(seconds=retry_seconds),
-                "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=1)},
-            },
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
         }
         if scheme in ("http", "https"):
             self.store = HTTPStore(root, **options)

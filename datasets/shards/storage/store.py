@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
-from datasets.shards.location import is_local, join_url
+from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.local_files import LocalFiles
 from datasets.shards.storage.remote_files import RemoteFiles
@@ -70,7 +70,8 @@ class ShardStore:
             raise StoreError(f"{self.root}: {problem.text}; {problem.fix}") from None
 
     def url(self, name: str) -> str:
-        return join_url(self.root, name)
+        """Returns the path or URL of a file. It contains no credentials: `parse_location` refuses them."""
+        return f"{self.root.rstrip('/')}/{name}"
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Lists the files and the folders in a folder below the root ('': the root itself), unordered."""

@@ -17,7 +17,7 @@ import torch
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
-from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
+from datasets.sources.arrays.mapped_arrays import MappedArrays
 from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
 from utils.errors import UserError
@@ -120,14 +120,6 @@ class _Packed(Samples):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._arrays, self._labels)
-
-    @property
-    def targets(self) -> np.ndarray:
-        return self._labels["targets"]
-
-    @targets.setter
-    def targets(self, targets: np.ndarray) -> None:
-        self._labels = share_arrays({"targets": targets})
 
     def name(self, index: int) -> str:
         return f"{self.path}: image {index} ({strings_in(self._arrays, 'names')[index]})"

@@ -3,8 +3,6 @@
 import os
 from dataclasses import replace
 
-import numpy as np
-
 from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.arrays.mapped_arrays import share_arrays
@@ -22,17 +20,9 @@ class ImageFiles(EncodedImages):
     def __init__(self, listing: Listing) -> None:
         super().__init__(listing.class_names)
         self.listing = replace(listing, arrays=share_arrays(listing.arrays))
+        self._labels = self.listing.arrays
         self.findings, self.notes = listing.findings, listing.notes
         self.has_class_names = listing.has_class_names
-
-    @property
-    def targets(self) -> np.ndarray:
-        return self.listing.arrays["targets"]
-
-    @targets.setter
-    def targets(self, targets: np.ndarray) -> None:
-        arrays = dict(self.listing.arrays) | {"targets": targets}
-        self.listing = replace(self.listing, arrays=share_arrays(arrays))
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""

@@ -5,8 +5,6 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from engine.run.loggers.logger import LoggedRun, MetricLogger
 from utils.errors import to_single_line
 from utils.threads import DaemonPool
@@ -38,9 +36,6 @@ class BackgroundLogger:
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._add(partial(self.logger.scalars, values, step))
-
-    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
-        self._add(partial(self.logger.image, name, pixels, step))
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         _, unfinished = wait(

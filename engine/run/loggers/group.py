@@ -1,12 +1,8 @@
 """All loggers of a run, and the table of those that `LOGGERS` can name."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from engine.run.log import RunLogger
 from engine.run.loggers.background import BackgroundLogger
@@ -45,13 +41,6 @@ class LoggerGroup:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for logger in self._loggers:
             logger.scalars(values, step)
-
-    def image(self, name: str, png: bytes, step: int) -> None:
-        """png: the content of a PNG file."""
-        if self._loggers:
-            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-            for logger in self._loggers:
-                logger.image(name, pixels, step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         """result: the content of `result.json`; None: the run failed. An error of one logger does not stop the others.

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from utils.atomic_file import atomic_write
 
 
@@ -42,9 +40,6 @@ class MetricLogger(Protocol):
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Values by name, such as train/loss. step: optimizer steps since the start of the run."""
-
-    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
-        """pixels: uint8 (H, W, 3)."""
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         """Returns when everything is written. result: the content of `result.json`; None: the run failed."""

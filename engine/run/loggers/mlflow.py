@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from engine.run.loggers.logger import LoggedRun
 
 
@@ -35,9 +33,6 @@ class MlflowLogger:
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._mlflow.log_metrics(dict(values), step=step)
-
-    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
-        self._mlflow.log_image(pixels, key=name, step=step, synchronous=True)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         if result:

@@ -1,10 +1,9 @@
-"""TensorBoard: curves, images, the options as text, and the table of hyperparameters."""
+"""TensorBoard: curves, the options as text, and the table of hyperparameters."""
 
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -31,9 +30,6 @@ class TensorBoardLogger:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
-
-    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
-        self._board.add_image(name, pixels, step, dataformats="HWC")
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         if result and result["finished"]:

@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from configs.reading.yaml_io import parse_value
 from engine.run.loggers.logger import LoggedRun
 from utils.errors import UserError
@@ -53,10 +51,6 @@ class WandbLogger:
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
-
-    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
-        """At wandb's current step: `step` may be that of an earlier epoch, which wandb would drop."""
-        self._run.log({name: self._wandb.Image(pixels)})
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         self._run.summary.update({f"result/{name}": value for name, value in (result or {}).items()})

@@ -1,7 +1,7 @@
 """NVIDIA's datasheets: the peak FLOP/s of GPUs by the dtype of the matrix products, their memory and their links.
 
-All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 are those with float32
-accumulation, which torch uses. A GPU or dtype without a figure here has no MFU: a missing MFU is better than
+All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 have float32
+accumulation, as in torch. A GPU or dtype without a figure here has no MFU: a missing MFU is better than
 a wrong one.
 """
 
@@ -41,7 +41,7 @@ def _geforce(fp32: float, memory_gb: float, memory_gb_per_second: float, link: f
 
 # "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2; "NVIDIA DGX H100" datasheet
 _H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4, 80, 3350, 450, 400)
-# "NVIDIA A100 Tensor Core GPU" datasheet, that of 80 GB; "NVIDIA DGX A100" datasheet
+# "NVIDIA A100 Tensor Core GPU" datasheet, 80 GB; "NVIDIA DGX A100" datasheet
 _A100_SXM = Peaks(19.5, 156.0, 312.0, 312.0, 80, 2039, 300, 200)
 
 PEAKS = {
@@ -79,7 +79,7 @@ PEAKS = {
     "RTX 3060 TI": _geforce(16.2, 8, 448),
     "RTX 3070": _geforce(20.3, 8, 448),
     "RTX 3070 TI": _geforce(21.7, 8, 608),
-    "RTX 3080": _geforce(29.8, 10, 760),  # with 10 GB; that with 12 GB has the same name, and 30.6
+    "RTX 3080": _geforce(29.8, 10, 760),  # with 10 GB; the one with 12 GB has the same name, and 30.6
     "RTX 3080 TI": _geforce(34.1, 12, 912),
     "RTX 3090": _geforce(35.6, 24, 936),
     "RTX 3090 TI": _geforce(40.0, 24, 1008),

@@ -29,7 +29,7 @@ def training_flops(model: nn.Module, data: Data) -> int:
 def _count(meta_model: nn.Module, data: Data) -> int:
     """Runs a copy of a model on the meta device, with explicit attention and without gradient checkpointing.
 
-    Recomputed values do not count as model FLOPs; torch would count those of fused attention and of checkpointing.
+    Recomputed values do not count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
     images = torch.empty((1, data.image_channels, data.image_size, data.image_size), device="meta")
     for module in meta_model.modules():

@@ -43,39 +43,34 @@ class SlowRanks:
 
     def __init__(self, compares_forward: bool) -> None:
         self.causes = (LOADING, FORWARD) if compares_forward else (LOADING,)
+        self._steps: list[torch.Tensor] = []
         self._blocks: deque[torch.Tensor] = deque(maxlen=BLOCKS)
-        self._sum: torch.Tensor | None = None
-        self._steps = 0
-        self._told: dict[int, str] = {}
-        self.recovered: list[int] = []
+        self._known: dict[int, str] = {}
 
-    def add_step(self, seconds: torch.Tensor) -> list[SlowRank]:
-        """seconds: of one step, (ranks, 2): data wait, forward pass. Returns newly found ranks; sets `recovered`."""
-        self.recovered = []
-        seconds = seconds[:, : len(self.causes)]
-        self._sum = seconds.clone() if self._sum is None else self._sum + seconds
-        self._steps += 1
-        if self._steps < BLOCK_STEPS:
-            return []
-        self._blocks.append(self._sum / BLOCK_STEPS)
-        self._sum, self._steps = None, 0
+    def add_step(self, seconds: torch.Tensor) -> tuple[list[SlowRank], list[int]]:
+        """seconds: of one step, (ranks, 2): data wait, forward pass. Returns ranks that became slow, and recovered."""
+        self._steps.append(seconds[:, : len(self.causes)])
+        if len(self._steps) < BLOCK_STEPS:
+            return [], []
+        self._blocks.append(torch.stack(self._steps).mean(0))
+        self._steps.clear()
         if len(self._blocks) < BLOCKS:
-            return []
+            return [], []
         blocks = torch.stack(list(self._blocks))  # (BLOCKS, ranks, causes)
         slow = _are_slow(blocks.sum(2))
-        self.recovered = [rank for rank in self._told if not slow[:, rank].any()]
-        for rank in self.recovered:
-            del self._told[rank]
+        recovered = [rank for rank in self._known if not slow[:, rank].any()]
+        for rank in recovered:
+            del self._known[rank]
         mean, ranks = blocks.mean(0), slow.all(0).nonzero().flatten().tolist()
-        return [found for rank in ranks if (found := self._judge(rank, mean))]
+        return [found for rank in ranks if (found := self._judge(rank, mean))], recovered
 
     def _judge(self, rank: int, mean: torch.Tensor) -> SlowRank | None:
         """mean: of the blocks, (ranks, causes)."""
         index = _main_cause(mean, rank)
-        known, cause = self._told.get(rank), self.causes[index]
+        known, cause = self._known.get(rank), self.causes[index]
         if known == cause or (known and any(_main_cause(block, rank) != index for block in self._blocks)):
             return None
-        self._told[rank] = cause
+        self._known[rank] = cause
         of_ranks, totals = mean[:, index].tolist(), mean.sum(1).tolist()
         percent = 100 * (totals[rank] / max(median_low(totals), 1e-9) - 1)
         return SlowRank(rank, cause, of_ranks[rank], median_low(of_ranks), percent)
@@ -102,10 +97,9 @@ class SlowRankReport:
         """Notes for the log; `seconds` as of `SlowRanks.add_step`."""
         if not self.context.is_main:
             return []
-        found = self.ranks.add_step(seconds)
+        found, recovered = self.ranks.add_step(seconds)
         for slow in found:
             self.status.update(slow_rank={"rank": slow.rank, "host": self._host(slow.rank), "cause": slow.cause})
-        recovered = self.ranks.recovered
         if recovered and not found:
             self.status.update(slow_rank=None)
         return [f"Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered] + [
@@ -116,10 +110,9 @@ class SlowRankReport:
         return self.context.hosts[rank] if self.context.hosts else self.context.host
 
     def _line(self, slow: SlowRank) -> str:
-        steps = BLOCK_STEPS * BLOCKS
         times = f"{1000 * slow.seconds:.0f} ms per step against {1000 * slow.median_seconds:.0f} ms"
         more = f"{slow.percent:.0f}%" if slow.percent < 1000 else f"{slow.percent / 100:.0f} times"
         return (
             f"Warning: rank {slow.rank} on {self._host(slow.rank)} was {more} slower than the median rank for "
-            f"{steps} steps; cause: {slow.cause} ({times})"
+            f"{BLOCK_STEPS * BLOCKS} steps; cause: {slow.cause} ({times})"
         )

@@ -84,6 +84,7 @@ def assert_gone(*pids: int) -> None:
         (signal.SIGSEGV, "SIGSEGV, perhaps by a damaged file; for details, use no workers: -num_workers=0"),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_worker(signal_number, expected):
     loader = loader_of(Images())
     batches = iter(loader)
@@ -95,6 +96,7 @@ def test_a_killed_worker(signal_number, expected):
 
 
 @pytest.mark.parametrize("how", ["a hanging disk", "stopped"])
+@pytest.mark.slow
 def test_a_hanging_worker(how):
     loader = loader_of(Images(how), timeout_seconds=2)
     batches = iter(loader)
@@ -109,6 +111,7 @@ def test_a_hanging_worker(how):
     assert_gone(*workers)
 
 
+@pytest.mark.slow
 def test_the_rank_waits_for_a_slow_worker():
     """Longer than the time between two checks for dead workers."""
     loader = loader_of(Images())
@@ -179,7 +182,7 @@ def test_workers_map_images_in_memory(tmp_path, monkeypatch):
     samples.images[:] = np.random.default_rng(0).integers(256, size=samples.images.shape, dtype=np.uint8)
     images, pickled = samples.images.copy(), [pickle.dumps(samples) for _ in range(2)]
     assert max(map(len, pickled)) < 20_000
-    assert len(list(tmp_path.iterdir())) == 1  # one copy for all workers
+    assert len(list(tmp_path.iterdir())) == 2  # one copy of the labels and one of the images for all workers
     for received in map(pickle.loads, pickled):
         assert (received.images == images).all() and (received.targets == samples.targets).all()
         assert (received.open(7, 3).pixels.numpy() == images[7]).all()
@@ -229,6 +232,7 @@ def test_shortage_of_pinned_memory(monkeypatch, workers):
     assert IN_LOADING in raised.value.__notes__
 
 
+@pytest.mark.slow
 def test_workers_ignore_termination_signals():
     """Launchers and terminals send signals to all processes; the rank may still need batches to evaluate and save."""
     loader = loader_of(Images())
@@ -286,6 +290,7 @@ exec(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_its_run_even_stopped():
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'datasets' / 'loading'}"}
     ends = ("1 / 0", "os.kill(os.getpid(), signal.SIGKILL)")
@@ -298,6 +303,7 @@ def test_no_worker_outlives_its_run_even_stopped():
         assert_gone(*workers)
 
 
+@pytest.mark.slow
 def test_workers_import_no_package_that_they_do_not_need():
     """Each of these takes as long to import as torch itself, or longer."""
     script = "import sys, datasets.loading.loader; print(*sys.modules)"

@@ -13,6 +13,7 @@ from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import ShardChanged, StoreError
 
+pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400
 KEYS = ("data/train/0.tar", "data/train/1 +é#%20.tar", "data/val-0.tar", "data/notes/deep/0.tar", "data/train/x/0.tar")
 SECRET = "hunter2"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from datasets.shards.storage import cache as cache_module
+from datasets.shards.storage import read_ahead as read_ahead_module
 from datasets.shards.storage.cache import ShardCache, cache_folder
+from datasets.shards.storage.read_ahead import ReadAhead
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import StoreError
 from tests.conftest import ROOT
@@ -163,6 +165,7 @@ def test_cancelled_download(server, cache, shards):
     assert cache.download(shards[0])
 
 
+@pytest.mark.slow
 def test_two_processes_download_each_shard_once(server, cache, shards):
     server.faults = iter(lambda: body(pause_seconds=0.005), None)
     processes = [start_download(server, cache, shards, wait=True) for _ in range(2)]
@@ -175,6 +178,7 @@ def test_two_processes_download_each_shard_once(server, cache, shards):
             assert file.read() == content(shard.name)
 
 
+@pytest.mark.slow
 def test_killed_downloader(server, cache, shards):
     """Its part is counted while it runs; others return at once, and begin again after its death."""
     server.fail(body(pause_seconds=0.2))
@@ -198,3 +202,54 @@ def test_cache_folder(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch/me")
     assert cache_folder(None) == Path("/scratch/me/ampvit")
     assert cache_folder("/d") == Path("/d")
+
+
+@pytest.fixture
+def ahead(cache):
+    ahead = ReadAhead(cache, ahead=2)
+    yield ahead
+    ahead.close()
+
+
+def cached(cache, shards) -> list[int]:
+    files = [cache.descriptor(shard) for shard in shards]
+    for file in filter(None, files):
+        file.close()
+    return [number for number, file in enumerate(files) if file]
+
+
+def test_read_ahead_downloads_the_next_shards_and_no_others(server, cache, ahead, shards):
+    for first, expected in ((0, [0, 1]), (1, [0, 1, 2]), (4, [0, 1, 2, 4, 5])):
+        ahead.follow(shards[first:])
+        wait_for(lambda expected=expected: cached(cache, shards) == expected)
+    assert sorted(path for _, path, _ in server.requests) == [f"/{number}.tar" for number in (0, 1, 2, 4, 5)]
+
+
+def test_with_all_shards_in_use_none_replaces_another(server, cache, ahead, shards):
+    """As with balanced sampling: a small cache fills up once, and is not downloaded again and again."""
+    cache.max_bytes = 3 * SIZE
+    ahead.follow(shards)
+    wait_for(lambda: cached(cache, shards) == [0, 1])
+    for number in (1, 2, 3, 4, 5, 0):
+        ahead.follow([*shards[number:], *shards[:number]])
+        wait_for(lambda: len(cached(cache, shards)) == 3)
+    assert len(server.requests) == 3
+
+
+def test_failed_downloads_are_left_to_the_readers_and_tried_again(server, cache, ahead, shards, monkeypatch, capfd):
+    """They print and raise nothing."""
+    monkeypatch.setattr(read_ahead_module, "_RETRY_SECONDS", 0.05)
+    server.fail_always(status(404))
+    wait_for(lambda: ahead.follow(shards) or len(server.requests) > 10)
+    server.fail()
+    wait_for(lambda: ahead.follow(shards) or cached(cache, shards) == [0, 1])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_close_cancels_downloads(server, cache, ahead, shards):
+    server.faults = iter(lambda: body(pause_seconds=0.1), None)
+    ahead.follow(shards)
+    wait_for(lambda: len(server.requests) == 2)
+    ahead.close()
+    wait_for(lambda: not list(cache.folder.glob("*.part")))
+    assert cached(cache, shards) == []

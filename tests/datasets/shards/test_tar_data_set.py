@@ -210,6 +210,7 @@ def test_a_server_without_ranges_needs_the_cache(root, cache):
         assert contents(tar(on(server, cache_gb=1), "train")) == expected
 
 
+@pytest.mark.slow
 def test_batches_do_not_depend_on_the_source_and_the_workers(root, cache, cpu):
     def images(path, *flags):
         config = parse_command_line(

@@ -14,6 +14,8 @@ from engine.checkpoint.reader import load_checkpoint
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:

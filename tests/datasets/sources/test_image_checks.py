@@ -62,11 +62,6 @@ def test_unusual_but_usable_images_are_not_refused(samples_of):
     assert reasons(samples_of(**usable)) == {}
 
 
-def test_intact_images_are_not_decoded(samples_of, monkeypatch):
-    monkeypatch.setattr("datasets.sources.samples.open_image", lambda *_: pytest.fail("opens an image"))
-    assert reasons(samples_of(a=encode("JPEG"), b=encode("PNG"), c=encode("GIF"), d=encode("WEBP"))) == {}
-
-
 def test_the_checked_images_are_spread_evenly_and_the_log_counts_them(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(image_checks, "_CHUNK", 10)
     write_classes(tmp_path, a=60, b=60)

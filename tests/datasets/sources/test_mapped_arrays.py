@@ -2,14 +2,11 @@
 
 import gc
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from source_helpers import options
 
 from datasets.registry import DATASETS
@@ -57,19 +54,6 @@ def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
     del arrays
     gc.collect()
     assert not folder.exists()
-
-
-def test_the_temporary_folder_is_removed_when_the_process_exits(temporary):
-    script = f"""
-import sys, tempfile
-tempfile.tempdir = {str(temporary)!r}
-import numpy as np
-from datasets.sources.arrays.mapped_arrays import share_arrays
-kept = share_arrays({{"a": np.arange(5)}})
-sys.exit(3)
-"""
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 3
-    assert not list(temporary.iterdir())
 
 
 def test_a_full_disk_is_one_line(temporary, monkeypatch):

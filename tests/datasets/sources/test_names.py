@@ -62,8 +62,7 @@ def test_a_whole_run(folders, tmp_path, cpu, capsys):
     for name, text in texts.items():
         assert all(character.isprintable() or character in "\r\n" for character in text), name
     assert texts["bad_images_0.csv"].count("\n") == len(texts["bad_images_0.csv"].splitlines())
-    for picture in ("loss.png", "accuracy.png"):
-        Image.open(folder / picture).verify()
+    Image.open(folder / "curves.png").verify()
 
 
 def test_an_error_that_names_them(folders, tmp_path, capsys):

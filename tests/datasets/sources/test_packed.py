@@ -68,17 +68,6 @@ def test_training_sees_the_same_pixels(folders, cpu):
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("flags", [(), ("-size", "18")])
-def test_workers_read_the_same(folders, cpu, flags):
-    output = pack(folders, *flags)
-    batches = []
-    for workers in (0, 1):
-        config = config_for(output, "packed", f"DATA.NUM_WORKERS={workers}")
-        batches.append(list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
-    assert len(batches[0]) == len(batches[1]) == 2
-    assert all(torch.equal(one.images, other.images) for one, other in zip(*batches, strict=True))
-
-
 def test_names_and_classes_are_kept(folders, cpu):
     output = pack(folders)
     for split, count in (("train", 12), ("val", 6)):

@@ -45,14 +45,6 @@ def test_unusable_images_of_a_folder_are_found_when_they_are_read(tmp_path):
             samples.open(index, 3)
 
 
-def test_an_image_needs_no_extension(tmp_path, monkeypatch):
-    write_image(tmp_path / "a.jpg")
-    (tmp_path / "a.jpg").rename(tmp_path / "download")
-    assert names(tmp_path / "download") == [str(tmp_path / "download")]
-    monkeypatch.chdir(tmp_path)
-    assert unlabelled("download").open(0, 3).pixels.shape == (3, 9, 12)
-
-
 def test_a_list_has_paths_with_or_without_labels(tmp_path):
     text = "\ufeffa.jpg 3\r\nb c.jpg\t12\n\n  d e.jpg\n/abs/f.jpg\n../g.jpg 0\na.jpg\n"
     (tmp_path / "list.TXT").write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from engine.commands.next_command import next_command
 from engine.commands.open_run import start_log
 from engine.commands.run import run
 from utils.errors import UserError
-from utils.launcher import launcher_words
+from utils.processes.launcher import launcher_words
 from utils.status import read_status
 
 

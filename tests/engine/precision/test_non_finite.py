@@ -131,7 +131,7 @@ def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeyp
     with pytest.raises(UserError, match="for 18 consecutive steps, up to step 20"):
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
-    assert (folder / "loss_scale.png").exists()
+    assert (folder / "curves.png").exists()
     step, _, *scale, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
     assert (step, scale) == ("20", ["1.0", "18"])
     monkeypatch.undo()

@@ -127,7 +127,7 @@ def profile(busy: dict | None = None, idle: dict | None = None, **changes) -> Pr
     busy = GOOD | (busy or {})
     busy[BACKWARD] -= sum(busy.values()) + sum(idle.values()) - 1
     good = Profile(
-        title="1 process(es), NVIDIA H200",
+        title="1 process, NVIDIA H200",
         model_name="vit",
         batch_size=256,
         device_type="cuda",
@@ -286,7 +286,7 @@ def test_profile_of_two_ranks(tmp_path):
     options = (*TINY_VIT, "MODEL.NUM_CLASSES=1000", "PARALLEL.COMM_HOOK=bf16", "PARALLEL.BUCKET_MB=0")
     printed = run_script("main_multi_gpu.py", *argv, "-opts", *options)
     page = (only_run(tmp_path, "profile") / "profile.md").read_text()
-    assert page in printed and "2 process(es)" in page and shares(page)[DATA_WAIT] > 0
+    assert page in printed and "2 processes" in page and shares(page)[DATA_WAIT] > 0
     config = parse_command_line(["-dataset=fake", "-opts", *options]).config
     parameters = list(build_model(config.model, config.data, torch.device("cpu"))[0].parameters())
     megabytes = 2 * sum(parameter.numel() for parameter in parameters) / 1e6

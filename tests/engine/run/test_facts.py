@@ -1,4 +1,4 @@
-"""The facts of a run: each kind is read as it was written; damaged lines; what a run records of itself."""
+"""The facts of a run: each kind is read as it was written; damaged lines; the records of a run."""
 
 import pytest
 from conftest import train

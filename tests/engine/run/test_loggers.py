@@ -1,17 +1,14 @@
 """Loggers: TensorBoard's tables as its own backend reads them; wandb and mlflow, as stand-ins and where installed."""
 
 import errno
-import io
 import os
 import sys
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from conftest import assert_same_state, states, train
-from PIL import Image
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -24,6 +21,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
 from configs.reading.command_line import parse_command_line
+from engine.run.log import RunLogger
 from engine.run.loggers.background import BackgroundLogger
 from engine.run.loggers.group import LoggerGroup, check_loggers
 from engine.run.loggers.logger import LoggedRun
@@ -31,15 +29,6 @@ from utils.errors import UserError
 from utils.tables import read_rows
 
 RESULT = {"top1": 90.0, "finished": True}
-
-
-def png_of(pixels: np.ndarray) -> bytes:
-    png = io.BytesIO()
-    Image.fromarray(pixels).save(png, "png")
-    return png.getvalue()
-
-
-PNG = png_of(np.zeros((4, 5), dtype=np.uint8))
 
 
 class FakeWandb:
@@ -59,9 +48,6 @@ class FakeWandb:
     def init(self, **arguments):
         self.calls.append(("init", arguments))
         return self
-
-    def Image(self, pixels):
-        return pixels.shape
 
     def log(self, values, step=None):
         self.calls.append(("log", step, values))
@@ -116,7 +102,7 @@ def hparams_table(root) -> tuple[list[str], list[str], dict[str, dict[str, float
 
 @pytest.mark.slow
 def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, libraries):
-    """A run that is interrupted and resumed is one row or run everywhere; its weights are those of one without."""
+    """A run that is interrupted and resumed is one row or run everywhere; loggers do not change its weights."""
     wandb, mlflow = libraries
     plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], cpu, pictures=True)
     argv = [*digits_argv, "TRAIN.SMOOTHING=0.1", "NAME=logged", "LOGGERS=[wandb,mlflow]"]
@@ -135,7 +121,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
         assert row["best/top1"] == pytest.approx(best)
         assert row["val/top1"] == pytest.approx(float(epochs[-1]["val_top1"]))
     events = EventAccumulator(str(logged)).Reload()
-    assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # that of the checkpoint's step stays
+    assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # the one at the checkpoint's step stays
 
     inits = [call[1] for call in wandb.calls if call[0] == "init"]
     assert [init["id"] for init in inits] == [None, "wandb-id"]
@@ -146,9 +132,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     assert [call[0] for call in mlflow.calls].count("log_params") == 1
     curves = {step: values["train/loss"] for _, step, values in logs(wandb) if "train/loss" in values}
     assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
-    scalars = [call for call in logs(wandb) if "val/confusion" not in call[2]]
-    assert scalars == [("log", step, values) for _, values, step in logs(mlflow, "log_metrics")]
-    assert len(scalars) < len(logs(wandb))
+    assert logs(wandb) == [("log", step, values) for _, values, step in logs(mlflow, "log_metrics")]
     assert wandb.summary["result/finished"] and wandb.calls[-1] == ("finish", 0)
     assert [call[1] for call in mlflow.calls if call[0] == "end_run"] == ["KILLED", "FINISHED"]
     log = (logged / "log.txt").read_text()
@@ -159,29 +143,24 @@ def logs(library, name: str = "log") -> list[tuple]:
     return [call for call in library.calls if call[0] == name]
 
 
-def test_options_and_images_in_tensorboard(tmp_path):
+def test_options_in_tensorboard(tmp_path, cpu):
     """Text of the options stays text, whatever a value contains."""
     options = "NAME: '<script>alert(1)</script> ```'\n\nSAVE: '# x'\n"
-    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
-    png = png_of(pixels)
-    group = LoggerGroup([], options, {}, print)
-    group.image("confusion", b"not read before the start", 0)
+    group = LoggerGroup([], options, {}, RunLogger(None, cpu))
+    group.scalars({"train/loss": 1.0}, 0)  # before the start
     group.start(tmp_path, 0)
-    group.image("confusion", png, 7)
     group.finish(RESULT)
     group.finish(None)  # a second call
     events = EventAccumulator(str(tmp_path)).Reload()
-    (image,) = events.Images("confusion")
-    assert image.step == 7 and np.array_equal(np.asarray(Image.open(io.BytesIO(image.encoded_image_string))), pixels)
     (text,) = events.Tensors("options/text_summary")
     html = markdown_to_safe_html(text.tensor_proto.string_val[0])
     assert html.startswith("<pre><code>NAME: '&lt;script&gt;") and html.count("<") == 4 and "# x'" in html
 
 
-def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path, monkeypatch, cpu):
     monkeypatch.setattr(SummaryWriter, "close", raise_full_disk)
     for result in (RESULT, None):
-        group = LoggerGroup([], "", {}, print)
+        group = LoggerGroup([], "", {}, RunLogger(None, cpu))
         group.start(tmp_path, 0)
         with pytest.raises(OSError) if result else nullcontext():
             group.finish(result)
@@ -191,15 +170,14 @@ def raise_full_disk(*args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_images_and_failures_in_the_libraries(tmp_path, libraries):
+def test_a_failure_in_the_libraries(tmp_path, libraries, cpu):
     wandb, mlflow = libraries
-    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, print)
+    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, RunLogger(None, cpu))
     group.start(tmp_path, 0)
     group.scalars({"val/top1": 10.0}, 9)
-    group.image("confusion", PNG, 7)  # of an earlier epoch, evaluated again at the end
     group.finish(None)
-    assert ("log", None, {"confusion": (4, 5, 3)}) in wandb.calls and wandb.calls[-1] == ("finish", 1)
-    assert mlflow.calls[-2][2:] == ("confusion", 7, True) and mlflow.calls[-1] == ("end_run", "FAILED")
+    assert ("log", 9, {"val/top1": 10.0}) in wandb.calls and wandb.calls[-1] == ("finish", 1)
+    assert mlflow.calls[-2] == ("log_metrics", {"val/top1": 10.0}, 9) and mlflow.calls[-1] == ("end_run", "FAILED")
 
 
 class Faulty:
@@ -237,7 +215,7 @@ def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
 
 
 def test_a_failing_logger_warns_once_and_training_continues(tmp_path, monkeypatch):
-    prefix = "----- Warning: LOGGERS: wandb:"
+    prefix = "Warning: LOGGERS: wandb:"
     assert use(Faulty("start"), tmp_path) == [f"{prefix} SystemExit: no network; the run continues without it"]
     faulty = Faulty("scalars", "finish")
     assert use(faulty, tmp_path) == [f"{prefix} SystemExit: no network; some values will be missing there"]
@@ -286,34 +264,32 @@ def test_names_of_loggers(value, expected):
         parse_command_line(["-dataset=digits", "-opts", f"LOGGERS={value}"])
 
 
-def log_and_resume(name: str, folder) -> None:
+def log_and_resume(name: str, folder, cpu) -> None:
     """Two processes' worth of calls; they differ in the steps."""
     for steps_done in (0, 2):
-        group = LoggerGroup([name], "SEED: 0", {"SEED": str(steps_done)}, print)
+        group = LoggerGroup([name], "SEED: 0", {"SEED": str(steps_done)}, RunLogger(None, cpu))
         group.start(folder, steps_done)
         group.scalars({"train/loss": 1.0}, steps_done + 1)
         group.scalars({"train/loss": 0.5}, steps_done + 2)
-        group.image("val/confusion", PNG, steps_done + 1)
         group.finish(RESULT)
 
 
-def test_real_wandb(tmp_path, monkeypatch, capsys):
+def test_real_wandb(tmp_path, monkeypatch, capsys, cpu):
     """Offline, where wandb is installed; it is not in requirements-dev.txt."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    log_and_resume("wandb", tmp_path)
+    log_and_resume("wandb", tmp_path, cpu)
     assert "Warning" not in capsys.readouterr().out
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 2 and files[0].name == files[1].name
-    assert len(list(tmp_path.glob("wandb/offline-run-*/files/media/images/val/confusion_*.png"))) == 2
 
 
-def test_real_mlflow(tmp_path, monkeypatch, capsys):
+def test_real_mlflow(tmp_path, monkeypatch, capsys, cpu):
     """With a local database, where mlflow is installed."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    log_and_resume("mlflow", tmp_path)
+    log_and_resume("mlflow", tmp_path, cpu)
     assert "Warning" not in capsys.readouterr().out
     (run,) = mlflow.MlflowClient().search_runs(["0"])
     assert run.info.status == "FINISHED" and run.data.params == {"SEED": "0"}

@@ -1,23 +1,43 @@
-"""The curves of a run, as they are drawn."""
+"""curves.png: its panels and curves."""
 
-from engine.run.plots import best_epoch, curve, new_figure, plot_curve, write_png
+import pytest
 
+from engine.run import plots
+from engine.run.plots import CURVES, draw_curves
 
-def test_rows_without_a_value_are_left_out():
-    rows = [{"epoch": "1", "val_top1": "10.5"}, {"epoch": "2", "val_top1": ""}, {"epoch": "3", "val_top1": "20"}]
-    assert curve(rows, "val_top1") == [(1, 10.5), (3, 20.0)]
-
-
-def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
-    rows = [("1", "10", "1.5"), ("2", "30", "1.2"), ("3", "30", "1.1"), ("4", "30", "1.1"), ("5", "", "")]
-    rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in rows]
-    assert best_epoch(rows) == (3, 30.0) and best_epoch(rows[4:]) is None
+METRICS = "epoch,train_loss,val_loss,train_top1,val_top1\n1,2.0,,10,\n2,1.0,1.5,40,30\n3,damaged,1.2,50,\n"
+SCALED = "step,loss_scale,skipped_steps\n20,1.0,0\n40,1.0,1\n60,0.5,2\n"
 
 
-def test_epochs_are_whole_numbers_and_names_are_no_formulas(tmp_path):
-    figure, axes = new_figure("epoch", "loss", "cost$a_{$")
-    plot_curve(axes, [(1, 2.0), (2, 1.0)], "$x^{$")
-    axes.legend()
-    write_png(figure, tmp_path / "plot.png")
-    ticks = axes.xaxis.get_major_locator().tick_values(1, 2)
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Draws the tables of a run; returns the figure."""
+    figures, folder = [], tmp_path / "cost$a_{$"
+    folder.mkdir()
+    original = plots.png_bytes
+    monkeypatch.setattr(plots, "png_bytes", lambda figure: figures.append(figure) or original(figure))
+
+    def draw(metrics: str, steps: str):
+        (folder / "metrics.csv").write_text(metrics)
+        (folder / "steps.csv").write_text(steps)
+        draw_curves(folder)
+        assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
+        return figures[-1]
+
+    return draw
+
+
+def test_the_curves_are_the_rows_with_a_value(drawn):
+    loss, accuracy = drawn(METRICS, "step,loss_scale,skipped_steps\n20,1.0,0\n").axes
+    assert {line.get_label(): line.get_xydata().tolist() for line in loss.lines} == {
+        "training": [[1, 2], [2, 1]], "validation": [[2, 1.5], [3, 1.2]],
+    }  # fmt: skip
+    assert [line.get_label() for line in accuracy.lines][-1] == "best: 30.00%, epoch 2"
+    ticks = loss.xaxis.get_major_locator().tick_values(1, 2)
     assert all(tick == round(tick) for tick in ticks)
+
+
+def test_a_loss_scale_is_shown_if_it_varies_or_a_step_was_skipped(drawn):
+    assert len(drawn("epoch\n", "step,loss_scale,skipped_steps\n20,1.0,0\n").axes) == 2
+    _, _, scale, skipped = drawn("epoch\n", SCALED).axes
+    assert scale.lines[0].get_ydata().tolist() == [1, 1, 0.5] and skipped.lines[0].get_ydata().tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Reports of a run in the log, CSV tables and TensorBoard; skipped steps; tables of the previous version."""
+"""Reports of a run in the log, CSV tables and TensorBoard; skipped steps."""
 
 import math
 
@@ -13,7 +13,6 @@ from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.meter import MFUMeter
 from engine.run.reporter import Reporter
-from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums
@@ -91,7 +90,7 @@ def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
     assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
     assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
     assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
-    run.reporter.draw()  # plots without points
+    run.reporter.draw()  # without points
 
 
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
@@ -137,18 +136,3 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     for row in run.rows("metrics.csv"):
         assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
     assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
-
-
-NEW_COLUMNS = {
-    "metrics.csv": [
-        *("grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"),
-        *("val_mean_ap", "raw_val_mean_ap", "launch_bound_share"),
-    ],
-    "steps.csv": ["grad_norm"],
-}
-
-
-def test_new_columns_are_last():
-    assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
-    assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
-    assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]

@@ -163,7 +163,7 @@ def test_op_lists_and_the_report_of_precision(family, images, tmp_path, cpu):
         listed[1:] = ["AMP.CUSTOM_BLACK_LIST=[softmax, hardswish]", "AMP.CUSTOM_WHITE_LIST=[batch_norm]"]
     if family == "ConvNeXt":
         listed[1] = "AMP.CUSTOM_BLACK_LIST=[gelu]"
-    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu, False)
+    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu)
     types = {row["listed_as"]: set() for row in report["ops"]}
     for row in report["ops"]:
         types[row["listed_as"]].add(row["type"])

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.errors import UserError
-from utils.launcher import PARENT_PID, check_node_variables
-from utils.signals import TERMINATION_SIGNALS
+from utils.processes.launcher import PARENT_PID, check_node_variables
+from utils.signals import TERMINATION_SIGNALS, record_signals
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file that is not empty when a process has printed the error
 _SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
@@ -120,6 +120,7 @@ def _launch(config: Any, script: str, argv: list[str]) -> int:
         except ChildFailedError as error:
             return _failure_status(error.failures, is_reported=os.fstat(report.fileno()).st_size > 0)
         except SignalException as error:
+            record_signals()  # the agent's handler would raise the next one here
             return 128 + error.sigval
     return 0
 

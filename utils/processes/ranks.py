@@ -1,4 +1,4 @@
-"""The processes of the ranks of a run, and what they tell each other."""
+"""The processes of the ranks of a run, and their messages to each other."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """Ends all ranks of a run when one of them fails, is killed, is stopped or hangs, or when the network is cut.
 
-A rank that leaves the run tells it in the key-value store of the ranks. A thread of each rank polls the store and then
-answers, so that the leaving rank can name one that does not. The same thread looks for processes of this host that have
-ended. Two watchdogs end a rank whose main thread may be blocked: if
+A rank that leaves the run writes this to the key-value store of the ranks. A thread of each rank polls the store and
+then answers, so that the leaving rank can name a rank that does not answer. The same thread looks for processes of this
+host that have ended. Two watchdogs end a rank if its main thread may be blocked: if
 the store does not answer, and if the GPU waits in a collective operation. NCCL's own timeout kills the process without
 a message.
 """
@@ -20,11 +20,11 @@ from enum import Enum
 
 import torch.distributed as dist
 
-from utils.diagnosis import STORE_ENDED, cut_off_message, diagnose, ended_message
 from utils.errors import UserError
-from utils.flight_recorder import CollectiveWatchdog, recorder_folder, started_collectives, write_dump
-from utils.launch import silence_launcher
-from utils.ranks import RESPONSE_SECONDS, Counts, RankProcess, RunStore
+from utils.processes.diagnosis import STORE_ENDED, cut_off_message, diagnose, ended_message
+from utils.processes.flight_recorder import CollectiveWatchdog, recorder_folder, started_collectives, write_dump
+from utils.processes.launch import silence_launcher
+from utils.processes.ranks import RESPONSE_SECONDS, Counts, RankProcess, RunStore
 from utils.signals import exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_failure_at_once, record_run_end
 from utils.threads import Watchdog, run_briefly
@@ -164,7 +164,7 @@ class Membership:
             return False
 
     def _diagnose(self) -> str | None:
-        """A line that names the lost ranks; None if another rank reports a cause. Kills those of this launcher."""
+        """Kills the lost ranks of this launcher. Returns a line that names all lost ranks; None if there is none."""
         timed_out = self.state is State.TIMED_OUT
         time.sleep(_EXIT_SECONDS)
         self._record(self._ended())

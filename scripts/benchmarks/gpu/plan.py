@@ -9,10 +9,9 @@ from typing import NamedTuple
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, READY_OPTIONS, data_flags
 from scripts.benchmarks.common import ENTRY, MODES
-from scripts.benchmarks.gpu_parts import ROOT, Part
+from scripts.benchmarks.gpu.parts import ROOT, Part
 from utils.cpu_cores import own_share
 from utils.device import visible_gpus
-from utils.errors import UserError, did_you_mean
 
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
 LIMITS |= {"parallel": 120, "parallel_recorder": 45, "parallel_no_recorder": 45}  # seconds
@@ -29,7 +28,7 @@ class Setting(NamedTuple):
     kind: a key of LIMITS. "cached": compiled as an earlier part has compiled it; "whole": the whole model.
     size: the smallest or the largest batch size.
     options: added to -opts. model: replaces the user's flags, for another model.
-    traffic: a key of gpu_report.TRAFFIC; "" if its traffic was not counted. variables: of its environment.
+    traffic: a key of gpu/report.TRAFFIC; "" if its traffic was not counted. variables: of its environment.
     """
 
     mode: str
@@ -92,19 +91,6 @@ def default_names(flags: argparse.Namespace) -> list[str]:
     return [name for name in NAMES if name != "timm" or flags.timm_train]
 
 
-def selected_names(flags: argparse.Namespace) -> list[str]:
-    """The names of `-parts A,B` in the order of NAMES; without the flag, the default ones.
-
-    Raises:
-        UserError: a name is unknown.
-    """
-    names = flags.parts.split(",") if flags.parts else default_names(flags)
-    for name in names:
-        if name not in NAMES:
-            raise UserError(f"-parts: unknown part {name}{did_you_mean(name, NAMES)} (known: {', '.join(NAMES)})")
-    return [name for name in NAMES if name in names]
-
-
 class Plan:
     """Builds the parts.
 
@@ -132,7 +118,7 @@ class Plan:
         if name == "tests_compile":
             return _pytest_part(name, str(COMPILE_TESTS))
         if name == "machine":
-            return Part(name, [*_script("device_speed"), self._json(name), *self.rest], LIMITS[name])
+            return Part(name, [*_script("gpu/machine"), self._json(name), *self.rest], LIMITS[name])
         command = [*_script("benchmark_input"), "-rounds=2", f"-data={self.images}", self._json(name), *self.rest]
         return Part(name, [*command, *self._sizes("small")], LIMITS[name], images=self.images)
 
@@ -162,9 +148,9 @@ class Plan:
         return Part(name, [*command, "-opts", *MODES[O1], *READY_OPTIONS], LIMITS[name])
 
     def _parallel(self, name: str) -> Part:
-        """benchmark_parallel.py: all strategies, or DDP with or without torch's flight recorder."""
+        """All strategies, or DDP with or without torch's flight recorder."""
         events = RECORDER_EVENTS.get(name)
-        command = _script("benchmark_parallel")
+        command = _script("gpu/parallel")
         if events is not None:
             command = ["env", f"TORCH_FR_BUFFER_SIZE={events}", *command, "-variants=ddp"]
         sizes = self.batch_sizes.values() if events is None else [self.batch_sizes["small"]]

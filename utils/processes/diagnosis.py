@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
 
-from utils.ranks import Counts, RankProcess
+from utils.processes.ranks import Counts, RankProcess
 
 OUT_OF_MEMORY = "possible cause: out of host memory"
 STORE_ENDED = f"rank 0 or the launcher ended without an error message; {OUT_OF_MEMORY}"
@@ -15,8 +15,8 @@ def diagnose(
 ) -> tuple[str | None, list[RankProcess]]:
     """A message, and the ranks to kill, because they do not end by themselves; None if another rank reports a cause.
 
-    left: ranks that have left the run. answers: of the ranks whose process answers, the collective operations that
-    each has started. timed_out: this rank has waited for the timeout, and saw no connection that was closed.
+    left: ranks that have left the run. answers: by rank that answers, the collective operations that it has started.
+    timed_out: this rank has waited for the timeout, and saw no connection that was closed.
     """
     remaining = [one for one in ranks if one.rank not in left]
     silent = [one for one in remaining if one.rank not in answers]

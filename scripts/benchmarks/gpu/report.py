@@ -5,10 +5,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.benchmarks.common import replace_text, write_json
-from scripts.benchmarks.gpu_parts import NOT_RUN, Part
-from scripts.benchmarks.parallel_report import HEADER as PARALLEL_HEADER
-from scripts.benchmarks.parallel_report import variant_rows
+from scripts.benchmarks.common import write_json
+from scripts.benchmarks.gpu.parts import NOT_RUN, Part
+from utils.atomic_file import atomic_write
 from utils.tables import markdown_table
 
 FIGURES = "figures.json"
@@ -23,7 +22,8 @@ _COUNTED_BATCH_SIZE, _COUNTED_FLOPS = 256, 105.15e9  # the latter per image, to 
 _BYTES_PER_STEP = 3.2e9  # of them for any batch size: gradients, clipping, AdamW
 BOUND = (
     "Upper bound: a step takes at least FLOPs / speed of matrix products + bytes of all other ops / speed of copies, "
-    "both measured here. Only the bytes of ViT-B/16 were counted, in eager execution; compilation saves some of them."
+    "both measured here. Only the bytes of ViT-B/16 were counted, in eager execution; compilation saves some of them. "
+    "docs/benchmarks.md has the targets."
 )
 
 
@@ -37,17 +37,15 @@ def write_figures(folder: Path, parts: list[Part], script: str, argv: list[str])
         texts.append(_machine_text(machine))
     texts.append(markdown_table(TRAINING_HEADER, [row for part in trained for row in training_rows(part, machine)]))
     texts.append(BOUND)
-    if _is_vit_base(machine):
-        texts.append(markdown_table(["for ViT-B/16", "target", "here"], target_rows(trained, machine)))
     for part in parts:
         if part.name.startswith("parallel") and part.result:
-            texts.append(f"{part.name}, {part.result['ranks']} process(es); the planner's error in brackets:")
-            texts.append(markdown_table(PARALLEL_HEADER, variant_rows(part.result)))
+            texts.append(f"{part.name}, {part.result['ranks']} process(es):")
+            texts.append(markdown_table(["variant", "step (ms)", "images/s", "memory (GB)"], variant_rows(part.result)))
     outcomes = [[part.name, _cell(part.outcome), f"{part.seconds:.0f}"] for part in parts if part not in not_run]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append(f"Not run: {', '.join(part.name for part in not_run) or 'none'}. `timm` needs -timm_train PATH.")
     texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")
-    replace_text(folder / "figures.md", "\n\n".join(texts) + "\n")
+    atomic_write(folder / "figures.md", "\n\n".join(texts) + "\n")
     keys = ("name", "outcome", "seconds", "settings", "result")
     figures = {"argv": argv, "parts": [{key: getattr(part, key) for key in keys} for part in parts]}
     write_json(folder / FIGURES, figures)
@@ -69,8 +67,9 @@ def training_rows(part: Part, machine: dict[str, Any]) -> list[list[str]]:
     """A row for each program, also if it failed or completed no turn."""
     settings, rows = part.settings, []
     bound = bound_images_per_second(settings["mode"], settings["traffic"], settings["batch_size"], machine)
+    compiled = ("whole model" if settings["kind"] == "whole" else "blocks") if settings["is_compiled"] else "no"
     for name in settings["programs"]:
-        head = [part.name, settings["mode"], str(settings["batch_size"]), _compiled_cell(settings), name]
+        head = [part.name, settings["mode"], str(settings["batch_size"]), compiled, name]
         one = part.programs.get(name)
         if one is None or "failed" in one:
             rows.append([*head, _cell(f"failed: {one['failed']}" if one else part.outcome), "", "", "", ""])
@@ -86,20 +85,11 @@ def _cell(reason: str) -> str:
     return reason.replace("|", "\\|")
 
 
-def _compiled_cell(settings: dict[str, Any]) -> str:
-    if not settings["is_compiled"]:
-        return "no"
-    return "whole model" if settings["kind"] == "whole" else "blocks"
-
-
-def _is_vit_base(machine: dict[str, Any]) -> bool:
-    return abs(machine.get("training_flops_per_image", 0) / _COUNTED_FLOPS - 1) < 0.01
-
-
 def bound_images_per_second(mode: str, traffic: str, batch_size: int, machine: dict[str, Any]) -> float | None:
     """The limit of the machine; None if a ceiling is missing, or the traffic of the model was not counted."""
     peak, copies = machine.get("peak_flops_per_second", {}).get(mode), machine.get("copy_bytes_per_second")
-    if not (traffic and peak and copies and _is_vit_base(machine)):
+    is_counted = abs(machine.get("training_flops_per_image", 0) / _COUNTED_FLOPS - 1) < 0.01
+    if not (traffic and peak and copies and is_counted):
         return None
     bytes_per_image = (TRAFFIC[traffic] - _BYTES_PER_STEP) / _COUNTED_BATCH_SIZE
     seconds = batch_size * machine["training_flops_per_image"] / peak
@@ -107,26 +97,13 @@ def bound_images_per_second(mode: str, traffic: str, batch_size: int, machine: d
     return batch_size / seconds
 
 
-def target_rows(trained: list[Part], machine: dict[str, Any]) -> list[list[str]]:
-    """Each target with the measured value, empty if it was not measured."""
-    speeds = {
-        (part.name, name): median(one["images_per_second"])
-        for part in trained
-        for name, one in part.programs.items()
-        if "failed" not in one
-    }
-    ready, jpeg, timm, whole = ("compiled", "ready"), ("jpeg", "jpeg"), ("timm", "timm"), ("timm", "jpeg_whole")
-    shares = [row[7] for part in trained if part.name == ready[0] for row in training_rows(part, machine)]
-    best = max((jpeg, whole), key=lambda key: speeds.get(key, 0))
-
-    def ratio(one: tuple[str, str], other: tuple[str, str]) -> str:
-        return f"{speeds[one] / speeds[other]:.3f}" if one in speeds and other in speeds else ""
-
-    return [
-        ["images/s, compiled", "3,750 (H200), 3,350 (H100)", f"{speeds[ready]:,.0f}" if ready in speeds else ""],
-        ["its share of the bound", "98%, at least 85%", shares[0] if shares else ""],
-        ["O1 in float16 / fp32", "1.903 (published)", ratio(("fp16_small", "ready"), ("fp32_small", "ready"))],
-        ["`jpeg / ready`", "0.95 or more", ratio(jpeg, ready)],
-        ["`jpeg_whole / timm`, both compiled as a whole", "1.0 or more", ratio(whole, timm)],
-        ["best of `jpeg` and `jpeg_whole` / `timm`", "1.15 or more", ratio(best, timm)],
-    ]
+def variant_rows(result: dict[str, Any]) -> list[list[str]]:
+    """A row per variant of the part `parallel`."""
+    rows = []
+    for name, one in result["variants"].items():
+        cells = [f"failed: {one['failed']}", "", ""] if "failed" in one else [
+            f"{1e3 * one['step_seconds']:.1f}", f"{one['images_per_second']:.1f}",
+            f"{one['peak_memory_bytes'] / 1e9:.2f}",
+        ]  # fmt: skip
+        rows.append([name, *cells])
+    return rows

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any
 
 from scripts.benchmarks.common import last_error
 
-ROOT = Path(__file__).parents[2]
-POLL_SECONDS = 0.5  # between two looks at the result of a running part
+ROOT = Path(__file__).parents[3]
 TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 NOT_RUN = "not run"  # an outcome, or its beginning
 
@@ -60,39 +58,30 @@ def part_environment(compile_cache: Path) -> dict[str, str]:
     return environment
 
 
-def run_part(part: Part, folder: Path, environment: dict[str, str], after_result: Callable[[], None]) -> None:
-    """Runs the part, writes its output to `<name>.txt`, and calls `after_result` after each change of `part.result`."""
+def run_part(part: Part, folder: Path, environment: dict[str, str]) -> None:
+    """Runs the part, writes its output to `<name>.txt`, and reads its result from `<name>.json`."""
     file, output = folder / f"{part.name}.json", folder / f"{part.name}.txt"
     file.unlink(missing_ok=True)
-    part.outcome, started = "running", time.monotonic()
+    part.outcome, started, is_late = "interrupted", time.monotonic(), False
     process = _start(part, output, environment)
     try:
-        while process.poll() is None and time.monotonic() - started < part.limit_seconds:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
-            if (result := _read(file)) != part.result:
-                part.result = result
-                after_result()
-        is_late = process.poll() is None
-    except BaseException:
-        part.outcome = "interrupted"
-        raise
+        process.wait(part.limit_seconds)
+    except subprocess.TimeoutExpired:
+        is_late = True
     finally:
         _end(process, part.stop_signal)
-        part.seconds, part.result = time.monotonic() - started, _read(file)
+        part.seconds = time.monotonic() - started
+        part.result = json.loads(file.read_text()) if file.exists() else None
     text = output.read_text(errors="replace").partition("\n")[2].strip()
     part.outcome = _outcome(part, process.returncode, is_late, text)
 
 
 def _outcome(part: Part, status: int, is_late: bool, text: str) -> str:
-    """A part with a program that failed has failed. A part that was stopped after its last figure is done."""
+    """A part with a program that failed has failed."""
     failures = [f"failed: {name}: {one['failed']}" for name, one in part.programs.items() if "failed" in one]
     if is_late:
-        stopped = f"stopped after {part.limit_seconds:.0f} s"
-        if part.programs and not failures and len(part.programs) == len(part.settings["programs"]):
-            return f"done: all figures are complete; {stopped}"
         lines = [line for line in text.splitlines() if line and not line.startswith(("|", "interrupted by SIG"))]
-        return f"{stopped}; last line: {''.join(lines[-1:])}"
+        return f"stopped after {part.limit_seconds:.0f} s; last line: {''.join(lines[-1:])}"
     if status:
         return f"failed: {last_error(subprocess.CompletedProcess(part.command, status, stderr=text))}"
     if failures:
@@ -120,7 +109,3 @@ def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text()) if file.exists() else None

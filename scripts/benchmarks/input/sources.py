@@ -1,6 +1,6 @@
-"""Where images come from, the part of benchmark_input.py for `-sources`: a folder, packed images, tar shards.
+"""Compares sources of images for `benchmark_input.py -sources`: a folder, packed images, tar shards.
 
-The same JPEGs, two workers, and up to normalized float32 batches, as in the other tables of the script:
+The same JPEGs, two workers, and up to normalized float32 batches:
 
 - folder: class folders of image files;
 - packed: the output of pack_dataset.py;
@@ -10,9 +10,7 @@ The same JPEGs, two workers, and up to normalized float32 batches, as in the oth
 - WebDataset: the local shards, a shuffle buffer of 1,000 samples, Pillow, the transforms of torchvision's references,
   batches made by the workers.
 
-A cold turn starts with an empty cache and a fresh loader, and its time begins after the first batch. The other loaders
-start once, as in the other tables. All files are in the memory of the operating system. A ratio is the median of the
-ratios within the rounds.
+Each turn starts a fresh loader, a cold turn with an empty cache. All files are in the memory of the operating system.
 """
 
 import contextlib
@@ -28,11 +26,11 @@ from torch.utils.data import DataLoader
 
 from configs.schema import Config, Data
 from scripts import make_shards, pack_dataset
-from scripts.benchmarks.benchmark_images import link_images, mean_kilobytes
 from scripts.benchmarks.common import median_and_range, print_progress
-from scripts.benchmarks.input_contenders import Contender, our_batches, reference_transform
+from scripts.benchmarks.images import link_images, mean_kilobytes
+from scripts.benchmarks.input.contenders import Contender, our_batches, reference_transform, with_data
+from scripts.benchmarks.input.turns import measure
 from scripts.benchmarks.range_server import serving
-from scripts.benchmarks.turns import measure, one_thread
 from utils.distributed import ProcessContext, single_process
 from utils.tables import markdown_table
 
@@ -42,10 +40,9 @@ LATENCY_MS = 10.0
 CACHE_GB = 4.0
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
-
 FOLDER, LOCAL, COLD, WARM = "folder", "tar, local", "tar over HTTP, cold cache", "tar over HTTP, warm cache"
 WEBDATASET = "WebDataset, local"
-GOALS = {LOCAL: 0.95, COLD: 0.8, WARM: 0.95, WEBDATASET: 1.5}  # that of WebDataset is the local tar's ratio to it
+GOALS = {LOCAL: 0.95, COLD: 0.8, WARM: 0.95, WEBDATASET: 1.5}  # of the folder; for WebDataset: local tar / WebDataset
 
 
 def measure_sources(images: Path, folder: Path, config: Config, rounds: int, seconds: float) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def measure_sources(images: Path, folder: Path, config: Config, rounds: int, sec
     with contextlib.redirect_stdout(sys.stderr):
         pack_dataset.main([*data, f"-output={folder / 'packed'}"])
         make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
-    with serving(folder / "shards", LATENCY_MS) as url, one_thread():
+    with serving(folder / "shards", LATENCY_MS) as url:
         sources = source_contenders(folder, url, config, context)
         _fill_cache(sources[WARM].start())
         results = measure(sources, rounds, seconds, context.device, prefetched=2 * config.data.num_workers)
@@ -72,24 +69,23 @@ def source_contenders(folder: Path, url: str, config: Config, context: ProcessCo
     shards = folder / "shards"
 
     def ours(dataset: str, path: Path | str, cache: str | None = None, empties: bool = False) -> Iterator[int]:
-        changed = {"dataset": dataset, "data_path": str(path), "cache_dir": str(folder / (cache or "no-cache"))}
-        changed["cache_gb"] = CACHE_GB if cache else 0.0
+        cache_dir, cache_gb = folder / (cache or "no-cache"), CACHE_GB if cache else 0.0
         if empties:
-            shutil.rmtree(folder / cache, ignore_errors=True)
-        return our_batches(config.model_copy(update={"data": config.data.model_copy(update=changed)}), context)
+            shutil.rmtree(cache_dir, ignore_errors=True)
+        data = {"dataset": dataset, "data_path": str(path), "cache_dir": str(cache_dir), "cache_gb": cache_gb}
+        return our_batches(with_data(config, **data), context)
 
     def from_webdataset() -> Iterator[int]:
         return webdataset_batches(sorted(shards.glob("train-*.tar")), config.data, context.device)
 
-    on_device, by_workers = "float32, normalized on the device", "float32, normalized by the workers"
     return {
-        FOLDER: Contender(lambda: ours("folder", folder / "linked"), on_device, FOLDER),
-        "packed": Contender(lambda: ours("packed", folder / "packed"), on_device, FOLDER),
-        LOCAL: Contender(lambda: ours("tar", shards), on_device, FOLDER),
-        COLD: Contender(lambda: ours("tar", url, "cold", empties=True), on_device, FOLDER, is_restarted=True),
-        WARM: Contender(lambda: ours("tar", url, "warm"), on_device, FOLDER),
-        "tar over HTTP, no cache": Contender(lambda: ours("tar", url), on_device, FOLDER),
-        WEBDATASET: Contender(from_webdataset, by_workers, LOCAL),
+        FOLDER: Contender(lambda: ours("folder", folder / "linked"), FOLDER),
+        "packed": Contender(lambda: ours("packed", folder / "packed"), FOLDER),
+        LOCAL: Contender(lambda: ours("tar", shards), FOLDER),
+        COLD: Contender(lambda: ours("tar", url, "cold", empties=True), FOLDER),
+        WARM: Contender(lambda: ours("tar", url, "warm"), FOLDER),
+        "tar over HTTP, no cache": Contender(lambda: ours("tar", url), FOLDER),
+        WEBDATASET: Contender(from_webdataset, LOCAL),
     }
 
 
@@ -102,17 +98,9 @@ def _fill_cache(stream: Iterator[int]) -> None:
 
 
 def webdataset_batches(shards: list[Path], data: Data, device: torch.device) -> Iterator[int]:
-    on_gpu = device.type == "cuda"
-    samples = webdataset_samples(shards, data)
-    loader = DataLoader(samples, batch_size=None, num_workers=data.num_workers, pin_memory=on_gpu)
-    for images, targets in loader:
-        images.to(device, non_blocking=on_gpu), torch.as_tensor(targets).to(device, non_blocking=on_gpu)
-        yield len(images)
-
-
-def webdataset_samples(shards: list[Path], data: Data) -> webdataset.WebDataset:
     """Endless batches, as WebDataset's documentation recommends: made by the workers, which share out the shards."""
-    return (
+    on_gpu = device.type == "cuda"
+    samples = (
         webdataset.WebDataset(list(map(str, shards)), shardshuffle=len(shards), nodesplitter=webdataset.split_by_node)
         .repeat()
         .shuffle(_SHUFFLE)
@@ -121,6 +109,9 @@ def webdataset_samples(shards: list[Path], data: Data) -> webdataset.WebDataset:
         .map_tuple(reference_transform(data), int)
         .batched(data.batch_size)
     )
+    for images, targets in DataLoader(samples, batch_size=None, num_workers=data.num_workers, pin_memory=on_gpu):
+        images.to(device, non_blocking=on_gpu), torch.as_tensor(targets).to(device, non_blocking=on_gpu)
+        yield len(images)
 
 
 def source_table(result: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from utils.errors import Findings, UserError, escape_control_characters, to_single_line
-from utils.launcher import rank_of_process
+from utils.processes.launcher import rank_of_process
+from utils.processes.streams import repair_standard_streams
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
-from utils.streams import repair_standard_streams
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 import shutil
 import tarfile
 import zlib
@@ -11,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from scripts.benchmarks.common import print_progress
-from utils.atomic_file import temporary_path
+from utils.atomic_file import open_atomically
 
 ARCHIVE, CACHE = "figures.tar.gz", "cache.tar.gz"
 MAX_BYTES = 16 * 2**20  # of each file
@@ -22,13 +21,13 @@ def write_archive(folder: Path) -> None:
     """Packs the files of the folder, smaller ones first, into `figures.tar.gz`; the archive has at most MAX_BYTES."""
     archive, left_out = folder / ARCHIVE, []
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((ARCHIVE, CACHE))]
-    with open(temporary_path(archive), "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-        for path in sorted(files, key=lambda path: path.stat().st_size):
+    files.sort(key=lambda path: path.stat().st_size)
+    with open_atomically(archive, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for path in files:
             if file.tell() + path.stat().st_size < MAX_BYTES:  # it may be compressed already
                 tar.add(path, path.relative_to(folder))
             else:
                 left_out.append(str(path))
-    os.replace(file.name, archive)
     if left_out:
         print_progress(f"{archive}: left out, because it would have more than 16 MiB: {', '.join(left_out)}")
 

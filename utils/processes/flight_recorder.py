@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.ranks import Counts
+from utils.processes.ranks import Counts
 from utils.status import current_folder
 from utils.threads import Watchdog
 from utils.torch_compat import collective_numbers, flight_recorder_dumps

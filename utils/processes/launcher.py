@@ -12,31 +12,16 @@ from collections.abc import Mapping
 
 from utils.errors import UserError
 
-PARENT_PID = "AMPVIT_PARENT_PID"  # environment variable of the processes that `utils.launch` starts
+PARENT_PID = "AMPVIT_PARENT_PID"  # environment variable of the processes that `utils.processes.launch` starts
 _SKYPILOT = "SKYPILOT_NUM_NODES"
-_TORCHRUN_DEFAULTS = {
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
 # rank, world size, local rank, local world size
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
+_NUMBERS = (*_TORCHRUN, *_SRUN, *_OPEN_MPI, *_MPICH)
 # torchrun's options of one node. Kubeflow's TrainJob and PyTorchJob set them in every pod.
 _NODE = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-
-
-_NUMBERS = (*_TORCHRUN_DEFAULTS.keys() - {"MASTER_ADDR"}, *_OPEN_MPI, *_MPICH, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-
-
-def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
-    """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
-    ranks = (env[name] for name in ("RANK", _OPEN_MPI[0], _MPICH[0], "SLURM_PROCID") if name in env)
-    rank = next(ranks, "0")
-    return int(rank) if rank.isdecimal() else 0
 
 
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
@@ -49,18 +34,14 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         UserError: a variable is not a number; RANK or WORLD_SIZE is set, but it is unknown which of the processes on
             this host this one is; or SkyPilot started this script on several nodes.
     """
-    for name in _NUMBERS:
-        if not env.get(name, "0").isdecimal():
-            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+    _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         return "torchrun"
     launcher, count = None, "1"
-    if _OPEN_MPI[0] in env:
-        launcher, count = "mpirun", env.get(_OPEN_MPI[1], "1")
-    elif _MPICH[0] in env and _MPICH[2] in env:
-        launcher, count = "mpirun", env.get(_MPICH[1], "1")
-    elif int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        launcher, count = "srun", env["SLURM_STEP_NUM_TASKS"]
+    if mpi := _mpi_variables(env):
+        launcher, count = "mpirun", env.get(mpi[1], "1")
+    elif int(env.get(_SRUN[1], 1)) > 1:
+        launcher, count = "srun", env[_SRUN[1]]
     elif has_node_variables(env):  # a PyTorchJob sets RANK and WORLD_SIZE beside them
         return None
     elif "RANK" in env and env.get("WORLD_SIZE") == "1":
@@ -81,9 +62,32 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     return launcher
 
 
+def _check_numbers(env: Mapping[str, str]) -> None:
+    for name in _NUMBERS:
+        if not env.get(name, "0").isdecimal():
+            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+
+
+def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    if _OPEN_MPI[0] in env:
+        return _OPEN_MPI
+    return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
+
+
+def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+    """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
+    rank = next((env[names[0]] for names in (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN) if names[0] in env), "")
+    return int(rank) if rank.isdecimal() else 0
+
+
 def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process, or this node, is one of several that a launcher started."""
-    counts = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", _OPEN_MPI[1], _MPICH[1], "PET_NNODES", _SKYPILOT)
+    """Whether this process, or this node, is one of several that a launcher started.
+
+    Raises:
+        UserError: a variable is not a number.
+    """
+    _check_numbers(env)
+    counts = (_TORCHRUN[1], _SRUN[1], _OPEN_MPI[1], _MPICH[1], "PET_NNODES", _SKYPILOT)
     return any(env.get(name, "1") != "1" for name in counts)
 
 
@@ -136,24 +140,22 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     launcher = detect_launcher(env)
     if launcher == "torchrun":
-        return {name: env.get(name, default) for name, default in _TORCHRUN_DEFAULTS.items()}
+        defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True)) | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+        return {name: env.get(name, default) for name, default in defaults.items()}
     if launcher == "srun":
-        rank, world_size, local_rank = (env[f"SLURM_{name}"] for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
-        local_world_size = _tasks_on_this_node(env)
+        numbers = [*(env[name] for name in _SRUN), _tasks_on_this_node(env)]
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     else:
-        *names, local_world_size_name = _OPEN_MPI if _OPEN_MPI[0] in env else _MPICH
-        rank, world_size, local_rank = (env[name] for name in names)
-        local_world_size = env.get(local_world_size_name, world_size)
+        *names, local_world_size = _mpi_variables(env)
+        numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
         nodes = env.get("SLURM_NODELIST")
         job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
-    return {
-        "RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_world_size,
-        "MASTER_ADDR": env.get("MASTER_ADDR") or _master_address(nodes, one_host=local_world_size == world_size),
+    return dict(zip(_TORCHRUN, numbers, strict=True)) | {
+        "MASTER_ADDR": env.get("MASTER_ADDR") or _master_address(nodes, one_host=numbers[3] == numbers[1]),
         # Below the range of ephemeral ports.
         "MASTER_PORT": env.get("MASTER_PORT") or str(20000 + zlib.crc32(job.encode()) % 10000),
     }
@@ -169,10 +171,9 @@ def launcher_words(python: str, env: Mapping[str, str] = os.environ) -> list[str
         return [python]
     if "TORCHELASTIC_RUN_ID" in env:
         return [python, "-m", "torch.distributed.run", f"--nproc_per_node={world_size}"]
-    if _OPEN_MPI[0] in env or _MPICH[0] in env:
+    if _mpi_variables(env):
         return ["mpirun", "-np", world_size, python]
-    by_srun = env.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    return ["srun", f"--ntasks={world_size}", python] if by_srun else [python]
+    return ["srun", f"--ntasks={world_size}", python] if env.get(_SRUN[1], "1") != "1" else [python]
 
 
 def _master_address(nodes: str | None, one_host: bool) -> str:

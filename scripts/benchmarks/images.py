@@ -1,0 +1,81 @@
+"""JPEGs for the benchmarks, with the file size of photographs."""
+
+import random
+from itertools import cycle, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from utils.errors import UserError
+
+CLASSES = 8
+QUALITY = 90
+_ENDINGS = (".jpg", ".jpeg")
+_GRAIN = 16  # pixels between the random colors that a picture interpolates
+
+
+class Size(NamedTuple):
+    """Images to make; `noise` is its standard deviation, on a scale of 255, and sets the size of the files."""
+
+    width: int
+    height: int
+    noise: float
+
+
+IMAGENET, CAMERA = Size(500, 375, 16.7), Size(2000, 1500, 4.5)  # about 106 KB and 1 MB
+
+
+def make_images(folder: Path, size: Size, count: int) -> None:
+    """Writes `count` different JPEGs, smooth colors with noise, to class folders."""
+    rng = np.random.default_rng(0)
+    shape = (size.height, size.width)
+    for number in range(count):
+        parent = folder / f"class{number % CLASSES}"
+        parent.mkdir(parents=True, exist_ok=True)
+        colors = rng.integers(0, 256, (*(side // _GRAIN + 1 for side in shape), 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(colors).resize(shape[::-1], Image.Resampling.BICUBIC))
+        noise = size.noise * rng.standard_normal((*shape, 1), dtype=np.float32)  # of the brightness
+        picture = Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))
+        picture.save(parent / f"{number:08d}.jpg", quality=QUALITY)
+
+
+def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
+    """Makes a data set of `entries` training images from class folders of JPEGs, as links that repeat the images.
+
+    With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
+
+    Args:
+        images: has a folder per class, directly or in `train`.
+        folder: gets `train` and `val`.
+
+    Returns:
+        The different images.
+
+    Raises:
+        UserError: `images` has fewer than two class folders with JPEGs.
+    """
+    root = images / "train" if (images / "train").is_dir() else images
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    classes = {folder.name: files for folder in folders if (files := _jpegs_below(folder))}
+    if len(classes) < 2:
+        raise UserError(
+            f"{images}: has fewer than two folders of JPEGs ({' '.join(_ENDINGS)}); name a folder of class folders"
+        )
+    first = [(name, files[0]) for name, files in classes.items()]
+    others = [(name, file) for name, files in classes.items() for file in files[1:]]
+    random.Random(0).shuffle(others)
+    for split, count in (("train", entries), ("val", len(first))):
+        for number, (name, image) in enumerate(islice(cycle(first + others), count)):
+            (folder / split / name).mkdir(parents=True, exist_ok=True)
+            (folder / split / name / f"{number:08d}.jpg").symlink_to(image)
+    return [image for _, image in first + others]
+
+
+def _jpegs_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.resolve().rglob("*") if path.suffix.lower() in _ENDINGS)
+
+
+def mean_kilobytes(images: list[Path]) -> float:
+    return sum(image.stat().st_size for image in images) / len(images) / 1000

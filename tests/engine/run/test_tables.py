@@ -1,0 +1,82 @@
+"""The tables of a run: columns, resuming, damaged cells; the best epoch in them."""
+
+import pytest
+from conftest import train
+
+from engine.run.facts import FACTS, read_facts
+from engine.run.summary import best_epoch
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile
+from utils.tables import read_rows
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    path = tmp_path / "metrics.csv"
+    metrics = CsvFile(path, ["epoch", "loss"], 0, no_warning)
+    for epoch in (1, 2, 3):
+        metrics.append({"epoch": epoch, "loss": epoch / 10})
+    CsvFile(path, ["epoch", "loss", "new"], 1, no_warning).append({"epoch": 2, "loss": 0.25, "new": 7})
+    assert [list(row.values()) for row in read_rows(path)] == [["1", "0.1", ""], ["2", "0.25", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "kept"),
+    [
+        (b"epoch,loss\n1,0.5\n,0.4\ntwo,0.3\n4,x\n", [["1", "0.5"], ["4", "x"]]),
+        (b"epoch,loss\n1,0.5\n\xff,0.4\n4,\xfe\n", [["1", "0.5"], ["4", "\ufffd"]]),
+        (b"epic,loss\n1,0.5\n", []),
+        (b"epoch,loss\n1," + b"7" * 200_000 + b"\n", []),  # longer than a cell of the csv module
+    ],
+)
+def test_rows_without_a_position_are_left_out_and_the_file_is_kept(tmp_path, damaged, kept):
+    path, warnings = tmp_path / "metrics.csv", []
+    path.write_bytes(damaged)
+    CsvFile(path, ["epoch", "loss"], 4, warnings.append)
+    assert [list(row.values()) for row in read_rows(path)] == kept
+    assert (tmp_path / "metrics.damaged.csv").read_bytes() == damaged
+    (warning,) = warnings
+    assert str(path) in warning and "metrics.damaged.csv" in warning
+
+
+def test_a_run_with_a_damaged_table_is_resumed(digits_argv, cpu):
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
+    for name, column in (("metrics.csv", "val_top1"), ("steps.csv", "step")):
+        header, *rows = (folder / name).read_text().splitlines()
+        cells = rows[0].split(",")
+        cells[header.split(",").index(column)] = "?"
+        (folder / name).write_text("\n".join([header, ",".join(cells), *rows[1:], ""]))
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    (warning,) = read_facts(folder / FACTS).warnings
+    assert f"{folder / 'steps.csv'}: 1 row has no number in the column step" in warning
+    assert best_epoch(read_rows(folder / "metrics.csv"))[0] == 2
+
+
+def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
+    rows = [
+        ("1", "10", "1.5"),
+        ("2", "30", "1.2"),
+        ("3", "30", "1.1"),
+        ("4", "30", "1.1"),
+        ("5", "?", ""),
+        ("", "9", ""),
+    ]
+    rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in rows]
+    assert best_epoch(rows) == (3, 30.0) and best_epoch(rows[4:]) is None
+
+
+NEW_COLUMNS = {
+    "metrics.csv": [
+        *("grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"),
+        *("val_mean_ap", "raw_val_mean_ap", "launch_bound_share"),
+    ],
+    "steps.csv": ["grad_norm"],
+}
+
+
+def test_new_columns_are_last():
+    assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
+    assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
+    assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]
