@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "shards"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from endurance import resume
-from endurance.damage import damaged_checkpoint
-from endurance.kills import file_writer, kills_while_saving, part_writer
+from endurance.checkpoints import damaged_checkpoint, file_writer, kills_while_saving, part_writer
 from endurance.soak import soak
 from fault_bench import train_once
 from faults.processes import reset_signals
