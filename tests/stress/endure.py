@@ -26,8 +26,8 @@ from shard_files import to_shards
 
 from utils.errors import run_and_report_errors
 
-_CASES = {"saves": 100, "damage": 500, "soak": 15}
-_NAMES = (*_CASES, "resume")
+_CASES = {"saves": 100, "damage": 500, "soak": 15, "sharded soak": 5}
+_NAMES = ("saves", "damage", "resume", "soak")
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +56,6 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
     def saves(name: str, writer: Callable) -> Callable[[], Result]:
         return lambda: kills_while_saving(trained, root / name, writer, cases["saves"], seed)
 
-    with_parts = (FSDP, "SAVE_FREQ_STEPS=1")
     return {
         "saves": {
             "kills while saving files": saves("file", file_writer),
@@ -69,7 +68,7 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
         },
         "soak": {
             "soak": lambda: soak(root / "soak", cases["soak"], seed, "SAVE_FREQ_STEPS=7"),
-            "soak, sharded": lambda: soak(root / "sharded", -(-cases["soak"] // 3), seed, *with_parts),
+            "soak, sharded": lambda: soak(root / "sharded", cases["sharded soak"], seed, FSDP, "SAVE_FREQ_STEPS=1"),
         },
     }
 

@@ -91,7 +91,8 @@ def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
             if interpreter:
                 interpreters.put(interpreter)
             shutil.rmtree(folder)
-        show_progress(f"{number} of {len(faults)}, {fault.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
+        verdict = outcome.skipped or "; ".join(outcome.problems) or "as expected"
+        show_progress(f"{number} of {len(faults)}, {fault.name}: {verdict} ({outcome.seconds:.0f} s)")
         return outcome
 
     with ThreadPoolExecutor(_AT_A_TIME) as busy, ThreadPoolExecutor(_WAITING_AT_A_TIME) as waiting:
