@@ -58,8 +58,8 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
 
     return {
         "saves": {
-            "kills while saving files": saves("file", file_writer),
-            "kills while saving parts": saves("parts", part_writer),
+            "killed saves, files": saves("file", file_writer),
+            "killed saves, parts": saves("parts", part_writer),
         },
         "damage": {"damaged files": lambda: damage(False), "damaged parts": lambda: damage(True)},
         "resume": {

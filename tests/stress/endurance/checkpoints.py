@@ -26,7 +26,7 @@ def kills_while_saving(
     """Kills a process that saves without pause. There must always be a good checkpoint."""
     shutil.copytree(trained, folder)
     rng, state, result = random.Random(seed), load_checkpoint(folder / "last.pth"), Result("", count)
-    killed_in_writing = 0
+    result.figures["killed while writing"] = 0
     for number in range(count):
         child = os.fork()
         if child == 0:
@@ -39,10 +39,9 @@ def kills_while_saving(
         time.sleep(rng.uniform(0, 0.2))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        killed_in_writing += any(folder.glob(".*.tmp"))
+        result.figures["killed while writing"] += any(folder.glob(".*.tmp"))
         if not has_good_checkpoint(folder):
             result.failures.append(f"kill {number}")
-    result.figures["killed while writing"] = killed_in_writing
     return result
 
 
