@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from configs.reading.yaml_io import shorten
-from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, is_encodable
+from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, Label, is_encodable
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
@@ -72,11 +72,12 @@ class Index:
         """The rows of the shard at `position`, as views."""
         ends, names = self.arrays["ends"], strings_in(self.arrays, "names")
         start, end = int(ends[position - 1]) if position else 0, int(ends[position])
-        columns = [self.arrays[name][start:end] for name in ("offsets", "lengths", "crcs", "targets")]
+        names_of_columns = ("offsets", "lengths", "crcs", "targets")
+        offsets, lengths, crcs, targets = (self.arrays[name][start:end] for name in names_of_columns)
         first = int(names.ends[start - 1]) if start else 0
         last = int(names.ends[end - 1]) if end > start else first
         own_names = PackedStrings(names.encoded[first:last], names.ends[start:end] - first)
-        return ShardRows(*columns, own_names, self.class_names)
+        return ShardRows(offsets, lengths, crcs, targets, own_names, self.class_names)
 
 
 def to_rows(records: Sequence[Record], origin: str) -> ShardRows:
@@ -84,8 +85,8 @@ def to_rows(records: Sequence[Record], origin: str) -> ShardRows:
     by_kind = {type(record.label): record for record in reversed(records) if record.label is not None}
     if len(by_kind) > 1:
         raise _two_kinds(*(f"{origin}: {record.name}" for record in (by_kind[int], by_kind[str])))
-    class_names = sorted({record.label for record in records if record.label is not None}) if str in by_kind else None
-    number = {name: position for position, name in enumerate(class_names or ())}
+    class_names = sorted({record.label for record in records if isinstance(record.label, str)}) or None
+    number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
     targets = [-1 if record.label is None else number.get(record.label, record.label) for record in records]
     return ShardRows(
         np.array([record.offset for record in records], np.int64),
@@ -167,7 +168,7 @@ def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     sha256 = hashlib.sha256(text.encode())
     for name in COLUMNS:
         sha256.update(f"{name} {len(arrays[name])} ".encode())
-        sha256.update(np.ascontiguousarray(arrays[name]))
+        sha256.update(np.ascontiguousarray(arrays[name]).data)
     return sha256.hexdigest()
 
 

@@ -53,10 +53,10 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
 
 
 def _find_error(splits: Sequence[Samples], data: Data, seconds: float) -> UserError | None:
-    splits = [samples for samples in splits if isinstance(samples, ImageFiles)]
-    num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
+    of_files = [samples for samples in splits if isinstance(samples, ImageFiles)]
+    num_images, skips = sum(map(len, of_files)), data.on_bad_image == "skip"
     bad: dict[str, BadImage] = {}  # by path: two splits may share images
-    for samples in splits:
+    for samples in of_files:
         try:
             problems = find_bad_images(samples, data.image_channels, seconds * len(samples) / num_images)
         except UserError as error:  # the disk or the machine fails
@@ -99,9 +99,10 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
             return {}
         return {index: _find_problem(samples, index, channels) for index in indices.tolist()}
 
+    num_checked = 0
+    found: dict[int, BadImage] = {}
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
-        num_checked, found = 0, {}
         for checked in pool.map(check, _evenly_spread_chunks(len(samples))):
             num_checked += len(checked)
             found |= {index: problem for index, problem in checked.items() if problem}
