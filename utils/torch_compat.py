@@ -114,13 +114,8 @@ def fused_lerp_(
     All tensors have one dtype.
     """
     rates: dict[str, Any] = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
-    switches: dict[str, Any] = {
-        "nesterov": False,
-        "maximize": True,
-        "is_first_step": False,
-        "found_inf": skipped.float(),
-    }
-    torch._fused_sgd_(starts, ends, [], **rates, **switches)
+    switches: dict[str, Any] = {"nesterov": False, "maximize": True, "is_first_step": False}
+    torch._fused_sgd_(starts, ends, [], **rates, **switches, found_inf=skipped.float())
 
 
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:

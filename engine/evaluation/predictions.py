@@ -114,9 +114,8 @@ class Predictions:
             ranked = islice(zip(image.classes, image.probabilities, strict=True), num_ranks)
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.4f}")]
             cells = cells or [""] * (2 * num_ranks)
-            lines.append(
-                [image.path, *cells, *[image.target or ""] * self._labelled, *[image.error or ""] * has_errors]
-            )
+            cells += [image.target or ""] * self._labelled + [image.error or ""] * has_errors
+            lines.append([image.path, *cells])
         more = len(self) - len(shown)
         return aligned_table(header, lines, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
 
