@@ -70,7 +70,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _reason(error: BaseException, kinds: type[BaseException], pattern: re.Pattern) -> str | None:
+def _reason(error: BaseException, kinds: type[BaseException], pattern: re.Pattern[str]) -> str | None:
     """The line of the message that reports a shortage; None if there is none. Only causes of a UserError count."""
     lines = str(error).splitlines()
     if not isinstance(error, UserError):

@@ -15,7 +15,7 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_Calls = SimpleQueue[tuple[Future, Callable, tuple] | None]
+_Calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
 TICK_SECONDS = 0.5
 _MAX_TICK_SECONDS = 2.0
 

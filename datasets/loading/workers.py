@@ -84,7 +84,7 @@ def _kill(workers: Iterable[BaseProcess]) -> None:
         worker.kill()
 
 
-def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any]:
+def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
     """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
 
     Raises:

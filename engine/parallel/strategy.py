@@ -62,7 +62,7 @@ class Strategy:
         """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
         return model
 
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """The context of a micro-step whose gradients are not exchanged yet."""
         return nullcontext()
 
@@ -70,7 +70,7 @@ class Strategy:
         """The global L2 norm () of the gradients."""
         return nn.utils.get_total_norm(gradients)
 
-    def evaluation(self, model: nn.Module) -> AbstractContextManager:
+    def evaluation(self, model: nn.Module) -> AbstractContextManager[Any]:
         """The context of passes of `model` without backward passes."""
         return torch.inference_mode()
 

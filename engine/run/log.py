@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -116,8 +117,13 @@ def _new_logger(name: str) -> logging.Logger:
 
 
 def progress_bar(
-    title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
-) -> tqdm:
+    title: str,
+    context: ProcessContext,
+    total: int,
+    done: int = 0,
+    unit: str = "step",
+    over: Iterable[Any] | None = None,
+) -> "tqdm[Any]":
     """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
 
     It has no rate, which would repeat images/s. tqdm draws it in ASCII if the terminal cannot encode UTF-8.

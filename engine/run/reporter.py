@@ -206,7 +206,7 @@ class Reporter:
         if self._curves:
             self._curves.update()
 
-    def finish(self, result: dict) -> None:
+    def finish(self, result: dict[str, Any]) -> None:
         """Draws the final curves.png, writes `result.json` and closes the files."""
         if self._curves:
             self._curves.update(now=True)

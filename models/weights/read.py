@@ -109,7 +109,7 @@ def _read_torch(file: Path) -> State:
     return _strip_wrapper_prefixes(tensors)
 
 
-def _find_state(file: Path, content: Any) -> dict:
+def _find_state(file: Path, content: Any) -> dict[Any, Any]:
     for _ in range(len(_STATE_KEYS)):  # a limit, because a pickle may contain itself
         if not isinstance(content, dict):
             break

@@ -125,7 +125,7 @@ def _launch(config: Any, script: str, argv: list[str]) -> int:
     return 0
 
 
-def _open_report() -> IO:
+def _open_report() -> IO[Any]:
     try:
         return tempfile.NamedTemporaryFile()
     except OSError as error:

@@ -262,7 +262,7 @@ def _entries(folder: Path) -> list[_Entry]:
         raise UserError(f"{folder}: cannot be listed ({error.strerror}); check the path and its permissions") from error
 
 
-def _to_entry(entry: os.DirEntry) -> _Entry:
+def _to_entry(entry: os.DirEntry[str]) -> _Entry:
     try:
         return _Entry(entry.name, entry.is_dir(), entry.is_file())
     except OSError:  # a link to itself
