@@ -61,7 +61,7 @@ def visible_gpus() -> int:
 
 
 def cpu_warning(device: torch.device) -> str | None:
-    """Why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
+    """The reason why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device.type != "cpu" or visible in _EXCLUDES_GPUS:
         return None

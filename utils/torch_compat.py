@@ -29,13 +29,13 @@ DisableTorchFunction = torch._C.DisableTorchFunction
 
 
 def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Of the default process group, or of another one. `dist.set_timeout` is public, but missing in torch 2.10."""
+    """Sets the timeout of the default process group or another. `dist.set_timeout` is public; torch 2.10 lacks it."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timeout, group)
 
 
 def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
-    """Of the default process group, or of another one, for tensors of this device; None: its backend has none."""
+    """The timeout of the default process group or another, for tensors of this device; None: its backend has none."""
     options = (group or dist.group.WORLD)._get_backend(device).options
     return options and options._timeout
 

@@ -25,7 +25,7 @@ class Samples:
     only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
     `shard_ends` int64 (S,) are the ends of the shards if the samples are stored in shards, which should be read
     together.
-    `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
+    `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
     text each.
     """
 

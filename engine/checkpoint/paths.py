@@ -68,7 +68,7 @@ def remove_temporary(folder: Path) -> None:
 
 
 def replace_other_kind(last: Path) -> None:
-    """Call it when `last` was written: a checkpoint of the other kind before it becomes the previous one."""
+    """Makes the `last` of the other kind (file or folder) the previous checkpoint. Call it when `last` was written."""
     previous, before = last.with_stem(Path(PREVIOUS).stem), last.with_suffix(_OTHER[last.suffix])
     other_previous = previous.with_suffix(before.suffix)
     if is_checkpoint(before):

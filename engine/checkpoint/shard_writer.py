@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a sharded run: every rank writes its part, and none gathers the whole."""
+"""Writes the checkpoints of a sharded run: every rank writes its part, and no rank gathers the whole model."""
 
 import shutil
 from collections.abc import Callable

@@ -44,7 +44,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
 def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
 
-    It writes nothing: a run that is evaluated may be read-only.
+    Writes nothing: the folder of an evaluated run may be read-only.
 
     Raises:
         UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.

@@ -57,7 +57,7 @@ class MasterWeights:
 
     @property
     def saved(self) -> nn.Module:
-        """The model whose weights persist between steps, and which checkpoints hold."""
+        """The model whose weights persist between steps and are saved in checkpoints."""
         return self.master if self.keep_master else self.compute
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ _SHOWN_CLASSES = 12
 
 @dataclass(frozen=True)
 class Tile:
-    """A number, its name, and a remark on it."""
+    """A number, its name, and a short text about it."""
 
     name: str
     value: str
@@ -89,7 +89,7 @@ def tiles_of(run: RunContents) -> list[Tile]:
 
 
 def _loss(run: RunContents) -> float | None:
-    """Of the best epoch, or of the evaluation."""
+    """The text about the number: the best epoch, or the evaluation."""
     if run.summary.best is None:
         return to_float(run.summary.result.get("loss"))
     rows = (row for row in run.summary.epochs if row["epoch"] == str(run.summary.best[0]))

@@ -153,7 +153,7 @@ class ResultTable:
 
 
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
-    """Training runs, then evaluations; of each the metrics one after the other, and of each metric the best first.
+    """Sorts training runs before evaluations, both by metric, and the best value of each metric first.
 
     Evaluations of the same split are together; runs without a value are last.
     """

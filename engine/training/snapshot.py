@@ -126,7 +126,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 def _resume_schedule(state: TrainState, start: float, progress: EpochProgress, has_changed: bool) -> list[str]:
     """Continues the schedule, which starts after `start` epochs, or restarts it; returns lines for the log.
 
-    A repeated command, as a requeued job runs it, has the options of its checkpoint, and does not restart again.
+    A requeued job repeats its command with the options of its checkpoint, and does not restart the schedule again.
     """
     schedule, train, lines = state.schedule, state.config.train, []
     num_epochs, steps_per_epoch = train.num_epochs, state.layout.steps_per_epoch

@@ -37,7 +37,7 @@ def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts; .npz of Google's vit_jax and
     big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA weights are read if present;
-    .safetensors; .shards, the folder of a sharded run's checkpoint.
+    .safetensors; .shards, the checkpoint folder of a sharded run.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.

@@ -61,7 +61,7 @@ class ProgramError(UserError):
 class Program(NamedTuple):
     """A program to measure.
 
-    environment: variables in addition to those of this process.
+    environment: variables besides this process's own.
     log: the pattern of its log lines.
     prefetches: its child processes load batches, more of them than the program has used.
     """

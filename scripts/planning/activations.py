@@ -1,11 +1,11 @@
 """Memory of the passes of a training step, measured on torch's meta device: tensors without memory, on any machine.
 
-A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until the last
-reference to it is gone, which is when an allocator could use it again. So the figure holds for any model, with and
-without gradient checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et
-al., "Reducing Activation Recomputation in Large Transformer Models", 2022).
+A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until its last
+reference is gone: then an allocator can use it again. The figure is valid for any model, with and without gradient
+checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", 2022).
 
-Dtypes are those of autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
+Dtypes are as under autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
 fp32 value per query and head. Dropout keeps a mask of one byte per value. A compiled model keeps less.
 """
 

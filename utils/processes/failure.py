@@ -43,7 +43,7 @@ _NO_ANSWER = re.compile(
 
 
 class State(Enum):
-    """What this rank does, or why it leaves the run."""
+    """The work of this rank, or the reason why it leaves the run."""
 
     RUNNING = "running"
     FINISHED = "finished"

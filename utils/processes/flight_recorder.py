@@ -1,4 +1,4 @@
-"""torch's flight recorder: whether a GPU waits in a collective, and files of the last ones after a timeout."""
+"""torch's flight recorder: finds a GPU that waits in a collective, and writes the last collectives after a timeout."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and with which rank.
+"""Finds the launcher of this process, and its rank.
 
 torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
 torchrun's; no other module depends on the launcher. Kubernetes may start a script once per pod, with torchrun's options
@@ -92,7 +92,7 @@ def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
-    """How to end a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
+    """A line on ending a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
     if _OPEN_MPI[0] not in env:
         return None
     return (

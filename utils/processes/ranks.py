@@ -69,7 +69,7 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 class RunStore:
-    """What the ranks of a run tell each other in their key-value store, which rank 0 or its launcher owns.
+    """Messages between the ranks of a run through their key-value store, which rank 0 or its launcher owns.
 
     Methods raise dist.DistError if the owner has ended.
     """

@@ -1,4 +1,4 @@
-"""The interface of a logger, and what every logger gets to know about a run."""
+"""The interface of a logger, and the facts about a run that every logger receives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
