@@ -113,7 +113,7 @@ class Watchdog:
         self.seconds, self._is_paused = 0.0, True
 
     def tick(self, seconds: float) -> None:
-        """Called after each `seconds`."""
+        """Adds `seconds`, unless the watchdog is paused."""
         if not self._is_paused:
             self.seconds += seconds
 

@@ -118,7 +118,7 @@ def _key(field: FieldInfo, prefix: str) -> Key:
 
 
 def _value(value: Any) -> str:
-    """As YAML writes it."""
+    """The value as YAML writes it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, bool):

@@ -27,7 +27,7 @@ def saved_path(file: Path) -> Path:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it is a file, or a folder of a checkpoint; it may be damaged."""
+    """Returns whether it is a file, or a folder of a checkpoint; it may be damaged."""
     return is_checkpoint_folder(path) if path.suffix == SHARDS else path.is_file()
 
 
@@ -45,7 +45,7 @@ def periodic(folder: Path) -> list[Path]:
 
 
 def modified_time(path: Path) -> int:
-    """In nanoseconds; of a folder, the time of its manifest."""
+    """The time in nanoseconds; for a folder, the time of its manifest."""
     try:
         return (path / MANIFEST if path.suffix == SHARDS else path).stat().st_mtime_ns
     except OSError:  # deleted by another process

@@ -194,7 +194,7 @@ def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
-    """Whether a run can be at the position that the state gives."""
+    """Returns whether a run can be at the position that the state gives."""
     try:
         steps = EpochLayout(**state["geometry"]).steps_per_epoch
     except (TypeError, ZeroDivisionError):
@@ -212,7 +212,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
-    """Whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
+    """Returns whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
     if entry.keys() not in ({"top1", "top5", "epoch", "loss"}, {"mean_ap", "epoch", "loss"}):
         return False
     numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]

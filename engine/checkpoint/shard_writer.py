@@ -134,7 +134,7 @@ class ShardWriter(BackgroundWriter):
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Torch's writer of safetensors files, which remembers the files of this rank."""
+    """Torch's writer of safetensors files, which records the files of this rank."""
 
     files: frozenset[str] = frozenset()
 

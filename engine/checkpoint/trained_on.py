@@ -73,7 +73,7 @@ def write_classes(folder: Path, description: dict[str, Any]) -> None:
 
 
 def is_description(state: dict[str, Any]) -> bool:
-    """Whether the two entries are None, or have the form that `describe_data` gives them."""
+    """Returns whether the two entries are None, or have the form that `describe_data` gives them."""
     names, preprocessing = state["class_names"], state["preprocessing"]
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     return (names is None or has_names) and (preprocessing is None or _is_preprocessing(preprocessing))

@@ -93,6 +93,6 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
 
 
 def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
-    """Whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
+    """Returns whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
     trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
     return data.val_fraction not in (None, trained)

@@ -1,4 +1,4 @@
-"""Whether all hosts of a run see its folder: the ranks read checkpoints from it and write their logs to it."""
+"""Checks that all hosts of a run see its folder, from which the ranks read checkpoints."""
 
 import os
 import secrets
@@ -67,7 +67,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
 
 
 def _is_one_host(context: ProcessContext) -> bool:
-    """By the launcher's counts: the names of two hosts, or of two containers, may be equal."""
+    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
     return context.world_size == context.local_world_size
 
 
@@ -78,7 +78,7 @@ def _size(file: Path) -> int:
 
 
 def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition becomes true within this time; an OSError, such as a stale handle, counts as false."""
+    """Returns whether the condition becomes true in this time; an OSError, such as a stale handle, counts as false."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -39,7 +39,7 @@ class SampleResults:
         return np.flatnonzero((self.targets if self.targets.ndim == 1 else self.targets[:, 0]) != PADDING)
 
     def hits(self, top_k: int) -> np.ndarray:
-        """Whether the target is among the first `top_k` classes, bool (N,)."""
+        """Returns whether the target is among the first `top_k` classes, bool (N,)."""
         return (self.labels[:, :top_k] == self.targets[:, None]).any(axis=1)
 
     @cached_property

@@ -170,7 +170,7 @@ def _separate_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places of the module each parameter is."""
+    """The number of places of the module in which each parameter is."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 

@@ -23,7 +23,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Communication:
-    """The exchange of gradients in one step. None: this torch does not tell.
+    """The exchange of gradients in one step. None: unknown in this version of torch.
 
     dtype: in which gradients are exchanged. bytes_per_step: gradients that each rank contributes; a ring sends nearly
     twice as many. hidden_seconds: the part of `seconds` during the backward pass.
@@ -115,4 +115,4 @@ class Strategy:
 
 
 class Single(Strategy):
-    """One process."""
+    """The strategy of one process."""

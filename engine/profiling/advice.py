@@ -206,7 +206,7 @@ def bottlenecks(profile: Profile) -> list[str]:
 
 
 def has_fast_half_precision(device: torch.device) -> bool:
-    """Whether the device multiplies 16-bit matrices faster than float32 ones.
+    """Returns whether the device multiplies 16-bit matrices faster than float32 ones.
 
     True for GPUs with tensor cores (Volta and later), and for CPUs with AMX, AVX512-BF16 or Arm's BF16.
     """

@@ -164,7 +164,7 @@ def details_of(run: RunContents) -> list[Detail]:
 
 
 def evaluates_average(run: RunContents) -> bool:
-    """Whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
+    """Returns whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
     options = run.summary.options
     has_average = options["TRAIN.MODEL_EMA"] is True
     return has_average and bool(not run.summary.is_evaluation or options["MODEL.RESUME"])

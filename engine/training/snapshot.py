@@ -49,7 +49,7 @@ class Best:
         return {**self.scores, "epoch": self.epoch, "loss": self.loss}
 
     def is_beaten_by(self, metrics: Metrics) -> bool:
-        """By a higher score, or by a lower loss if the score is equal."""
+        """Returns whether `metrics` have a higher score, or an equal score and a lower loss."""
         score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
         if metrics.score == score:
             return self.loss is not None and metrics.loss < self.loss

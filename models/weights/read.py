@@ -81,7 +81,7 @@ def checked_archive_bytes(file: Path) -> int:
 
 
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
-    """Whether the file can contain all elements of the tensor; if not, the tensor must not be used.
+    """Returns whether the file can contain all elements of the tensor; if not, the tensor must not be used.
 
     A stride of 0 makes 10^12 elements from four bytes, meta and sparse tensors need no storage, and torch allocates a
     storage of any size that a file of its old format states.

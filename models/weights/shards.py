@@ -151,7 +151,7 @@ def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
 
 
 def _covers(chunks: list[Any], shape: tuple[int, ...]) -> bool:
-    """Whether the chunks, which are ranges of the first dimension, are the whole tensor, without overlap."""
+    """Returns whether the chunks, which are ranges of the first dimension, are the whole tensor, without overlap."""
     shape = shape or (1,)
     parts = sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks if math.prod(chunk.sizes))
     row = 0

@@ -112,7 +112,7 @@ def our_command(rest: list[str], seed: int, folder: Path) -> list[str]:
 
 
 def timm_command(train_py: Path, rest: list[str], seed: int, folder: Path) -> list[str]:
-    """Also writes the initial weights, which the command loads."""
+    """The command; writes the initial weights that it loads."""
     config = parse_command_line([RECIPE, *rest, "-opts", f"SEED={seed}"]).config
     weights = folder / f"initial-seed{seed}.pth"
     write_initial_weights(config, weights)

@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
 
 def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
-    """None for another line."""
+    """Reads the figures of a line; None for another line."""
     if not (match := pattern.search(line)):
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}

@@ -21,7 +21,7 @@ from configs.schema import Data
 from utils.torch_compat import DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
 
 BATCHES = (16, 32)  # images; memory grows linearly between them
-# As in https://docs.pytorch.org/docs/stable/amp.html, those that models of images use.
+# The ops of image models, from https://docs.pytorch.org/docs/stable/amp.html.
 _IN_HALF = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "bmm", "baddbmm", "addmm", "einsum"}
 _IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy"}
 
@@ -68,7 +68,7 @@ def _peak_bytes(
 
 
 class _LiveBytes(DispatchMode):
-    """Sums the bytes of the storages that live. Tensors from before are not counted."""
+    """Sums the bytes of the storages that are in use. Earlier tensors are not counted."""
 
     def __init__(self) -> None:
         super().__init__()

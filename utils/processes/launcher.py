@@ -81,7 +81,7 @@ def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
 
 
 def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process, or this node, is one of several that a launcher started.
+    """Returns whether this process, or this node, is one of several that a launcher started.
 
     Raises:
         UserError: a variable is not a number.
@@ -102,7 +102,7 @@ def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def has_node_variables(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun's PET_ variables say how many processes this one is to start, and on which of the nodes."""
+    """Returns whether torchrun's PET_ variables give the node of this process and the processes that it must start."""
     return any(name in env for name in _NODE)
 
 
