@@ -19,7 +19,7 @@ _HOST_SIZE = 8  # most GPUs of a host: status.json has the number of ranks only
 
 
 class Calibration(NamedTuple):
-    """mfu: 0 to 1, of compute alone. device: key of `PEAKS`. images_per_second: as the run measured it."""
+    """mfu: 0 to 1, of the computation alone. device: key of `PEAKS`. images_per_second: as the run measured it."""
 
     mfu: float
     device: str

@@ -54,7 +54,7 @@ class Cluster:
 def parse_cluster(devices: str, nodes: int, network_gbit: float | None = None) -> Cluster:
     """The cluster of `-devices 8xH100` (or H100: one) and `-nodes 4`.
 
-    A size in the name, as in A100-40GB, replaces that of the table. `network_gbit`: of a host, Gbit/s; None: the
+    A size in the name, as in A100-40GB, replaces the size in the table. `network_gbit`: of a host, Gbit/s; None: the
     table's share of a GPU.
 
     Raises:

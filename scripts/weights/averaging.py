@@ -26,7 +26,7 @@ class Ingredient:
 
 
 def average(states: Sequence[State]) -> State:
-    """The mean of each floating-point tensor, computed in float64; other tensors are those of the first state."""
+    """The mean of each floating-point tensor, computed in float64; other tensors come from the first state."""
     first = states[0]
     return {
         name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)

@@ -133,7 +133,7 @@ def _open_report() -> IO[Any]:
 
 
 def silence_launcher() -> None:
-    """Called by a process that has printed why the run ends: `launch_processes` then prints nothing."""
+    """Makes `launch_processes` print nothing: this process has printed why the run ends."""
     if path := os.environ.get(_REPORT):
         with suppress(OSError):
             Path(path).write_text("reported")

@@ -99,7 +99,7 @@ def to_rows(records: Sequence[Record], origin: str) -> ShardRows:
 
 
 def join_rows(shards: Sequence[Shard], rows: Sequence[ShardRows], label_key: str = "") -> Index:
-    """The index of these shards. Its `class_names` are those that have an image.
+    """The index of these shards. Its `class_names` are the classes with an image.
 
     Raises:
         UserError: some labels are numbers and others are names.

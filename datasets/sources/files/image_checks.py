@@ -45,7 +45,7 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     other ranks wait less than `timeout_seconds`.
 
     Raises:
-        UserError: unusable images, all in one report, on every rank.
+        UserError: all unusable images, in one error on every rank.
     """
     error = _find_error(splits, data, min(_MAX_SECONDS, timeout_seconds / 2)) if context.is_main else None
     if error := broadcast_object(error, context):
