@@ -150,6 +150,7 @@ def write_split(
             path = folder / f"{split.name}-{len(shards):06d}.tar"
             shard = progress.finished.get(path.name)
             if shard and shard.start == position and path.exists():
+                _check_complete(path, shard, split.data)
                 images = None
                 bar.update(shard.end - position)
             else:
@@ -165,6 +166,16 @@ def write_split(
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
+
+
+def _check_complete(path: Path, shard: WrittenShard, data: Data) -> None:
+    """Raises UserError for a finished shard without its unusable images, unless such images are left out."""
+    missing = shard.end - shard.start - shard.num_samples
+    if missing and data.on_bad_image == "error":
+        raise UserError(
+            f"{path}: was written without {missing} images that could not be used; give -opts DATA.ON_BAD_IMAGE=skip, "
+            "or correct the images and remove the file"
+        )
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:

@@ -302,6 +302,8 @@ def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
         assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
     whole = write(folders, "whole", "DATA.ON_BAD_IMAGE=skip")
     assert content_of(output) == content_of(whole)
+    with pytest.raises(UserError, match=rf"^{output}/train-.*: was written without 1 images .*ON_BAD_IMAGE=skip"):
+        write(folders)
 
 
 def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
