@@ -53,19 +53,19 @@ def make_plan(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
     # After the checks: importing torch and timm takes seconds.
     from scripts.planning.calibration import calibrate
     from scripts.planning.devices import parse_cluster
-    from scripts.planning.strategies import figures, strategies
+    from scripts.planning.estimate import estimate, strategies
     from scripts.planning.workload import measure_workload
 
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
-    measured = calibrate(flags.calibrate) if flags.calibrate else None
     mfu, error, source = ASSUMED_MFU, ASSUMED_ERROR, f"an MFU of {ASSUMED_MFU:.0%} is assumed; use -calibrate RUN"
-    if measured:
-        mfu, source = measured.mfu, f"an MFU of {measured.mfu:.1%} in compute, of {measured.model} on {measured.device}"
-        error = CALIBRATED_ERROR if measured.device == cluster.device else ASSUMED_ERROR
+    if flags.calibrate:
+        mfu, device, model = calibrate(flags.calibrate)
+        error = CALIBRATED_ERROR if device == cluster.device else ASSUMED_ERROR
+        source = f"an MFU of {mfu:.1%} in compute, of {model} on {device}"
     workload, batch_size = measure_workload(config), config.data.batch_size
-    steps = resolve(config, None, cluster.size).train.accum_iter
+    accumulation = resolve(config, None, cluster.size).train.accum_iter
     rows = [
-        figures(workload, strategy, batch_size, steps, mfu, checkpointing)
+        estimate(workload, strategy, batch_size, accumulation, mfu, checkpointing)._asdict()
         for strategy in strategies(workload, config.parallel, cluster).values()
         for checkpointing in workload.passes
     ]
@@ -82,7 +82,7 @@ def make_plan(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
         "peak": cluster.peak(workload.dtype, workload.tf32),
         "price": flags.price,
         "batch_size": batch_size,
-        "global_batch": batch_size * steps * cluster.size,
+        "global_batch": batch_size * accumulation * cluster.size,
         "images_per_epoch": flags.images,
         "epochs": config.train.num_epochs,
         "mfu": mfu,
