@@ -25,7 +25,8 @@ def plan_text(plan: dict[str, Any]) -> str:
         f"{plan['images_per_epoch']:,} images, a run of {plan['epochs']} epochs:",
         aligned_table(_SPEED, [_speed_row(row, plan) for row in plan["strategies"]], _MAX_CELL),
         f"\nPredicted, not measured. Images/s: {-lower:.0%} lower to {higher:.0%} higher; {plan['mfu_source']}. "
-        "Memory: within 10%, less with -compile. Not included: loading, evaluation, checkpoints, a teacher, PARALLEL.OFFLOAD.",
+        "Memory: within 10%, less with -compile. Not included: loading, evaluation, checkpoints, a teacher, "
+        "PARALLEL.OFFLOAD.",
     ]
     if plan["devices"] > 1 and plan["sharding_problem"]:
         lines.append(f"No FSDP, no HSDP: {plan['sharding_problem']}.")
