@@ -32,7 +32,7 @@ from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
-from scripts.flags import add_flag, split_flags
+from scripts.flags import add_flag, positive_number, split_flags
 from scripts.packing.keys import unique_keys
 from scripts.packing.progress import Progress, open_progress
 from scripts.packing.read_back import read_back
@@ -78,18 +78,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other flag, such as -dataset or -opts KEY=VALUE, is main_single_gpu.py's: see its -h.",
     )
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
-    add_flag(parser, "shard_mb", type=_megabytes, default=256.0, metavar="N", help="size of a shard, MB (default: 256)")
+    add_flag(
+        parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help="size of a shard, MB (default: 256)"
+    )
     return parser
-
-
-def _megabytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of megabytes, greater than 0 and at most a million")
-    return value
 
 
 class PlannedSplit:

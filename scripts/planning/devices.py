@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.precision.policy import Precision
 from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
 from utils.errors import UserError, did_you_mean
 
@@ -31,12 +32,12 @@ class Cluster(NamedTuple):
     def size(self) -> int:
         return self.per_node * self.nodes
 
-    def peak(self, dtype: torch.dtype, tf32: bool) -> float:
+    def peak(self, precision: Precision) -> float:
         """FLOP/s of one GPU. Raises UserError if the datasheets have no figure."""
-        peak = peak_flops_per_second(self.device, dtype, tf32)
+        peak = peak_flops_per_second(self.device, precision.dtype, precision.tf32)
         if peak is None:
-            name = str(dtype).removeprefix("torch.")
-            other = "-amp_dtype=float16" if dtype == torch.bfloat16 else "-amp or AMP.TF32=true"
+            name = str(precision.dtype).removeprefix("torch.")
+            other = "-amp_dtype=float16" if precision.dtype == torch.bfloat16 else "-amp or AMP.TF32=true"
             raise UserError(f"-devices {self.device}: its datasheet has no speed for {name}; use {other}")
         return peak
 

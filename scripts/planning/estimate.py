@@ -106,7 +106,7 @@ def estimate(
 
     free = cluster.memory_bytes - kept - gathered - passes.fixed
     flops = workload.flops_per_image * (1 + RECOMPUTED * checkpointing)
-    micro_step = batch_size * flops / (cluster.peak(workload.dtype, workload.tf32) * mfu)
+    micro_step = batch_size * flops / (cluster.peak(workload.precision) * mfu)
     compute = accumulation * micro_step
     traffic = _exposed_seconds(workload, strategy, accumulation, micro_step)
     optimizer = _optimizer_bytes(workload, strategy) / (MEMORY_EFFICIENCY * 1e9 * cluster.gpu.memory_gb_per_second)
@@ -130,7 +130,7 @@ def _state_bytes(workload: Workload, strategy: Strategy) -> tuple[dict[str, floa
     """The bytes between steps, and the additional ones of the optimizer step, when the activations are free."""
     weight, gradient, update = _FP32, _FP32, 0
     if workload.is_half and strategy.ranks == 1:  # FSDP keeps fp32 weights under O2, and gathers them in half
-        is_o2 = workload.level == "O2"
+        is_o2 = workload.precision.level == "O2"
         weight, gradient, update = (_FP32 + _HALF, _HALF, _FP32) if is_o2 else (_HALF, _HALF, 2 * _FP32)
     average = _FP32 * workload.has_average  # its update takes the difference of all weights
     parameters, trained = workload.parameters / strategy.ranks, workload.trained / strategy.ranks

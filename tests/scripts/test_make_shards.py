@@ -284,7 +284,7 @@ def test_other_data_and_sizes_are_refused(folders, tmp_path):
         refused(rf"^{output}: another process writes to it; wait")
     with pytest.raises(UserError, match=r"^-dataset fake: has no image files"):
         make_shards.main([f"-output={tmp_path / 'fake'}", "-dataset=fake"])
-    with pytest.raises(UserError, match=r"-shard_mb.*is not a number of megabytes"):
+    with pytest.raises(UserError, match=r"-shard_mb.*is not a number greater than 0"):
         make_shards.main([f"-output={tmp_path / 'fake'}", "-shard_mb=0"])
     assert not (tmp_path / "fake").exists()
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Parallel
+from engine.precision.policy import Precision
 from scripts import plan
 from scripts.planning.activations import measure_passes
 from scripts.planning.calibration import calibrate, find_mfu
@@ -111,6 +112,11 @@ def test_other_families_are_measured_too(model):
     assert bool(workload.sharding_problem) == (model == "resnet18") and workload.block > 0
 
 
+def at_level(workload: Workload, level: str) -> Workload:
+    amp = config_of("-amp", "-amp_dtype=bfloat16", "-opts", f"AMP.LEVEL={level}").amp
+    return replace(workload, precision=Precision(amp, torch.device("meta")))
+
+
 def state_of(workload: Workload, strategy: Strategy) -> float:
     return sum(estimate(workload, strategy, 1, 1, 0.4, False).state_bytes.values())
 
@@ -119,8 +125,8 @@ def test_the_state_is_16_bytes_per_parameter_and_20_with_an_average(tiny):
     one = layout_of(tiny, parse_cluster("H100", 1), "ddp")
     assert state_of(tiny, one) == 16 * tiny.parameters
     assert state_of(replace(tiny, has_average=True), one) == 20 * tiny.parameters
-    assert state_of(replace(tiny, level="O2"), one) == (4 + 2 + 2 + 8) * tiny.parameters
-    assert state_of(replace(tiny, level="O3"), one) == (2 + 2 + 8) * tiny.parameters
+    assert state_of(at_level(tiny, "O2"), one) == (4 + 2 + 2 + 8) * tiny.parameters
+    assert state_of(at_level(tiny, "O3"), one) == (2 + 2 + 8) * tiny.parameters
 
 
 def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
