@@ -84,10 +84,9 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
     model_only: data and training keep their options; only the defaults of the section MODEL are added.
     """
     family, written = FAMILIES.get(family_name), {key for key, _ in flatten(given.values)}
-    values: dict[str, Any] = {"MODEL": {}, "TRAIN": {}}
-    for section, defaults in (family.defaults if family else {}).items():
-        if section == "MODEL" or not model_only:
-            values[section] = copy.deepcopy(defaults)
+    defaults = (family.defaults if family else {}).items()
+    values: dict[str, Any] = {key: copy.deepcopy(keys) for key, keys in defaults if key == "MODEL" or not model_only}
+    values = values | {"MODEL": values.get("MODEL", {}), "TRAIN": values.get("TRAIN", {})}
     if "TRAIN.SQRT_SCALED_LR" in written:  # it excludes the other rule to scale the learning rates
         values["TRAIN"].pop("LINEAR_SCALED_LR", None)
     used = tuple(key for key, _ in flatten(values) if key not in written)

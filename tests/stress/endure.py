@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "shards"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from endurance import resume
-from endurance.damage import damaged_checkpoint
-from endurance.kills import file_writer, kills_while_saving, part_writer
+from endurance.checkpoints import damaged_checkpoint, file_writer, kills_while_saving, part_writer
 from endurance.soak import soak
 from fault_bench import train_once
 from faults.processes import reset_signals
@@ -27,8 +26,8 @@ from shard_files import to_shards
 
 from utils.processes.entry import run_and_report_errors
 
-_CASES = {"saves": 100, "damage": 500, "soak": 15}
-_NAMES = (*_CASES, "resume")
+_CASES = {"saves": 100, "damage": 500, "soak": 15, "sharded soak": 5}
+_NAMES = ("saves", "damage", "resume", "soak")
 
 
 def main(argv: list[str]) -> int:
@@ -57,11 +56,10 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
     def saves(name: str, writer: Callable) -> Callable[[], Result]:
         return lambda: kills_while_saving(trained, root / name, writer, cases["saves"], seed)
 
-    with_parts = (FSDP, "SAVE_FREQ_STEPS=1")
     return {
         "saves": {
-            "kills while saving files": saves("file", file_writer),
-            "kills while saving parts": saves("parts", part_writer),
+            "killed saves, files": saves("file", file_writer),
+            "killed saves, parts": saves("parts", part_writer),
         },
         "damage": {"damaged files": lambda: damage(False), "damaged parts": lambda: damage(True)},
         "resume": {
@@ -70,7 +68,7 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
         },
         "soak": {
             "soak": lambda: soak(root / "soak", cases["soak"], seed, "SAVE_FREQ_STEPS=7"),
-            "soak, sharded": lambda: soak(root / "sharded", -(-cases["soak"] // 3), seed, *with_parts),
+            "soak, sharded": lambda: soak(root / "sharded", cases["sharded soak"], seed, FSDP, "SAVE_FREQ_STEPS=1"),
         },
     }
 

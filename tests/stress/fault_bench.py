@@ -5,10 +5,8 @@
 
 A fault passes if the processes end with the right exit status, with one line that names the problem and without a
 traceback; and if they leave no process, no temporary file, and a good checkpoint. Faults that cannot be provoked on a
-machine are skipped. The faults are in tests/stress/faults/, listed in catalogue.py.
-
-Two faults are provoked at a time. Scripts of one process are forked from an interpreter that has imported their
-modules.
+machine are skipped. tests/stress/faults/catalogue.py lists the faults. Two are provoked at a time, and scripts of one
+process are forked from an interpreter that has imported their modules.
 """
 
 import re
@@ -92,7 +90,8 @@ def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
             if interpreter:
                 interpreters.put(interpreter)
             shutil.rmtree(folder)
-        show_progress(f"{number} of {len(faults)}, {fault.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
+        verdict = outcome.skipped or "; ".join(outcome.problems) or "as expected"
+        show_progress(f"{number} of {len(faults)}, {fault.name}: {verdict} ({outcome.seconds:.0f} s)")
         return outcome
 
     with ThreadPoolExecutor(_AT_A_TIME) as busy, ThreadPoolExecutor(_WAITING_AT_A_TIME) as waiting:

@@ -3,8 +3,8 @@
     python tests/stress/fuzz.py                            # 200 cases of each kind
     python tests/stress/fuzz.py images configs -n 100000
 
-A forked process reads the cases. If it hangs, dies or uses too much memory, a new one replaces it and the case is a
-finding. The script saves the findings. The cases are in tests/stress/fuzz_cases.py.
+A forked process reads the cases of tests/stress/fuzz_cases.py. If it hangs, dies or uses too much memory, a new one
+replaces it and the case is a finding. The script saves the findings.
 """
 
 import contextlib

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fuzz_folder_kinds import join_files, split_files
 from PIL import Image
 
 from configs.schema import Data
@@ -25,9 +26,6 @@ from datasets.transforms.crops import center_crop
 from datasets.transforms.timm_policy import TimmPolicy
 from scripts.pack_dataset import Packable, write_packed
 from utils.errors import UserError
-
-_PACKED_FILES = ("val.blob", *(f"val.index/{name}" for name in (CHECKSUMS, *(f"{column}.npy" for column in COLUMNS))))
-_LENGTH_BYTES = 4
 
 
 def image_examples() -> list[bytes]:
@@ -109,7 +107,6 @@ def read_cifar(data: bytes, folder: Path) -> None:
 
 
 def packed_examples() -> list[bytes]:
-    """The files of a packed split, each after its length."""
     images = image_examples()
     encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
     pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
@@ -117,40 +114,27 @@ def packed_examples() -> list[bytes]:
     for packables in encoded, pixels:
         with tempfile.TemporaryDirectory() as folder:
             write_packed(Path(folder), "val", ["a", "b", "c"], packables)
-            written.append(_joined([(Path(folder) / name).read_bytes() for name in _PACKED_FILES]))
+            written.append(join_files(Path(folder)))
     return written
 
 
-def _joined(files: list[bytes]) -> bytes:
-    return b"".join(len(content).to_bytes(_LENGTH_BYTES) + content for content in files)
-
-
-def _separated(data: bytes) -> list[bytes]:
-    files = []
-    for _ in _PACKED_FILES:
-        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES])
-        files.append(data[_LENGTH_BYTES:end])
-        data = data[end:]
-    return files
-
-
 def read_packed_files(data: bytes, folder: Path) -> None:
-    (folder / "val.index").mkdir(exist_ok=True)
-    for name, content in zip(_PACKED_FILES, _separated(data), strict=True):
-        (folder / name).unlink(missing_ok=True)  # it may be mapped
-        (folder / name).write_bytes(content)
-    samples = packed(Data.model_validate({"DATA_PATH": str(folder)}), "val")
+    split_files(data, folder / "packed")
+    samples = packed(Data.model_validate({"DATA_PATH": str(folder / "packed")}), "val")
     for index in range(len(samples)):
         assert samples.open(index, 1 + 2 * (index % 2)).pixels.dtype == torch.uint8
         assert samples.class_names[samples.targets[index]]
 
 
 def repair_packed(data: bytes) -> bytes:
-    blob, _, *columns = _separated(data)
-    lines = [
-        f"{hashlib.sha256(content).hexdigest()}  {name}.npy\n" for name, content in zip(COLUMNS, columns, strict=True)
-    ]
-    return _joined([blob, "".join(lines).encode(), *columns])
+    with tempfile.TemporaryDirectory() as folder:
+        split_files(data, Path(folder, "packed"))
+        columns = [Path(folder, "packed", "val.index", f"{name}.npy") for name in COLUMNS]
+        if not all(column.is_file() for column in columns):
+            return data
+        lines = [f"{hashlib.sha256(column.read_bytes()).hexdigest()}  {column.name}\n" for column in columns]
+        (columns[0].parent / CHECKSUMS).write_text("".join(lines))
+        return join_files(Path(folder, "packed"))
 
 
 def policy_examples() -> list[bytes]:

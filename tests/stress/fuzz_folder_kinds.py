@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from faults.processes import SINGLE, finish
@@ -20,11 +20,15 @@ _MARK = re.compile(rb"=== ([\w./-]{1,80})\n")  # before each file, with its name
 _TEXT_FILES = (".json", ".jsonl", ".csv", ".txt", ".yaml")
 
 
-def _join(folder: Path, files: Iterable[Path]) -> bytes:
-    return b"".join(b"=== %s\n%s" % (str(f.relative_to(folder)).encode(), f.read_bytes()) for f in sorted(files))
+def join_files(folder: Path, suffixes: Sequence[str] = ()) -> bytes:
+    """All files of a folder, or the files with one of these suffixes."""
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in (suffixes or [path.suffix])
+    ]
+    return b"".join(b"=== %s\n%s" % (str(file.relative_to(folder)).encode(), file.read_bytes()) for file in files)
 
 
-def _split(data: bytes, folder: Path) -> None:
+def split_files(data: bytes, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     _, *parts = _MARK.split(data)
@@ -42,12 +46,12 @@ def run_examples() -> list[bytes]:
         scene = Scene(Path(temporary), Path(temporary))
         finish(scene, SINGLE, scene.digits("TRAIN.NUM_EPOCHS=1"))
         (run,) = scene.output.iterdir()
-        return [_join(run, [path for path in run.rglob("*") if path.suffix in _TEXT_FILES])]
+        return [join_files(run, _TEXT_FILES)]
 
 
 def read_run(data: bytes, folder: Path) -> None:
     run = folder / "run"
-    _split(data, run)
+    split_files(data, run)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         report.main([str(run)])
         report.main([str(run), str(run), "-output", str(folder / "compare.html")])
@@ -56,12 +60,12 @@ def read_run(data: bytes, folder: Path) -> None:
 def sharded_examples() -> list[bytes]:
     with tempfile.TemporaryDirectory() as temporary:
         folders = [write_shards(Path(temporary, str(parts)), checkpoint_state(), parts) for parts in (1, 2)]
-        return [_join(folder, folder.iterdir()) for folder in folders]
+        return [join_files(folder) for folder in folders]
 
 
 def read_sharded(data: bytes, folder: Path) -> None:
     checkpoint = folder / "last.shards"
-    _split(data, checkpoint)
+    split_files(data, checkpoint)
     load_checkpoint(checkpoint)
     sealed = (checkpoint / MANIFEST).read_bytes()
     assert (seal(checkpoint) / MANIFEST).read_bytes() == sealed, "the damage was not detected"
@@ -71,6 +75,6 @@ def repair_sharded(data: bytes) -> bytes:
     """The files with a manifest that fits them."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "last.shards")
-        _split(data, folder)
+        split_files(data, folder)
         seal(folder)
-        return _join(folder, [path for path in folder.iterdir() if path.is_file()])
+        return join_files(folder)

@@ -3,8 +3,7 @@
     python tests/stress/run_all.py -quick     # at most 3 minutes on two cores
     python tests/stress/run_all.py            # about an hour: all faults, kills, resumed runs, launchers
 
-The exit status is 1 if a test fails. A test is skipped, with the reason, where its program is missing. The tests of
-launchers need root.
+The exit status is 1 if a test fails. A test is skipped, with the reason, where a program or root's rights are missing.
 """
 
 import json
@@ -19,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from results import Result, parser, report, show_progress
 
-_HERE = Path(__file__).parent
 _QUICK = (("fault_bench.py", "-quick"), ("fuzz.py", "-n", "30"), ("endure.py", "saves", "damage", "-n", "20"))
 _ALL = (("fault_bench.py",), ("fuzz.py",), ("endure.py",), ("try_clusters.py",))
 
@@ -40,7 +38,8 @@ def _run(command: tuple[str, ...]) -> list[Result]:
     show_progress(f"--- {name}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
-        process = subprocess.run([sys.executable, str(_HERE / command[0]), *command[1:], "-json", str(file)], stdout=2)
+        script = str(Path(__file__).parent / command[0])
+        process = subprocess.run([sys.executable, script, *command[1:], "-json", str(file)], stdout=2)
         results = [Result(**one) for one in json.loads(file.read_text())] if file.exists() else []
     seconds, usage = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     show_progress(f"--- {name}: {seconds:.0f} s; {usage.ru_utime + usage.ru_stime:.0f} CPU seconds so far")

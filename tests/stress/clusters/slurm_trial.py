@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from clusters import slurm_rig
@@ -81,17 +82,14 @@ def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
     assert (folder / "failing/job.log").read_text().count("error: /nowhere") == 1
 
 
-def _with_daemons(trial: Callable[[dict[str, str], Path], None]) -> Callable[[Path], None]:
-    def run(folder: Path) -> None:
-        (daemons := folder / "daemons").mkdir()
-        with slurm_rig.slurm(daemons) as variables:
-            trial(variables, folder)
-
-    return run
+def _with_daemons(trial: Callable[[dict[str, str], Path], None], folder: Path) -> None:
+    (daemons := folder / "daemons").mkdir()
+    with slurm_rig.slurm(daemons) as variables:
+        trial(variables, folder)
 
 
 TRIALS = {
-    "time limits, and the weights of an unbroken run": _with_daemons(_time_limits),
-    "SIGUSR2 of submitit is requeued": _with_daemons(_sigusr2_of_submitit),
-    "cancelled and failed jobs are not requeued": _with_daemons(_cancelled_and_failed),
+    "time limits, and the weights of an unbroken run": partial(_with_daemons, _time_limits),
+    "SIGUSR2 of submitit is requeued": partial(_with_daemons, _sigusr2_of_submitit),
+    "cancelled and failed jobs are not requeued": partial(_with_daemons, _cancelled_and_failed),
 }

@@ -113,21 +113,19 @@ def wait_for_workers(hosts: TwoHosts, *names: str) -> None:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether the process runs main_multi_gpu.py and has not ended."""
-    words = _command(pid)
-    return "main_multi_gpu.py" in words and "torch.distributed.run" not in words
+    return "main_multi_gpu.py" in _command(pid) and not is_torchrun(pid)
 
 
 def is_torchrun(pid: int) -> bool:
     return "torch.distributed.run" in _command(pid)
 
 
-def _command(pid: int) -> list[str]:
-    """The words of a process's command line; none if it has ended."""
+def _command(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return []
+        return ""
 
 
 def _ip(*words: str) -> None:

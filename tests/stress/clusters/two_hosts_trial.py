@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from clusters import two_hosts
@@ -111,19 +112,16 @@ def _killed_agent(hosts: TwoHosts, folder: Path) -> None:
     assert one.wait(LIMIT_SECONDS) == 0, hosts.printed("a")
 
 
-def _on_hosts(trial: Callable[[TwoHosts, Path], None]) -> Callable[[Path], None]:
-    def run(folder: Path) -> None:
-        with two_hosts.two_hosts(folder) as hosts:
-            trial(hosts, folder)
-
-    return run
+def _on_hosts(trial: Callable[[TwoHosts, Path], None], folder: Path) -> None:
+    with two_hosts.two_hosts(folder) as hosts:
+        trial(hosts, folder)
 
 
 TRIALS = {
-    "the weights of one host": _on_hosts(_trains_as_one_host),
-    "node variables of Kubernetes": _on_hosts(_kubernetes),
-    "a cut network, and the run is resumed": _on_hosts(_cut_network),
-    "a folder that is not shared": _on_hosts(_folder_not_shared),
-    "elastic: a lost node, and its return": _on_hosts(_lost_node),
-    "elastic: a killed agent leaves no worker": _on_hosts(_killed_agent),
+    "the weights of one host": partial(_on_hosts, _trains_as_one_host),
+    "node variables of Kubernetes": partial(_on_hosts, _kubernetes),
+    "a cut network, and the run is resumed": partial(_on_hosts, _cut_network),
+    "a folder that is not shared": partial(_on_hosts, _folder_not_shared),
+    "elastic: a lost node, and its return": partial(_on_hosts, _lost_node),
+    "elastic: a killed agent leaves no worker": partial(_on_hosts, _killed_agent),
 }

@@ -84,7 +84,6 @@ def resumed_by_other_ranks(root: Path) -> Result:
         result.figures[name] = f"{difference:.1e}"
         if difference > (0 if name == "fsdp at 3" else 1e-6):
             result.failures.append(f"{name}: differs by {difference:.1e}")
-        show_progress(f"resumed by {name}: differs by {difference:.1e}")
     return result
 
 

@@ -26,7 +26,6 @@ def soak(root: Path, kills: int, seed: int, *options: str) -> Result:
     """Trains once undisturbed, recording memory and open files; then once with kills."""
     epochs = kills * _EPOCHS_PER_KILL
     options = (*RANDOM_OPTIONS, "VALIDATE_FREQ=5", f"TRAIN.NUM_EPOCHS={epochs}", *options)
-    show_progress(f"soak: {epochs} epochs undisturbed")
     result = Result("", 0, figures={"epochs": epochs, "killed while writing": 0})
     undisturbed, disturbed = new_scene(root / "undisturbed"), new_scene(root / "disturbed")
     _train_undisturbed(undisturbed, options, result)

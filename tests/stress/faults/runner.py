@@ -62,12 +62,6 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     skipped: str | None = None
 
-    @property
-    def verdict(self) -> str:
-        if self.skipped:
-            return f"skipped: {self.skipped}"
-        return f"failed: {'; '.join(self.problems)}" if self.problems else "as expected"
-
 
 def run_fault(fault: Fault, scene: Scene) -> Outcome:
     """Provokes the fault in an empty scene."""

@@ -13,9 +13,6 @@ SHORT_TIMEOUT = "TIMEOUT_SECONDS=10"  # of runs that wait for an answer that doe
 
 
 def output_faults() -> list[Fault]:
-    def into(path: str) -> Provoke:
-        return lambda scene: scene.digits(flags=(f"-output={path}",))
-
     def a_file(scene: Scene) -> list[str]:
         return scene.digits(flags=(f"-output={scene.write('file', 'x')}",))
 
@@ -32,10 +29,13 @@ def output_faults() -> list[Fault]:
         (folder,) = running.scene.output.iterdir()
         folder.rename(running.scene.folder / "elsewhere")
 
+    def no_folder(scene: Scene) -> list[str]:
+        return scene.digits(flags=("-output=/proc/none",))
+
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
         Fault("output: a file", a_file, r"SAVE: .*file is not writable: Not a directory"),
-        Fault("output: no folder for files", into("/proc/none"), r"/proc/none is not writable"),
+        Fault("output: no folder for files", no_folder, r"/proc/none is not writable"),
         Fault("output: read-only", mounted, r"SAVE: .*output is not writable: a read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),

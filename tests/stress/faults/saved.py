@@ -13,7 +13,7 @@ from engine.checkpoint.reader import load_checkpoint
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 
-STATE = ("model", "ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
+_STATE = ("model", "ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
 
 
 def has_good_checkpoint(folder: Path) -> bool:
@@ -32,7 +32,7 @@ def state_hash(checkpoint: Path) -> str:
     """A hash of everything in a checkpoint that determines the further training."""
     digest = hashlib.sha256()
     content = load_checkpoint(checkpoint)
-    for part in _leaf_bytes([content[name] for name in STATE]):
+    for part in _leaf_bytes([content[name] for name in _STATE]):
         digest.update(part)
     return digest.hexdigest()[:16]
 

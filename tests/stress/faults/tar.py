@@ -16,8 +16,6 @@ from configs.schema import Data
 from datasets.shards.data_set import TarShards
 from datasets.shards.indexing.index import INDEX_NAME
 
-_EXTRA = "train-0006.tar"  # beside the shards of `data_of`
-
 
 def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
     more = ["-dataset=tar", f"-data_path={path}", "-batch_size=4", f"-output={scene.output}"]
@@ -72,7 +70,7 @@ def changed(change: Callable[[Path], Any], *options: str) -> Provoke:
     return provoke
 
 
-def with_shard(archive: bytes, name: str = _EXTRA) -> Provoke:
+def with_shard(archive: bytes, name: str = "train-0006.tar") -> Provoke:
     return changed(lambda root: (root / name).write_bytes(archive))
 
 

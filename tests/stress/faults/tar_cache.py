@@ -92,22 +92,20 @@ def _bucket_faults() -> list[Fault]:
         in_bucket(scene)
         return tar_flags(scene, "s3://no-bucket/data")
 
+    def in_s3(scene: Scene) -> list[str]:
+        return tar_flags(scene, "s3://bucket/data", SHORT_TIMEOUT)
+
     without_keys = "unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_SKIP_SIGNATURE; {}"
     with_keys = (
         "export AWS_ENDPOINT_URL=$(cat endpoint) AWS_REGION=us-east-1 AWS_ACCESS_KEY_ID=key "
         f"AWS_SECRET_ACCESS_KEY={SECRET}; {{}}"
     )
     no_bucket = r"s3://no-bucket/data\S*: the bucket does not exist; check DATA\.DATA_PATH"
+    no_keys = r"s3://bucket/data\S*: no credentials are found.*AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    no_metadata = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}
     kept = all_of(is_equal(), secret_is_kept)
     return [
         finished("tar in S3: a run", in_bucket, shell=with_keys, check=kept),
         Fault("tar in S3: no such bucket", without_bucket, no_bucket, shell=with_keys, check=secret_is_kept),
-        Fault(
-            "tar in S3: no credentials",
-            lambda scene: tar_flags(scene, "s3://bucket/data", SHORT_TIMEOUT),
-            r"s3://bucket/data\S*: no credentials are found.*AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            environment={"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
-            shell=without_keys,
-            waits=True,
-        ),
+        Fault("tar in S3: no credentials", in_s3, no_keys, environment=no_metadata, shell=without_keys, waits=True),
     ]

@@ -12,15 +12,9 @@ from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
 from tar_shards import write_shard
 
-_AWAY_SECONDS = 20.0
-
 
 def server_faults() -> list[Fault]:
     return [*_refusing_servers(), *_absent_servers()]
-
-
-def whole_files(handler: FaultHandler) -> None:
-    body(ranges=False)(handler)
 
 
 def hang_up(handler: FaultHandler) -> None:
@@ -57,7 +51,7 @@ def _refusing_servers() -> list[Fault]:
         "status 401": (served(answer=status(401)), r"http://\S+\.tar: the server asks for credentials \(status 401\)"),
         "status 503": (served(limit, answer=status(503)), rf"\.tar: the server answers with status 503{network}"),
         "a folder, whose shards cannot be listed": (unlisted, r"cannot be listed, and there is no _info\.json; give a"),
-        "whole files only": (served(answer=whole_files), r"\.tar: .*whole files only; set DATA\.CACHE_"),
+        "whole files only": (served(answer=body(ranges=False)), r"\.tar: .*whole files only; set DATA\.CACHE_"),
     }
 
     def fault(name: str, provoke: Provoke, line: str) -> Fault:
@@ -65,7 +59,9 @@ def _refusing_servers() -> list[Fault]:
 
     return [
         *(fault(name, *entry) for name, entry in table.items()),
-        finished("tar server: whole files only, with a cache", served(CACHE, answer=whole_files), check=is_equal()),
+        finished(
+            "tar server: whole files only, with a cache", served(CACHE, answer=body(ranges=False)), check=is_equal()
+        ),
     ]
 
 
@@ -74,7 +70,7 @@ def _absent_servers() -> list[Fault]:
         running.wait_for("Epoch[002")
         server: FaultServer = running.scene.server
         server.fail_always(hang_up)
-        time.sleep(_AWAY_SECONDS)
+        time.sleep(20.0)
         server.faults = iter(())
         if not server.requests:
             raise TimeoutError("the run did not need the server")

@@ -1,4 +1,4 @@
-"""Processes that are killed while they save checkpoints."""
+"""Checkpoints of processes that are killed while they save, and damaged checkpoints."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from faults.saved import has_good_checkpoint
+from faults.saved import has_good_checkpoint, is_good
 from results import Result
 
 from engine.checkpoint.reader import load_checkpoint
@@ -26,7 +26,7 @@ def kills_while_saving(
     """Kills a process that saves without pause. There must always be a good checkpoint."""
     shutil.copytree(trained, folder)
     rng, state, result = random.Random(seed), load_checkpoint(folder / "last.pth"), Result("", count)
-    killed_in_writing = 0
+    result.figures["killed while writing"] = 0
     for number in range(count):
         child = os.fork()
         if child == 0:
@@ -39,10 +39,9 @@ def kills_while_saving(
         time.sleep(rng.uniform(0, 0.2))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        killed_in_writing += any(folder.glob(".*.tmp"))
+        result.figures["killed while writing"] += any(folder.glob(".*.tmp"))
         if not has_good_checkpoint(folder):
             result.failures.append(f"kill {number}")
-    result.figures["killed while writing"] = killed_in_writing
     return result
 
 
@@ -54,3 +53,26 @@ def part_writer(folder: Path) -> ShardWriter:
     """Writes sharded checkpoints of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return ShardWriter(folder, 2, lambda *_: None, single_process(), 60)
+
+
+def damaged_checkpoint(checkpoint: Path, flips: int, cuts: int, seed: int) -> Result:
+    """Damages a checkpoint, a file or a folder of parts, at random positions. It is whole again afterwards."""
+    files = sorted(checkpoint.iterdir()) if checkpoint.is_dir() else [checkpoint]
+    contents, rng, result = {file: file.read_bytes() for file in files}, random.Random(seed), Result("", flips + cuts)
+    sizes = [len(content) for content in contents.values()]
+    for number in range(flips + cuts):
+        # Every third case is in any file: the tensors are nearly all of the bytes.
+        (file,) = rng.choices(files, sizes if number % 3 else None)
+        data, position = bytearray(contents[file]), rng.randrange(len(contents[file]))
+        if number < flips:
+            data[position] ^= 1 << rng.randrange(8)
+        else:
+            del data[position:]
+        file.write_bytes(data)
+        if is_good(checkpoint):
+            result.failures.append(f"{'flip' if number < flips else 'cut'} at byte {position} of {file.name}")
+        file.write_bytes(contents[file])
+    if not is_good(checkpoint):
+        result.failures.append("the undamaged checkpoint is refused")
+    result.figures["bytes"] = sum(sizes)
+    return result
