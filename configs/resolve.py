@@ -52,7 +52,7 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
 def warnings(config: Config, facts: DataFacts) -> list[str]:
     """A line for each value of a resolved run that fits its data or its length badly."""
     found, train = [], config.train
-    if facts.named and config.model.num_classes > facts.classes:
+    if facts.named and config.model.num_logits > facts.classes:
         found.append(
             f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the "
             f"key to train {facts.classes}"

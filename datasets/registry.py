@@ -105,7 +105,7 @@ def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
     shards does.
     """
     result = call_on_main(read, context)
-    if context.is_main:
+    if result is not None:  # the main process
         return work_while_others_wait(lambda: result, context)
     try:
         return work_while_others_wait(read, context)
@@ -144,7 +144,9 @@ def has_splits(data: Data) -> bool:
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `find_test_split` on the main process, whose error every rank raises. Every rank must call it."""
-    return broadcast_object(call_on_main(lambda: find_test_split(data), context), context)
+    found = broadcast_object(call_on_main(lambda: find_test_split(data), context), context)
+    assert found is not None  # the main process has found it
+    return found
 
 
 def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
@@ -184,7 +186,7 @@ def _read(
             findings += find_single_class(of_split)
         elif not of_split.findings:
             findings += number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
-    if samples and num_classes is None:
+    if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     for split, of_split in samples.items():
         if data.multi_label:

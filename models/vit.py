@@ -54,6 +54,7 @@ def initialize_embeddings(vit: VisionTransformer) -> None:
     model learns slowly.
     """
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
+    assert vit.pos_embed is not None
     nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
 
 
@@ -61,6 +62,7 @@ def initialize_embeddings(vit: VisionTransformer) -> None:
 def fix_position_embedding(vit: VisionTransformer) -> None:
     """Freezes the position embedding at 2-D sines and cosines (Chen et al., 2021); that of the class token is zero."""
     embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
+    assert vit.pos_embed is not None
     vit.pos_embed.zero_()
     vit.pos_embed[:, vit.num_prefix_tokens :] = embedding
     vit.pos_embed.requires_grad_(False)
@@ -72,7 +74,7 @@ def _attention(head_size: int | None) -> type[Attention]:
         return Attention
 
     class AttentionWithHeadSize(Attention):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, attn_head_dim=head_size, **kwargs)
+        def __init__(self, dim: int, **kwargs: Any) -> None:
+            super().__init__(dim, attn_head_dim=head_size, **kwargs)
 
     return AttentionWithHeadSize

@@ -172,7 +172,8 @@ def use_deterministic_algorithms(enabled: bool) -> None:
     if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(enabled)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
 
 
 def op_without_deterministic_algorithm(error: Exception) -> str | None:

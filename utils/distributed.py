@@ -11,7 +11,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -155,7 +155,7 @@ def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
     num_done = 0
     while num_done < context.world_size:
         wait([result], timeout=_SIGN_OF_LIFE_SECONDS)
-        num_done = all_reduce_sum(torch.tensor(int(result.done()), device=context.device), context).item()
+        num_done = int(all_reduce_sum(torch.tensor(int(result.done()), device=context.device), context))
     return result.result()
 
 
@@ -185,8 +185,8 @@ class DelayedMax:
     """
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
-        self._group = None
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))

@@ -25,7 +25,7 @@ def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
     """
     if len(findings) == 1:
         return UserError(findings[0])
-    kinds = Counter()
+    kinds: Counter[str] = Counter()
     by_rank = []
     for position, finding in enumerate(findings):
         kind = _VARIABLE.sub("", finding.partition(": ")[2])

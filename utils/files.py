@@ -2,12 +2,12 @@
 
 import atexit
 import errno
+import io
 import os
 import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
 
 _temporary_folders: set[Path] = set()
 
@@ -31,7 +31,7 @@ def remove_temporary_folders() -> None:
         remove_temporary_folder(folder)
 
 
-def open_regular_file(path: Path | str) -> BinaryIO:
+def open_regular_file(path: Path | str) -> io.BufferedReader:
     """Opens a regular file for reading bytes. A pipe would block, and a device may have no end.
 
     Raises:

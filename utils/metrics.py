@@ -31,11 +31,12 @@ class Metrics:
     @property
     def score(self) -> float:
         """The figure that decides which evaluation is the best: `mean_ap` if there is one, else `top1`."""
-        return self.top1 if self.mean_ap is None else self.mean_ap
+        return next(iter(self.scores().values()))
 
     def scores(self) -> dict[str, float]:
         """Top-1 and top-5, or `mean_ap`, by the names that files use."""
-        return {"top1": self.top1, "top5": self.top5} if self.mean_ap is None else {"mean_ap": self.mean_ap}
+        named = {"top1": self.top1, "top5": self.top5, "mean_ap": self.mean_ap}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def total_samples(self) -> int:

@@ -36,7 +36,8 @@ def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | Non
 
 def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
     """Of the default process group, or of another one, for tensors of this device; None: its backend has none."""
-    options = (group or dist.group.WORLD)._get_backend(device).options
+    own: Any = group or dist.group.WORLD
+    options: Any = own._get_backend(device).options
     return options and options._timeout
 
 
@@ -55,8 +56,10 @@ def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
     -1: none. Asks no GPU, in contrast to `flight_recorder_dumps`. Empty as there.
     """
     groups = _recorded(backend, includeCollectives=False).get("pg_status", {})
-    keys = "last_enqueued_collective", "last_completed_collective"
-    return {group: tuple(int(status.get(key, -1)) for key in keys) for group, status in groups.items()}
+    return {
+        group: (int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1)))
+        for group, status in groups.items()
+    }
 
 
 def _recorded(backend: str, **selection: bool) -> dict[str, Any]:
@@ -110,9 +113,9 @@ def fused_lerp_(
     torch's fused lerp takes no weight from the device. Gradient ascent on `end` with a weight decay of 1 is the same.
     All tensors have one dtype.
     """
-    rates = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
-    switches = {"nesterov": False, "maximize": True, "is_first_step": False, "found_inf": skipped.float()}
-    torch._fused_sgd_(starts, ends, [], **rates, **switches)
+    rates: dict[str, Any] = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
+    switches: dict[str, Any] = {"nesterov": False, "maximize": True, "is_first_step": False}
+    torch._fused_sgd_(starts, ends, [], **rates, **switches, found_inf=skipped.float())
 
 
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -218,7 +221,7 @@ def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)
 
 
-def loader_workers(iterator: Iterator[Any]) -> list[BaseProcess]:
+def loader_workers(iterator: Any) -> list[BaseProcess]:
     """The worker processes of a DataLoader's iterator: _MultiProcessingDataLoaderIter._workers."""
     return list(iterator._workers)
 
@@ -237,4 +240,5 @@ def close_fork_server_pipe() -> None:
 
     The fork server exits when no process has the pipe open (Python 3.11 to 3.14).
     """
-    os.close(forkserver._forkserver._forkserver_alive_fd)
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)

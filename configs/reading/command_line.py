@@ -56,8 +56,8 @@ class Command:
     @property
     def run_name(self) -> str:
         """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME."""
-        is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
-        name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
+        recipe = self.recipe if self.recipe and self.recipe.name != RUN_OPTIONS else None
+        name = self.config.name or (recipe.stem if recipe else self.config.model.name)
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
     @property

@@ -34,7 +34,8 @@ def read_split(arguments: argparse.Namespace) -> Split | None:
     """
     if arguments.split and not arguments.eval and arguments.predict is None:
         raise UserError(f"-split {arguments.split}: is a flag of -eval and -predict; add one of them, or remove it")
-    return arguments.split
+    split: Split | None = arguments.split
+    return split
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:

@@ -10,7 +10,7 @@ IMAGENET_CLASSES = 1000
 
 
 class Model(Section):
-    type: str
+    type: str = "vit"
     name: str = Field("vit", description="name in the log; for TYPE timm, timm's model name")
     resume: Path | None = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"

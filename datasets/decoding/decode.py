@@ -35,15 +35,21 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 
 class LazyImage:
-    """An opened image. `pixels` are torch.uint8 (C, H, W), read-only; a subclass may decode them on first use."""
+    """An opened image; a subclass may decode its pixels on first use."""
 
     def __init__(self, pixels: torch.Tensor) -> None:
-        self.pixels = pixels
+        self._pixels = pixels
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        """torch.uint8 (C, H, W), read-only."""
+        return self._pixels
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return tuple(self.pixels.shape[1:])
+        _, height, width = self.pixels.shape
+        return height, width
 
     def crop(self, box: Box) -> torch.Tensor:
         """The pixels of a box inside the image, torch.uint8 (C, height, width)."""

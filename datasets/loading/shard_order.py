@@ -27,7 +27,7 @@ class ShardWindows:
     @property
     def crc(self) -> int:
         """CRC-32 of `ends`: equal for shards in one order, with equal numbers of samples."""
-        return zlib.crc32(np.ascontiguousarray(self.ends, "<i8"))
+        return zlib.crc32(np.ascontiguousarray(self.ends, "<i8").data)
 
     def order(self, seed: int, epoch: int) -> torch.Tensor:
         """The sample in each place of an epoch, a permutation, int64 (N,)."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from urllib.parse import unquote, urlsplit
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]  # its stub lacks the error
 
 from configs.reading.yaml_io import shorten
 from configs.schema.urls import secret_in_url

@@ -68,6 +68,6 @@ def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
     """
     if dataset == "imagenet2012":
         return IMAGENET_CLASSES
-    number = max(len(samples.class_names) for samples in splits)
+    number = max((len(samples.class_names) for samples in splits), default=0)
     is_packed_list = dataset == "packed" and not any(samples.has_class_names for samples in splits)
     return max(number, IMAGENET_CLASSES) if is_packed_list else number

@@ -139,7 +139,7 @@ def build_policies(data: Data, train: Train) -> list[Policy]:
 
     AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only a 3a policy keeps the jitter, as in timm.
     """
-    jitter = [ColorJitter(train.color_jitter)] if train.color_jitter else []
+    jitter: list[Policy] = [ColorJitter(train.color_jitter)] if train.color_jitter else []
     if train.augment_policy:
         policy = TimmPolicy(train.augment_policy, data.image_size, data.imagenet_mean)
         return [policy, *jitter] if "3a" in train.augment_policy else [policy]

@@ -67,7 +67,8 @@ def find_checkpoint(
             return None
     else:
         folders = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
-    load, notes = load or load_checkpoint, []
+    load = load or load_checkpoint
+    notes: list[str] = []
     for folder in folders:
         if is_run_folder(folder):
             lock(folder)

@@ -50,7 +50,8 @@ def with_data_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> tu
 
     The training data is split as in the training. A table has DATA.MULTI_LABEL of the training.
     """
-    changes, warnings = {}, []
+    changes: dict[str, Any] = {}
+    warnings: list[str] = []
     if is_training_data(data, trained_on):
         keys = [key for key in ("VAL_FRACTION", "SPLIT_SEED") if key not in given and key in trained_on.data]
         changes = {key: trained_on.data[key] for key in keys}

@@ -49,8 +49,8 @@ def log_options(command: Command, logger: RunLogger) -> None:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
         if family.differs:
             logger.info(f"----- {family.title}, unlike timm's: {family.differs}")
-    if note := missing_features(command.name):
-        logger.info(f"----- {note}")
+    if missing := missing_features(command.name):
+        logger.info(f"----- {missing}")
 
 
 def find_on_all_ranks(
@@ -114,8 +114,8 @@ def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger
         UserError: it cannot be created, or another host does not see it.
     """
     name = prefix + command.run_name
-    folder = make_run_folder(Path(command.config.save), name) if context.is_main else None
-    folder = broadcast_object(folder, context)
+    made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
+    folder = Path(broadcast_object(made, context))
     try:
         enter_folder(folder, command, context, logger, steps_done=0)
     except UserError:

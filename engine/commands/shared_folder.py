@@ -25,15 +25,14 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
     """
     if _is_one_host(context):
         return
-    probe = folder / f".shared-{secrets.token_hex(8)}.tmp" if context.is_main else None
+    own = folder / f".shared-{secrets.token_hex(8)}.tmp"
     try:
-        if probe:
-            probe.touch()
-        probe = broadcast_object(probe, context)
-        blind = _blind_hosts(probe.exists, context)
+        if context.is_main:
+            own.touch()
+        blind = _blind_hosts(broadcast_object(own, context).exists, context)
     finally:
         if context.is_main:
-            probe.unlink(missing_ok=True)
+            own.unlink(missing_ok=True)
     if blind:
         raise UserError(
             f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "

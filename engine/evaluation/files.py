@@ -126,7 +126,8 @@ class EvaluationFiles:
     ) -> Iterable[list[Any]]:
         for kind, index in mistakes:
             target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
-            true = names[target] if target.ndim == 0 else " | ".join(names[label] for label in np.flatnonzero(target))
+            labels = [target] if target.ndim == 0 else np.flatnonzero(target).tolist()
+            true = " | ".join(names[label] for label in labels)
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             path = safe_cell(self.samples.name(index))

@@ -45,6 +45,7 @@ class SampleResults:
     @cached_property
     def average_precisions(self) -> np.ndarray:
         """Of each class in percent (C,), with several labels per sample; NaN for a class without a positive one."""
+        assert self.scores is not None
         return average_precisions(self.targets[self.readable], self.scores[self.readable])
 
     def metrics(self) -> Metrics:

@@ -54,7 +54,8 @@ class FSDP(Strategy):
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks that share a copy of the model, in hsdp for each copy. The first access is a collective call."""
-        shape, names = (self.shards,), (_SHARD,)
+        shape: tuple[int, ...] = (self.shards,)
+        names: tuple[str, ...] = (_SHARD,)
         if self.options.strategy == "hsdp":
             shape, names = (self.world_size // self.shards, self.shards), (_REPLICATE, _SHARD)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
@@ -70,7 +71,8 @@ class FSDP(Strategy):
         reshard_rest: the same of the other gathered parameters.
         """
         reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
-        common = {"mesh": self.mesh, "offload_policy": CPUOffloadPolicy() if self.options.offload else OffloadPolicy()}
+        offload = CPUOffloadPolicy() if self.options.offload else OffloadPolicy()
+        common: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}
         # Autocast casts the inputs, as it does without sharding.
         policy = MixedPrecisionPolicy(sharding.half, reduce_dtype, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -89,6 +91,7 @@ class FSDP(Strategy):
 
         Only the exchange between groups waits for the last micro-step.
         """
+        assert isinstance(wrapped, FSDPModule)
         return _without_all_reduce(wrapped)
 
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -185,9 +188,10 @@ def _units(model: nn.Module) -> list[FSDPModule]:
 
 def _prefetch(model: nn.Module, blocks: list[nn.Module]) -> None:
     """Each block starts to gather the parameters of the next one, in the order of the pass."""
-    for current, following in pairwise([model, *blocks]):
+    units = [unit for unit in (model, *blocks) if isinstance(unit, FSDPModule)]
+    for current, following in pairwise(units):
         current.set_modules_to_forward_prefetch(_units(following))
-    for previous, current in pairwise(blocks):
+    for previous, current in pairwise(units[1:]):
         current.set_modules_to_backward_prefetch(_units(previous))
 
 

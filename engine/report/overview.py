@@ -140,8 +140,8 @@ def status_of(run: RunContents) -> tuple[str, str]:
 def details_of(run: RunContents) -> list[Detail]:
     """Model, data, devices and options of the training or the evaluation."""
     options, known = run.summary.options, run.facts
-    devices, data = known.get(Devices), known.get(EvaluationData if run.summary.is_evaluation else TrainingData)
-    attention, trained = known.get(Attention), known.get(Model)
+    devices, attention, trained = known.get(Devices), known.get(Attention), known.get(Model)
+    data = known.get(EvaluationData) if run.summary.is_evaluation else known.get(TrainingData)
     size = f"{options['DATA.IMAGE_SIZE']} × {options['DATA.IMAGE_SIZE']} pixels"
     model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", trained.size if trained else ""]
     details = [

@@ -166,7 +166,8 @@ class Facts:
     more_warnings: bool = False
 
     def get(self, kind: type[_F]) -> _F | None:
-        return self.latest.get(kind)
+        fact = self.latest.get(kind)
+        return fact if isinstance(fact, kind) else None
 
     def add(self, fact: Fact) -> None:
         self.latest[type(fact)] = fact

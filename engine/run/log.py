@@ -59,7 +59,7 @@ class RunLogger:
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
         timed = _EscapingFormatter("%(asctime)s %(message)s")
-        files = [(self._rank, f"log_{context.rank}.txt", timed)]
+        files: list[tuple[logging.Logger, str, logging.Formatter]] = [(self._rank, f"log_{context.rank}.txt", timed)]
         if context.is_main:
             files += [(self._run, "log.txt", timed), (self._facts, FACTS, logging.Formatter())]
         self._buffers = [(*file, MemoryHandler(sys.maxsize, sys.maxsize)) for file in files]

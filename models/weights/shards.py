@@ -133,6 +133,7 @@ def _check_finite(path: Path, weights: set[str]) -> None:
 def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
     """Raises a UserError unless the shards hold each tensor once, whole, with its dtype, and no other tensor."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
@@ -142,7 +143,9 @@ def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
             dtypes.setdefault(index.fqn, set()).add(info.dtype)
         wrong = list(stored.keys() ^ found.keys())
         for name in stored.keys() & found.keys():
-            if dtypes[name] != {_DTYPES.get(stored[name].dtype)} or not _covers(found[name].chunks, stored[name].shape):
+            part = found[name]
+            is_whole = isinstance(part, TensorStorageMetadata) and _covers(part.chunks, stored[name].shape)
+            if dtypes[name] != {_DTYPES.get(stored[name].dtype)} or not is_whole:
                 wrong.append(name)
     except Exception as error:  # the libraries raise almost any type for a damaged file
         raise refused(folder, error) from None

@@ -142,9 +142,13 @@ class Membership:
             self._record(ended)
         if is_ending:
             self.store_watchdog.stop()
-            timer = threading.Timer(FORCE_SECONDS, lambda: self.state is State.FINISHED or exit_now(1))
+            timer = threading.Timer(FORCE_SECONDS, self._exit_unless_finished)
             timer.daemon = True
             timer.start()
+
+    def _exit_unless_finished(self) -> None:
+        if self.state is not State.FINISHED:
+            exit_now(1)
 
     def _ended(self) -> list[RankProcess]:
         return [one for one in self._visible if one.has_ended()]

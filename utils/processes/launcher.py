@@ -150,7 +150,9 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     else:
-        *names, local_world_size = _mpi_variables(env)
+        variables = _mpi_variables(env)
+        assert variables  # the launcher is mpirun
+        *names, local_world_size = variables
         numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
         nodes = env.get("SLURM_NODELIST")
         job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
@@ -186,8 +188,8 @@ def _master_address(nodes: str | None, one_host: bool) -> str:
 
 def first_host(nodelist: str) -> str:
     """The first host of Slurm's node list: 'node03' for 'node[03-05,9],x'."""
-    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist).group()
-    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item)
+    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist)
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item[0] if first_item else nodelist)
 
 
 def _tasks_on_this_node(env: Mapping[str, str]) -> str:

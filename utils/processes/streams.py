@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+from typing import Any
 
 
 def repair_standard_streams() -> None:
@@ -32,7 +33,7 @@ _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of 
 class _TolerantFile(io.FileIO):
     """Ignores the error of writing to a stream that is lost: the log files have the same lines."""
 
-    def write(self, data: bytes | memoryview) -> int:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:

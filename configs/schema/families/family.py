@@ -71,7 +71,8 @@ class Family:
     @property
     def type(self) -> str:
         """The name in MODEL.TYPE, in lower case."""
-        return self.keys.model_fields["type"].default
+        name: str = self.keys.model_fields["type"].default
+        return name
 
     def timm_for(self, options: Model) -> str:
         return self.timm(options) if callable(self.timm) else self.timm

@@ -34,8 +34,10 @@ _FAMILIES = (
 )
 FAMILIES: dict[str, Family] = {family.type: family for family in _FAMILIES}
 
-MODEL_SECTIONS: dict[str, type[Model]] = {"vit": ViT, "timm": TimmModel} | {
-    name: family.keys for name, family in FAMILIES.items()
+MODEL_SECTIONS: dict[str, type[Model]] = {
+    "vit": ViT,
+    "timm": TimmModel,
+    **{name: family.keys for name, family in FAMILIES.items()},
 }
 
 # MODEL.TYPE of PaddleViT's files that timm has no architecture for -> title, families with similar blocks.

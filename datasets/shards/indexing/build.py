@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -199,7 +199,7 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
 
 def _read_shards(
     store: ShardStore, shards: Sequence[Shard], label_key: str
-) -> Iterator[tuple[Shard, ShardRecords | DamagedShard]]:
+) -> Generator[tuple[Shard, ShardRecords | DamagedShard], None, None]:
     """Yields the images of each shard, or its damage, in no fixed order. Threads read the shards."""
     stop, counting = threading.Event(), threading.Lock()
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from configs.reading.yaml_io import shorten
-from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, is_encodable
+from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, Label, is_encodable
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
@@ -88,8 +88,8 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     by_kind = {type(record.label): record for record in reversed(records) if record.label is not None}
     if len(by_kind) > 1:
         raise _two_kinds(*(f"{origin}: {record.name}" for record in (by_kind[int], by_kind[str])))
-    class_names = sorted({record.label for record in records if record.label is not None}) if str in by_kind else None
-    number = {name: position for position, name in enumerate(class_names or ())}
+    class_names = sorted({record.label for record in records if isinstance(record.label, str)}) or None
+    number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
     columns = {
         "ends": [len(records)],
         "offsets": [record.offset for record in records],
@@ -170,7 +170,7 @@ def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     sha256 = hashlib.sha256(text.encode())
     for name in COLUMNS:
         sha256.update(f"{name} {len(arrays[name])} ".encode())
-        sha256.update(np.ascontiguousarray(arrays[name]))
+        sha256.update(np.ascontiguousarray(arrays[name]).data)
     return sha256.hexdigest()
 
 

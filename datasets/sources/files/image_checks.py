@@ -93,9 +93,10 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
             return {}
         return {index: _find_problem(samples, index, channels) for index in indices.tolist()}
 
+    num_checked = 0
+    found: dict[int, BadImage] = {}
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
-        num_checked, found = 0, {}
         for checked in pool.map(check, _evenly_spread_chunks(len(samples))):
             num_checked += len(checked)
             found |= {index: problem for index, problem in checked.items() if problem}

@@ -119,12 +119,12 @@ def make_listing(
 
 def _report_repeated_images(listing: Listing, labels: np.ndarray, conflict: Callable[[int, int], str]) -> None:
     """Adds a finding for each image with two targets, and a note about images that are repeated with one target."""
-    paths, (crcs, lines) = listing.paths, map(listing.arrays.get, ("paths_crcs", "lines"))
+    paths, crcs, lines = listing.paths, listing.arrays["paths_crcs"], listing.arrays["lines"]
     in_order = np.sort(crcs)
     recurring = in_order[1:][in_order[1:] == in_order[:-1]]
     first_index: dict[str, int] = {}
     repeated_lines = []
-    for index in np.flatnonzero(np.isin(crcs, recurring) & (labels >= 0)):
+    for index in np.flatnonzero(np.isin(crcs, recurring) & (labels >= 0)).tolist():
         first = first_index.setdefault(paths[index], index)
         if first == index:
             continue

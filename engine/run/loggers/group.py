@@ -12,7 +12,7 @@ from engine.run.loggers.wandb import WandbLogger
 from utils.errors import UserError
 from utils.packages import is_installed, require
 
-_OPTIONAL = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+_OPTIONAL: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
 
 
 class LoggerGroup:
