@@ -45,7 +45,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     samples = _read(options, trained_on, split, prediction, context)
     config = resolve(options, data_facts(options.data, [samples], context), context.world_size)
     if not prediction:
-        check_images([samples], config.data, context, config.timeout_seconds)
+        check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or config.data.dataset in UNSPLIT
     notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))

@@ -43,14 +43,12 @@ def measure_passes(model: nn.Module, data: Data, half: torch.dtype | None, expli
         half: the dtype of autocast; None without autocast.
     """
     small, large = BATCHES
-    low, high = (_peak_bytes(model, data, size, half, explicit_attention) for size in BATCHES)
+    low, high = (_peak_bytes(model, data, size, _GPUOps(half, explicit_attention)) for size in BATCHES)
     per_image = (high - low) / (large - small)
     return PassMemory(per_image, max(0.0, low - small * per_image))
 
 
-def _peak_bytes(
-    model: nn.Module, data: Data, batch_size: int, half: torch.dtype | None, explicit_attention: bool
-) -> int:
+def _peak_bytes(model: nn.Module, data: Data, batch_size: int, ops: "_GPUOps") -> int:
     """The largest sum of all storages that the passes make. Gradients of weights are freed at once."""
     dtype = next(model.parameters()).dtype
     images = torch.empty(batch_size, data.image_channels, data.image_size, data.image_size, dtype=dtype, device="meta")
@@ -59,7 +57,7 @@ def _peak_bytes(
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    with _LiveBytes() as live, _GPUOps(half, explicit_attention):
+    with _LiveBytes() as live, ops:
         outputs = model.train()(images)  # a distilled model has two
         backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
     for handle in handles:
@@ -76,29 +74,24 @@ class _LiveBytes(DispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        inputs = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _is_tensor(tensor)}
+        inputs = set(map(id, self._storages((args, kwargs))))
         result = op(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if _is_tensor(tensor):
-                self._count(tensor.untyped_storage(), inputs)
+        for storage in self._storages(result):
+            key, size = id(storage), storage.nbytes()
+            if key not in self._known and key not in inputs:
+                self._known.add(key)
+                self.bytes += size
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(storage, self._free, key, size).atexit = False
         return result
 
-    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._known or key in inputs:
-            return
-        self._known.add(key)
-        self.bytes += size
-        self.peak = max(self.peak, self.bytes)
-        weakref.finalize(storage, self._free, key, size).atexit = False
+    @staticmethod
+    def _storages(values: Any) -> list[torch.UntypedStorage]:
+        return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.bytes -= size
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 class _GPUOps(TorchFunctionMode):
