@@ -108,6 +108,7 @@ class Membership:
             SystemExit: another process reports the cause.
         """
         self.gpu_watchdog.stop()
+        self._force_exit()
         record_signals()  # a signal of the launcher must not stop the diagnosis
         is_first = self._leave(leaving_state(error))
         if self.state is State.INTERRUPTED:
@@ -142,9 +143,13 @@ class Membership:
             self._record(ended)
         if is_ending:
             self.store_watchdog.stop()
-            timer = threading.Timer(FORCE_SECONDS, self._exit_unless_finished)
-            timer.daemon = True
-            timer.start()
+            self._force_exit()
+
+    def _force_exit(self) -> None:
+        """Ends this process if it has not ended by itself: its exit may wait for the GPU or for a thread."""
+        timer = threading.Timer(FORCE_SECONDS, self._exit_unless_finished)
+        timer.daemon = True
+        timer.start()
 
     def _exit_unless_finished(self) -> None:
         if self.state is not State.FINISHED:

@@ -75,7 +75,7 @@ def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[st
     if problems.bad and skips:
         first = problems.bad[0]
         notes.append(
-            f"{samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
+            f"Warning: {samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
             f"(DATA.ON_BAD_IMAGE), such as {first.path!r}: {first.reason}"
         )
     return notes
