@@ -31,22 +31,26 @@ class UnbindAttention(Attention):
         parts = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)  # (B, N, H, D)
         q, k, v = (part.transpose(1, 2) for part in parts)
         dropout = self.attn_drop.p if self.training else 0.0
-        options = {"attn_mask": attn_mask, "dropout_p": dropout, "is_causal": is_causal}
-        x = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, **options)
+        q, k = self.q_norm(q), self.k_norm(k)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+
+
+def attention_modules(model: nn.Module) -> list[Any]:
+    """timm's attention modules: those with a switch for fused kernels."""
+    return [module for module in model.modules() if hasattr(module, "fused_attn")]
 
 
 def use_attention(model: nn.Module, kind: str) -> None:
     """Sets every attention module of timm's in `model` to a fused kernel, or to `EXPLICIT`."""
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = kind != EXPLICIT
+    for module in attention_modules(model):
+        module.fused_attn = kind != EXPLICIT
 
 
 @contextmanager
 def explicit_attention(model: nn.Module) -> Iterator[None]:
     """Explicit attention, whose maps can be read, inside the context."""
-    fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
+    fused = {module: module.fused_attn for module in attention_modules(model)}
     use_attention(model, EXPLICIT)
     try:
         yield
@@ -95,7 +99,7 @@ def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
     Raises:
         UserError: torch has no kernel, which happens with `MODEL.ATTENTION: cudnn`.
     """
-    if not any(getattr(module, "fused_attn", False) for module in model.modules()):
+    if not any(module.fused_attn for module in attention_modules(model)):
         return []
     was_training = model.training
     rates = [module.attn_drop.p for module in model.modules() if isinstance(module, Attention)]
@@ -113,7 +117,7 @@ class _KernelRecorder(TorchFunctionMode):
         self.dropout = dropout
         self.kernels: set[str] = set()
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any | None = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             args, kwargs = tree_map_only(torch.Tensor, _autocast, (args, kwargs))

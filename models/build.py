@@ -3,6 +3,9 @@
 A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,7 +22,7 @@ from models.weights.families import paddle_converter
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
-MODELS = {"vit": build_vit, "timm": build_timm}
+MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 
 
 def build_model(

@@ -40,9 +40,13 @@ class SampleDropBlock(Block):
     times at 0.4.
     """
 
-    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **attention: Any) -> torch.Tensor:
-        dropping = self.training and isinstance(self.drop_path1, DropPath)
-        kept = num_kept_samples(len(x), self.drop_path1.drop_prob, x.is_cuda) if dropping else None
+    def forward(  # type: ignore[override]  # other versions of timm have other arguments
+        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **attention: Any
+    ) -> torch.Tensor:
+        drop_path = self.drop_path1
+        kept = None
+        if self.training and isinstance(drop_path, DropPath):
+            kept = num_kept_samples(len(x), drop_path.drop_prob, x.is_cuda)
         if kept is None or attn_mask is not None:
             return super().forward(x, attn_mask, **attention)
         x = add_residual(x, lambda part: self.ls1(self.attn(self.norm1(part), **attention)), kept)

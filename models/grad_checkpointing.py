@@ -19,15 +19,17 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     Raises:
         UserError: timm does not support it for this model.
     """
+    timm_model: Any = model
     try:
-        model.set_grad_checkpointing(True)
+        timm_model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
         raise UserError(
             f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false, lower -batch_size"
         ) from None
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:
-            module.__class__ = _with_kept_statistics(type(module))
+            norm: Any = module
+            norm.__class__ = _with_kept_statistics(type(norm))  # type: ignore[arg-type]  # a class is hashable
 
 
 @functools.cache
@@ -36,7 +38,7 @@ def _with_kept_statistics(norm_class: type[nn.Module]) -> type[nn.Module]:
     return type(norm_class.__name__, (_KeepStatistics, norm_class), {})
 
 
-class _KeepStatistics:
+class _KeepStatistics(nn.Module):
     """Mix-in of a batch norm: the recomputation does not update the running statistics a second time."""
 
     def forward(self, *args: Any) -> torch.Tensor:

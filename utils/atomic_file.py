@@ -75,7 +75,7 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO]:
+def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
 
     Several processes may write the same file: each has a temporary file of its own.
@@ -84,9 +84,9 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO]:
         OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""} if mode == "w" else {}
+    encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
     try:
-        with open(temporary, mode, **text) as file:
+        with open(temporary, mode, encoding=encoding, errors=errors, newline=newline) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -121,7 +121,7 @@ def _write_with_checksum(file: BinaryIO, content: Any) -> None:
 
     writer = _HashingWriter(file)
     try:
-        torch.save(content, writer)
+        torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
     except RuntimeError as error:
         raise (writer.error or error) from None
     file.seek(-len(_NO_COMMENT), os.SEEK_END)

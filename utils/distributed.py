@@ -11,7 +11,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -129,7 +129,7 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     """The values of all processes in the order of ranks, on every process, sent as pickles."""
     if context.world_size == 1:
         return [value]
-    values: list = [None] * context.world_size
+    values: list[Any] = [None] * context.world_size
     dist.all_gather_object(values, value)
     return values
 
@@ -155,8 +155,26 @@ def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
     num_done = 0
     while num_done < context.world_size:
         wait([result], timeout=_SIGN_OF_LIFE_SECONDS)
-        num_done = all_reduce_sum(torch.tensor(int(result.done()), device=context.device), context).item()
+        num_done = int(all_reduce_sum(torch.tensor(int(result.done()), device=context.device), context))
     return result.result()
+
+
+def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
+    """The result of `call` on the main process, whose UserError every process raises; None on the others.
+
+    `call` may take any time, see `work_while_others_wait`.
+    """
+
+    def outcome() -> tuple[T | None, UserError | None]:
+        try:
+            return (call() if context.is_main else None), None
+        except UserError as error:
+            return None, error
+
+    result, error = work_while_others_wait(outcome, context)
+    if error := broadcast_object(error, context):
+        raise error
+    return result
 
 
 class DelayedMax:
@@ -167,8 +185,8 @@ class DelayedMax:
     """
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
-        self._group = None
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))

@@ -2,12 +2,12 @@
 
 import atexit
 import errno
+import io
 import os
 import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
 
 _temporary_folders: set[Path] = set()
 
@@ -26,12 +26,12 @@ def remove_temporary_folder(folder: Path) -> None:
 
 @atexit.register
 def remove_temporary_folders() -> None:
-    """Call it before `os._exit`, which runs no exit handlers."""
+    """Removes them; for use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
         remove_temporary_folder(folder)
 
 
-def open_regular_file(path: Path | str) -> BinaryIO:
+def open_regular_file(path: Path | str) -> io.BufferedReader:
     """Opens a regular file for reading bytes. A pipe would block, and a device may have no end.
 
     Raises:

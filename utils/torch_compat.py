@@ -29,14 +29,15 @@ DisableTorchFunction = torch._C.DisableTorchFunction
 
 
 def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Of the default process group, or of another one. `dist.set_timeout` is public, but missing in torch 2.10."""
+    """Sets the timeout of the default process group or another. `dist.set_timeout` is public; torch 2.10 lacks it."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timeout, group)
 
 
 def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
-    """Of the default process group, or of another one, for tensors of this device; None: its backend has none."""
-    options = (group or dist.group.WORLD)._get_backend(device).options
+    """The timeout of the default process group or another, for tensors of this device; None: its backend has none."""
+    own: Any = group or dist.group.WORLD
+    options: Any = own._get_backend(device).options
     return options and options._timeout
 
 
@@ -55,8 +56,10 @@ def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
     -1: none. Asks no GPU, in contrast to `flight_recorder_dumps`. Empty as there.
     """
     groups = _recorded(backend, includeCollectives=False).get("pg_status", {})
-    keys = "last_enqueued_collective", "last_completed_collective"
-    return {group: tuple(int(status.get(key, -1)) for key in keys) for group, status in groups.items()}
+    return {
+        group: (int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1)))
+        for group, status in groups.items()
+    }
 
 
 def _recorded(backend: str, **selection: bool) -> dict[str, Any]:
@@ -110,13 +113,13 @@ def fused_lerp_(
     torch's fused lerp takes no weight from the device. Gradient ascent on `end` with a weight decay of 1 is the same.
     All tensors have one dtype.
     """
-    rates = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
-    switches = {"nesterov": False, "maximize": True, "is_first_step": False, "found_inf": skipped.float()}
-    torch._fused_sgd_(starts, ends, [], **rates, **switches)
+    rates: dict[str, Any] = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}
+    switches: dict[str, Any] = {"nesterov": False, "maximize": True, "is_first_step": False}
+    torch._fused_sgd_(starts, ends, [], **rates, **switches, found_inf=skipped.float())
 
 
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step divides gradients by `optimizer.grad_scale` and skips if `optimizer.found_inf` (fused)."""
+    """Returns whether the step divides gradients by `optimizer.grad_scale`, and skips if `optimizer.found_inf`."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -141,7 +144,7 @@ def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called."""
+    """Returns whether `module.compile()` was called."""
     return module._compiled_call_impl is not None
 
 
@@ -160,7 +163,7 @@ def allow_recompilations(number: int) -> None:
 
 
 def split_graphs_at_ddp_buckets(enabled: bool) -> None:
-    """Whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
+    """Returns whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
     import torch._dynamo.config
 
     torch._dynamo.config.optimize_ddp = enabled
@@ -170,7 +173,7 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
 
 
 def in_backward_pass() -> bool:
-    """Whether this thread is executing a backward pass, which includes the recomputation of activations."""
+    """Returns whether this thread is executing a backward pass, which includes the recomputation of activations."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -202,7 +205,7 @@ def op_name(op: Any) -> str:
 
 
 def returns_view(op: Any) -> bool:
-    """Whether an output of the op is a view of an input."""
+    """Returns whether an output of the op is a view of an input."""
     return any(value.alias_info and not value.alias_info.is_write for value in op._schema.returns)
 
 
@@ -218,13 +221,13 @@ def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)
 
 
-def loader_workers(iterator: Iterator[Any]) -> list[BaseProcess]:
+def loader_workers(iterator: Any) -> list[BaseProcess]:
     """The worker processes of a DataLoader's iterator: _MultiProcessingDataLoaderIter._workers."""
     return list(iterator._workers)
 
 
 def pinning_has_ended(iterator: Iterator[Any]) -> bool:
-    """Whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
+    """Returns whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
 
     _MultiProcessingDataLoaderIter._pin_memory_thread. With a timeout, torch itself does not check it.
     """
@@ -237,4 +240,5 @@ def close_fork_server_pipe() -> None:
 
     The fork server exits when no process has the pipe open (Python 3.11 to 3.14).
     """
-    os.close(forkserver._forkserver._forkserver_alive_fd)
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)

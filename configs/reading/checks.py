@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import shorten
@@ -14,7 +15,7 @@ from utils.errors import UserError, did_you_mean
 
 
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
-    """The `Config` of `values`: the options in `layers`, which know their origins, and defaults.
+    """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
     Raises:
         UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.
@@ -27,9 +28,9 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
         raise UserError(_error_line(errors[0], layers) + more) from None
 
 
-def _error_line(error: dict[str, Any], layers: OptionLayers) -> str:
+def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
     if error["type"] == "extra_forbidden":
-        path = tuple(part for part in error["loc"] if part not in MODEL_SECTIONS)
+        path = tuple(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
         key = ".".join(path)
         return f"{layers.origin(path)}unknown key {key}{nearest_key(key, model_type(layers.values))}"
     path = tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members

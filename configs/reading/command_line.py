@@ -26,7 +26,7 @@ class Command:
     """A parsed command line.
 
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
-    family_defaults: dotted keys of the options whose values are the defaults of the model family.
+    family_defaults: dotted keys of the options that have a default of the model family.
     notes: lines for the log about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.
@@ -56,8 +56,8 @@ class Command:
     @property
     def run_name(self) -> str:
         """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME."""
-        is_recipe = self.recipe is not None and self.recipe.name != RUN_OPTIONS
-        name = self.config.name or (self.recipe.stem if is_recipe else self.config.model.name)
+        recipe = self.recipe if self.recipe and self.recipe.name != RUN_OPTIONS else None
+        name = self.config.name or (recipe.stem if recipe else self.config.model.name)
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
     @property

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     method is a private one of argparse (checked with Python 3.11 to 3.14).
     """
 
-    def _get_option_tuples(self, option_string: str) -> list:
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []
 
     def error(self, message: str) -> NoReturn:

@@ -13,7 +13,7 @@ _ONLY_WITH_PREDICT = ("top_k", "json")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The images to label, and the form of the result.
+    """The images to label, and the files of the result.
 
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.
@@ -34,7 +34,8 @@ def read_split(arguments: argparse.Namespace) -> Split | None:
     """
     if arguments.split and not arguments.eval and arguments.predict is None:
         raise UserError(f"-split {arguments.split}: is a flag of -eval and -predict; add one of them, or remove it")
-    return arguments.split
+    split: Split | None = arguments.split
+    return split
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:

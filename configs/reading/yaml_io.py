@@ -36,18 +36,19 @@ _RESOLVERS = (
 class _StrictLoader(yaml.SafeLoader):
     """Only its composer is used: PyYAML constructs no objects."""
 
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # an attribute of PyYAML, filled below
 
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=self.peek_event().start_mark)
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of the stub
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
 class _StrictDumper(yaml.SafeDumper):
     """Quotes strings that the strict loader would read as another type."""
 
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
 
 for _tag, _pattern, _first in _RESOLVERS:
@@ -57,7 +58,8 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 def write_yaml(values: dict[str, Any]) -> str:
     """The values as YAML text, from which `read_yaml` reads equal values."""
-    return yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+    text: str = yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+    return text
 
 
 def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:

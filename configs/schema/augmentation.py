@@ -27,7 +27,8 @@ _SECTIONS: dict[str, dict[str, tuple[type, float, float]]] = {
         "b": (int, 0, 1),
         "mstd": (float, 0, 100),
     },
-} | {name: {"mstd": (float, 0, 100)} for name in _AUTO_AUGMENT}
+    **{name: {"mstd": (float, 0, 100)} for name in _AUTO_AUGMENT},
+}
 _RAND_SETS = ("tweights", "t3a", "t3aw")
 
 

@@ -24,8 +24,8 @@ def model_type(values: dict[str, Any]) -> str:
 
 
 def _keys(section: type[Section], prefix: str) -> Iterator[str]:
-    for field in section.model_fields.values():
-        yield prefix + field.alias
+    for name, field in section.model_fields.items():
+        yield prefix + name.upper()
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _keys(field.annotation, f"{prefix}{field.alias}.")
+            yield from _keys(field.annotation, f"{prefix}{name.upper()}.")
     yield from (prefix + key for key in section.aliases)

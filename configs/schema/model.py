@@ -1,4 +1,4 @@
-"""The section MODEL: the keys that all families share. Those of a family are in `configs/schema/families/`."""
+"""The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ IMAGENET_CLASSES = 1000
 
 
 class Model(Section):
-    type: str
+    type: str = "vit"
     name: str = Field("vit", description="name in the log; for TYPE timm, timm's model name")
     resume: Path | None = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"

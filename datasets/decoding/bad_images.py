@@ -7,7 +7,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.tables import read_rows, safe_cell
 
-_COLUMNS = ["path", "reason"]
+_COLUMNS = ("path", "reason")
 
 
 class BadImage(UserError):

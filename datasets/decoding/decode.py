@@ -35,15 +35,21 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 
 class LazyImage:
-    """An opened image. `pixels` are torch.uint8 (C, H, W), read-only; a subclass may decode them on first use."""
+    """An opened image; a subclass may decode its pixels on first use."""
 
     def __init__(self, pixels: torch.Tensor) -> None:
-        self.pixels = pixels
+        self._pixels = pixels
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        """torch.uint8 (C, H, W), read-only."""
+        return self._pixels
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return tuple(self.pixels.shape[1:])
+        _, height, width = self.pixels.shape
+        return height, width
 
     def crop(self, box: Box) -> torch.Tensor:
         """The pixels of a box inside the image, torch.uint8 (C, height, width)."""
@@ -92,7 +98,7 @@ def open_image(data: bytes, channels: int, name: str, grey_range: GreyRange | No
         grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535.
 
     Raises:
-        BadImage: empty, no image of these formats, or one that is truncated, damaged, too large, or in floating point.
+        BadImage: empty, no image of these formats, truncated, damaged, too large, or in floating point.
         MemoryError: out of host memory.
     """
     mode = "L" if channels == 1 else "RGB"
@@ -112,7 +118,7 @@ def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
 
 
 def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
-    """The pixels of 16-bit gray before they are scaled, integers (H, W); None for another image.
+    """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
 
     Raises:
         BadImage: as `open_image`.

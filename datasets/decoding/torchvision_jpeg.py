@@ -26,6 +26,7 @@ def decode_jpeg(data: torch.Tensor) -> torch.Tensor:
 def _load() -> bool:
     """Loads the library: `image_stable.so`, or `image.so` of earlier versions; False if there is none that works."""
     package = importlib.util.find_spec("torchvision")
+    assert package and package.origin  # torchvision is a requirement
     loader = importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES
     finder = importlib.machinery.FileFinder(str(Path(package.origin).parent), loader)
     library = finder.find_spec("image_stable") or finder.find_spec("image")

@@ -68,7 +68,7 @@ def describe_balance(targets: np.ndarray, class_names: list[str], repeats: int =
         name, count = class_names[labels[position]], counts[position]
         return f"of {shorten(name)} ({count})", f"{places / count:.3g} times"
 
-    (small, often), (large, rarely) = describe(counts.argmin()), describe(counts.argmax())
+    (small, often), (large, rarely) = describe(int(counts.argmin())), describe(int(counts.argmax()))
     return (
         f"balanced sampling: {places:,.0f} per class and epoch; an image {small} is seen {often}, one {large} {rarely}"
     )

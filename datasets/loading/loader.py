@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -33,7 +34,7 @@ _TIMEOUT_SHARE = 0.9
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
 
 
-class BatchReader(Dataset):
+class BatchReader(Dataset[Batch | UserError]):
     """Keys -> one `Batch`, read by a worker. `timeout_seconds`: TIMEOUT_SECONDS."""
 
     def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
@@ -91,15 +92,15 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
 class _FollowedSampler:
     """Yields the batches of a sampler; before each one, the samples start to download the shards of the next ones."""
 
-    def __init__(self, sampler: TrainSampler | EvalSampler, samples: Samples) -> None:
-        self._sampler, self._samples = sampler, samples
+    def __init__(self, sampler: TrainSampler | EvalSampler, samples: Samples, shard_ends: np.ndarray) -> None:
+        self._sampler, self._samples, self._shard_ends = sampler, samples, shard_ends
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for number, keys in enumerate(self._sampler):
-            self._samples.follow(self._sampler.shards_from(number, self._samples.shard_ends))
+            self._samples.follow(self._sampler.shards_from(number, self._shard_ends))
             yield keys
 
 
@@ -120,9 +121,10 @@ class Loader:
         workers, _ = num_workers(reader, context)
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
+        samples, ends = reader.samples, reader.samples.shard_ends
         self._batches = DataLoader(
             reader,
-            batch_sampler=sampler if reader.samples.shard_ends is None else _FollowedSampler(sampler, reader.samples),
+            batch_sampler=sampler if ends is None else _FollowedSampler(sampler, samples, ends),
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=is_cuda,
@@ -139,7 +141,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Raises UserError if a sample cannot be read or a worker fails."""
         batches = self._host_batches()
-        if self.device.type == "cpu":
+        if self._stream is None:
             yield from map(self._to_device, batches)
             return
         current = torch.cuda.current_stream(self.device)
@@ -166,10 +168,10 @@ class Loader:
     def _to_device(self, batch: Batch | UserError) -> Batch:
         if isinstance(batch, UserError):
             raise batch
-        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+        moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         if self.bad_images:
-            self.bad_images.add(batch.bad)
-        return batch
+            self.bad_images.add(moved.bad)
+        return moved
 
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
@@ -183,5 +185,5 @@ def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]
     return default_num_workers(share, on_gpu), share.source + (", two per rank reserved for training" if on_gpu else "")
 
 
-def _identity(batch: Batch) -> Batch:
+def _identity(batch: Any) -> Any:
     return batch

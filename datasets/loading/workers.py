@@ -72,7 +72,7 @@ def exit_with_rank(worker: int) -> None:
 
 @functools.cache
 def _kill_workers_at_exit() -> None:
-    """At exit Python waits for its workers without a limit; a worker that hangs must be killed before.
+    """Kills workers that hang, at exit: Python would wait for them without a limit.
 
     Call it after the workers have started: exit functions run in reverse order.
     """
@@ -84,7 +84,7 @@ def _kill(workers: Iterable[BaseProcess]) -> None:
         worker.kill()
 
 
-def iter_with_timeout(batches: DataLoader, limit_seconds: float) -> Iterator[Any]:
+def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
     """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
 
     Raises:
@@ -155,10 +155,10 @@ def _timeout_message(limit_seconds: float) -> str:
 def _death_message(workers: list[BaseProcess]) -> str | None:
     """Describes the death of a worker; None if all are alive. torch reports that a worker died, but not why."""
     connection.wait([worker.sentinel for worker in workers], _DEATH_SECONDS)
-    dead = [worker for worker in workers if not worker.is_alive()]
+    dead = [(worker.pid, status) for worker in workers if (status := worker.exitcode) is not None]
     if not dead:
         return None
-    worker, status = dead[0].pid, dead[0].exitcode
+    worker, status = dead[0]
     if status >= 0:
         return f"loading worker {worker} exited with status {status}; for details, use no workers: -num_workers=0"
     killed_by = signal.Signals(-status)

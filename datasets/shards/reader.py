@@ -52,6 +52,7 @@ class ShardReader:
 
     @cached_property
     def _read_ahead(self) -> ReadAhead:
+        assert self.cache
         ahead = ReadAhead(self.cache, self.shards_in_use)
         weakref.finalize(self, ahead.close)
         return ahead

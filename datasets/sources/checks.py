@@ -1,4 +1,4 @@
-"""Checks of samples before the first image is read: findings end a run, notes go to its log."""
+"""Checks samples before the first image is read: `findings` are errors that end a run, `notes` go to its log."""
 
 import numpy as np
 
@@ -26,9 +26,9 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     ]
 
 
-def find_no_labels(samples: ImageFiles, split: str) -> list[str]:
+def find_no_labels(samples: Samples, split: str) -> list[str]:
     """Finds a multi-label split without any label, whose average precision is not defined."""
-    if samples.targets.ndim == 1 or samples.targets.any():
+    if not isinstance(samples, ImageFiles) or samples.targets.ndim == 1 or samples.targets.any():
         return []
     return [f"{samples.listing.file}: no image of the split {split} has a label; fill in the column target"]
 
@@ -105,5 +105,5 @@ def _paths_in_both(train: ImageFiles, val: ImageFiles) -> set[str]:
     one, other = train.listing, val.listing
     in_val = np.isin(one.arrays["paths_crcs"], other.arrays["paths_crcs"])
     in_train = np.isin(other.arrays["paths_crcs"], one.arrays["paths_crcs"][in_val])
-    train_paths = (one.paths[index] for index in np.flatnonzero(in_val))
-    return set(train_paths).intersection(other.paths[index] for index in np.flatnonzero(in_train))
+    train_paths = (one.paths[index] for index in np.flatnonzero(in_val).tolist())
+    return set(train_paths).intersection(other.paths[index] for index in np.flatnonzero(in_train).tolist())

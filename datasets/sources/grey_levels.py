@@ -17,8 +17,7 @@ _FEW_LEVELS = 32
 
 def measure_grey_range(samples: Samples) -> GreyRange | None:
     """The values between which all pixels lie, except for outliers; None if no image is 16-bit gray."""
-    histogram = _histogram(samples)
-    if not histogram.any():
+    if not isinstance(samples, EncodedImages) or not (histogram := _histogram(samples)).any():
         return None
     low, high = _range_without_outliers(histogram)
     return (float(low), float(high)) if low < high else (0.0, float(MAX_VALUE))
@@ -26,8 +25,7 @@ def measure_grey_range(samples: Samples) -> GreyRange | None:
 
 def notes_on_grey_levels(samples: Samples) -> list[str]:
     """A warning if 16-bit gray images use few of the 256 levels that the model receives."""
-    histogram = _histogram(samples)
-    if not histogram.any():
+    if not isinstance(samples, EncodedImages) or not (histogram := _histogram(samples)).any():
         return []
     levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.grey_range)
     num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
@@ -45,11 +43,9 @@ def _range_without_outliers(histogram: np.ndarray) -> list[int]:
     return np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
 
 
-def _histogram(samples: Samples) -> np.ndarray:
+def _histogram(samples: EncodedImages) -> np.ndarray:
     """The pixels of each value in the 16-bit gray images of the sample, int64 (65536,). Unusable images are ignored."""
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
-    if not isinstance(samples, EncodedImages):
-        return histogram
     rng = np.random.Generator(np.random.PCG64(0))
     indices = np.sort(rng.permutation(len(samples))[:_NUM_IMAGES])
 

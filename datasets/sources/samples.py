@@ -23,15 +23,12 @@ class Samples:
     `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
     only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
-    `shard_ends` int64 (S,) are the ends of the shards if the samples are stored in shards, which should be read
-    together.
-    `findings` are mistakes that must be corrected before the samples are used, `notes` are for the log: one line of
+    `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
     text each.
     """
 
     in_memory = False
     has_class_names = True
-    shard_ends: np.ndarray | None = None
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
@@ -45,6 +42,11 @@ class Samples:
     @targets.setter
     def targets(self, targets: np.ndarray) -> None:
         self._labels: Mapping[str, np.ndarray] = share_arrays({"targets": targets})
+
+    @property
+    def shard_ends(self) -> np.ndarray | None:
+        """The ends of the shards, int64 (S,), if the samples are stored in shards, which should be read together."""
+        return None
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -42,9 +42,6 @@ class RandomDeviceOperation(nn.Module):
         """The parameters (B,) as tensors, or None if there is nothing to do. None in `drawn` also means padding."""
         raise NotImplementedError
 
-    def forward(self, images: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
 
 class RandomAffine(RandomDeviceOperation):
     """Rotation, translation and scaling in one bilinear resampling; returns float32 in 0..255."""
@@ -75,6 +72,9 @@ class RandomAffine(RandomDeviceOperation):
 
 class Normalize(nn.Module):
     """Images (B, C, S, S) of values 0..255 -> normalized float32."""
+
+    factor: torch.Tensor
+    offset: torch.Tensor
 
     def __init__(self, data: Data) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class RandomErase(RandomDeviceOperation):
 
     def collate(self, drawn: list[list[Box] | None]) -> tuple[torch.Tensor, ...] | None:
         """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4), some of which may be empty."""
-        positions = [position for position, boxes in enumerate(drawn) if boxes]
-        if not positions:
+        erased = [(position, boxes) for position, boxes in enumerate(drawn) if boxes]
+        if not erased:
             return None
-        most = max(len(drawn[position]) for position in positions)
-        boxes = [drawn[position] + [_EMPTY_BOX] * (most - len(drawn[position])) for position in positions]
-        return torch.tensor(positions), torch.tensor(boxes)
+        most = max(len(boxes) for _, boxes in erased)
+        padded = [boxes + [_EMPTY_BOX] * (most - len(boxes)) for _, boxes in erased]
+        return torch.tensor([position for position, _ in erased]), torch.tensor(padded)
 
     def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         """Overwrites the erased parts of normalized float32 (B, C, S, S)."""

@@ -42,7 +42,7 @@ class CenterCrop:
     def __init__(self, data: Data) -> None:
         self.size, self.crop_pct = data.image_size, data.crop_pct
 
-    def __call__(self, image: LazyImage, rng: None) -> torch.Tensor:
+    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
         return center_crop(image.pixels, self.size, self.crop_pct)
 
 
@@ -63,16 +63,16 @@ def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
 class HostTransform:
     """A crop and operations on one image; it also draws the random parameters of the device operations.
 
-    A device operation's parameters depend on the sample, not on its batch, so they are drawn here. Without a `seed`, no
-    operation may be random. `is_costly`: it takes longer than to send the image from a worker to the rank.
+    A device operation's parameters depend on the sample, not on its batch, so they are drawn here.
+    `is_costly`: it takes longer than to send the image from a worker to the rank.
     """
 
     def __init__(
         self,
-        crop: Callable[[LazyImage, random.Random | None], torch.Tensor],
+        crop: Callable[[LazyImage, random.Random], torch.Tensor],
         operations: Sequence[_ImageOperation] = (),
         device_operations: Sequence[RandomDeviceOperation] = (),
-        seed: int | None = None,
+        seed: int = 0,
         *,
         is_costly: bool = True,
     ) -> None:
@@ -84,8 +84,8 @@ class HostTransform:
         return random.Random(derive_seed(self.seed, "augment", *place))
 
     def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
-        """Returns uint8 (C, S, S) and what each device operation has drawn for this sample."""
-        rng = None if self.seed is None else self.generator(epoch, index, repeat)
+        """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""
+        rng = self.generator(epoch, index, repeat)
         pixels = self.crop(image, rng)
         for operation in self.operations:
             pixels = operation(pixels, rng)

@@ -67,18 +67,11 @@ class Mixup(nn.Module):
         is_cutmix = is_mixed & (rng.random(count) < self.cutmix_share)
         alpha = np.where(is_cutmix, self.cutmix_alpha, self.mixup_alpha)
         weight = rng.beta(np.where(is_mixed, alpha, 1), np.where(is_mixed, alpha, 1))
-        boxes = self._minmax_boxes(rng, count, size) if self.minmax else _boxes(rng, weight, size)
+        boxes = _minmax_boxes(rng, self.minmax, count, size) if self.minmax else _boxes(rng, weight, size)
         boxes = np.where(is_cutmix[:, None], boxes, 0)
         top, bottom, left, right = boxes.T
         weight = np.where(is_cutmix, 1 - (bottom - top) * (right - left) / size**2, weight)
         return MixDraws(np.where(is_mixed, weight, 1.0), boxes, is_cutmix)
-
-    def _minmax_boxes(self, rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-        """Boxes (count, 4) whose sides are uniform in CUTMIX_MINMAX."""
-        low, high = (int(size * share) for share in self.minmax)
-        height, width = rng.integers(low, max(high, low + 1), (2, count))
-        top, left = rng.integers(0, size - height + 1), rng.integers(0, size - width + 1)
-        return np.stack([top, top + height, left, left + width], axis=1)
 
     def mix_batch(
         self, images: torch.Tensor, targets: torch.Tensor, draws: MixDraws
@@ -116,10 +109,18 @@ class Mixup(nn.Module):
 
 
 def mirrored(draws: MixDraws, batch: int) -> MixDraws:
-    """Draws for B images from those for the first B // 2: the partner of an image has its draw."""
+    """Extends the draws for the first B // 2 images to B images: the partner of an image has its draw."""
     middle = batch % 2
     unmixed = MixDraws(np.ones(middle), np.zeros((middle, 4), int), np.zeros(middle, bool))
     return MixDraws(*(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, unmixed, strict=True)))
+
+
+def _minmax_boxes(rng: np.random.Generator, minmax: tuple[float, float], count: int, size: int) -> np.ndarray:
+    """Boxes (count, 4) whose sides are uniform in CUTMIX_MINMAX."""
+    low, high = (int(size * share) for share in minmax)
+    height, width = rng.integers(low, max(high, low + 1), (2, count))
+    top, left = rng.integers(0, size - height + 1), rng.integers(0, size - width + 1)
+    return np.stack([top, top + height, left, left + width], axis=1)
 
 
 def _boxes(rng: np.random.Generator, weight: np.ndarray, size: int) -> np.ndarray:

@@ -10,7 +10,6 @@ import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,11 +47,13 @@ class _NumPy:
 
 
 @functools.cache
-def _load_module() -> ModuleType:
+def _load_module() -> Any:
     package = importlib.util.find_spec("timm")
+    assert package and package.origin  # timm is a requirement
     path = Path(package.origin).parent / "data" / "auto_augment.py"
     spec = importlib.util.spec_from_file_location("timm_auto_augment_of_samples", path)
-    module = importlib.util.module_from_spec(spec)
+    assert spec and spec.loader
+    module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.np = _NumPy()
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):

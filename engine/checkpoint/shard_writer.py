@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a sharded run: every rank writes its part, and none gathers the whole."""
+"""Writes the checkpoints of a sharded run: every rank writes its part, and no rank gathers the whole model."""
 
 import shutil
 from collections.abc import Callable
@@ -66,7 +66,7 @@ class ShardWriter(BackgroundWriter):
         self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
         if context.is_main:  # before the other ranks can write: they wait for the group
             remove_temporary(folder)
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
         """Writes `last.shards`; its files also become `best.shards` and `<periodic>.shards` if those are due.
@@ -93,7 +93,7 @@ class ShardWriter(BackgroundWriter):
             files = self._write_part(temporary, tensors)
         except (OSError, CheckpointException) as error:
             problem = _reason(error)
-        parts: list = [None] * self.context.world_size
+        parts: list[Any] = [None] * self.context.world_size
         dist.all_gather_object(parts, (files, problem), group=self._group)
         problem = next((one for _, one in parts if one), None)
         if self.context.is_main and not problem:
@@ -134,7 +134,7 @@ class ShardWriter(BackgroundWriter):
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Torch's writer of safetensors files, which remembers the files of this rank."""
+    """Torch's writer of safetensors files, which records the files of this rank."""
 
     files: frozenset[str] = frozenset()
 

@@ -19,8 +19,8 @@ from utils.errors import UserError
 def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | None) -> dict[str, Any]:
     """Evaluates the best checkpoint, of epoch `epoch`; a collective call.
 
-    Writes the evaluation files of the validation, unless the run had the time, and of the held-out test images if there
-    are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
+    Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
+    there are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
     """
     run, context = trainer.run, trainer.context
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
@@ -44,7 +44,7 @@ def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None
 
 def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: int, test: Samples) -> dict[str, Any]:
     """Unreadable images are skipped and listed: they must not turn a finished training into a failed one."""
-    run, context, num_classes = trainer.run, trainer.context, config.model.num_classes
+    run, context, num_classes = trainer.run, trainer.context, config.model.num_logits
     data = config.data.model_copy(update={"on_bad_image": "skip"})
     batches = build_eval_loader(data, test, context, config.timeout_seconds, run.bad_images)
     started = time.perf_counter()
@@ -56,7 +56,7 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {saved_path(run.folder / BEST).name}, "
     log_validation(run.logger, title, metrics, num_classes, len(test), seconds, split="Test")
-    if context.is_main:
+    if results:  # on the main process
         files = build_eval_files(config, test, built.evaluator, run.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")

@@ -27,8 +27,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     started = time.perf_counter()
     metrics, results = opened.evaluator.evaluate(opened.model, batches)
     seconds = time.perf_counter() - started
-    log_validation(logger, "", metrics, config.model.num_classes, len(samples), seconds, opened.title)
-    if context.is_main:
+    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title)
+    if results:  # on the main process
         result = {
             **metrics.scores(),
             "loss": metrics.loss,

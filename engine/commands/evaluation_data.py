@@ -1,5 +1,7 @@
 """The data of an evaluation: its samples, with the class names and the preprocessing of the checkpoint."""
 
+from typing import Any
+
 import numpy as np
 
 from configs.reading.command_line import Command
@@ -31,28 +33,29 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
             In a prediction, missing and unreadable images are no errors.
     """
     options, prediction = command.config, command.prediction
-    is_published = options.model.type == "timm" and options.model.pretrained == "timm"
-    trained_on = None if is_published else read_trained_on(options.model.pretrained)
-    notes: list[str] = []
+    weights, notes = options.model.pretrained, list[str | Fact]()
+    is_published = options.model.type == "timm" and weights == "timm"
+    trained_on = read_trained_on(weights) if weights and not is_published else None
     if trained_on:
-        options, notes = with_checkpoint_options(trained_on, options, command.given)
+        options, changes = with_checkpoint_options(trained_on, options, command.given)
+        notes += changes
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)
     samples = _read(options, trained_on, split, prediction, context)
     config = resolve(options, data_facts(options.data, [samples], context), context.world_size)
     if not prediction:
-        check_images([samples], config.data, context, config.timeout_seconds)
+        check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or config.data.dataset in UNSPLIT
-    notes.append(_describe(samples, config.model.num_classes, prediction, split if is_split else None))
+    notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))
     notes.append(name_classes(samples, trained_on, config.model))
     return config, samples, notes
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
-    """Skips unusable images. Images of a path have the kind of labels of the training, and as many as the model."""
-    changes = {"on_bad_image": "skip"}
+    """Skips unusable images. Images of a path get labels of the training's kind, of as many classes as the model's."""
+    changes: dict[str, Any] = {"on_bad_image": "skip"}
     if prediction.path:
         options = options.with_model(num_classes=options.model.num_logits)
         if trained_on and trained_on.data.get("MULTI_LABEL") is True:
@@ -93,6 +96,6 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
 
 
 def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
-    """Whether the user set VAL_FRACTION for this evaluation: not only for the training, whose config.yaml has it."""
+    """Returns whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
     trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
     return data.val_fraction not in (None, trained)

@@ -16,7 +16,7 @@ from engine.training.eval_model import build_eval_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
-_TITLES = {"train": "Training", "test": "Test"}  # of a split, in the log
+_TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a split, in the log
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from utils.status import RunStatus
 
 
 def start_log(command: Command, context: ProcessContext) -> RunLogger:
-    """Logs the options. The lines reach the files when the run's folder is opened.
+    """Logs the options. The lines are written to the files when the run's folder is opened.
 
     Raises:
         UserError: the output folder is not writable; the start may take minutes until the run's folder is made.
@@ -49,8 +49,8 @@ def log_options(command: Command, logger: RunLogger) -> None:
             logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
         if family.differs:
             logger.info(f"----- {family.title}, unlike timm's: {family.differs}")
-    if note := missing_features(command.name):
-        logger.info(f"----- {note}")
+    if missing := missing_features(command.name):
+        logger.info(f"----- {missing}")
 
 
 def find_on_all_ranks(
@@ -114,8 +114,8 @@ def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger
         UserError: it cannot be created, or another host does not see it.
     """
     name = prefix + command.run_name
-    folder = make_run_folder(Path(command.config.save), name) if context.is_main else None
-    folder = broadcast_object(folder, context)
+    made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
+    folder = Path(broadcast_object(made, context))
     try:
         enter_folder(folder, command, context, logger, steps_done=0)
     except UserError:
@@ -160,7 +160,7 @@ def begin_status(folder: Path, context: ProcessContext, resume: str | None = Non
 
 
 def _options(command: Command) -> str:
-    """The options in a form that starts or resumes the same run: the checkpoint knows where its schedule restarted."""
+    """The options that start or resume the same run, without RESTART_SCHEDULE: the checkpoint has the step."""
     train = command.config.train.model_copy(update={"restart_schedule": False})
     config = command.config.model_copy(update={"name": command.run_name, "train": train})
     return to_yaml(config if config.eval.enabled else config.with_model(resume=None))

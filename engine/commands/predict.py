@@ -27,18 +27,19 @@ def predict(command: Command, context: ProcessContext) -> int:
         UserError: no image can be read; the file then has the reasons.
     """
     logger, options = start_log(command, context), command.prediction
+    assert options
     if context.is_main and options.folder:
         check_writable(options.folder)
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
-    folder = _open_folder(replace(command, config=config), context, logger)
+    folder = _open_folder(replace(command, config=config), options.folder, context, logger)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     started = time.perf_counter()
     results = opened.evaluator.classify(opened.model, batches, max(options.top_k, TOP_K))
     seconds = time.perf_counter() - started
     num_readable = 0
-    if context.is_main:
-        names = names_of_labels(samples, config.model.num_classes)
+    if results:  # on the main process
+        names = names_of_labels(samples, config.model.num_logits)
         predictions = Predictions(samples, results, names, options.top_k, labelled=options.path is None)
         num_readable = predictions.num_readable
         files = [predictions.write_csv(folder)]
@@ -49,16 +50,15 @@ def predict(command: Command, context: ProcessContext) -> int:
             logger.info(f"----- {num_bad} of them could not be read; the column error has the reasons")
         if options.path is None and num_readable:
             metrics = results.metrics()
-            log_validation(logger, "", metrics, config.model.num_classes, metrics.samples, seconds, opened.title)
+            log_validation(logger, "", metrics, config.model.num_logits, metrics.samples, seconds, opened.title)
         logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")
     if not broadcast_object(num_readable, context):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")
     return 0
 
 
-def _open_folder(command: Command, context: ProcessContext, logger: RunLogger) -> Path:
+def _open_folder(command: Command, folder: Path | None, context: ProcessContext, logger: RunLogger) -> Path:
     """Opens the folder of the predictions: -output, without a log, or else a new folder."""
-    folder = command.prediction.folder
     if folder is None:
         return open_new_folder(command, context, logger, "predict-")
     if context.is_main:

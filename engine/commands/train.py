@@ -62,7 +62,7 @@ def _open_trainer(
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
     config, splits = read_run_data(config, context, found.state if found else None)
     command = replace(command, config=config)
-    if found:  # it holds all weights, and the pretrained file may be gone
+    if found:  # it has all weights, and the pretrained file may be missing
         config = config.with_model(pretrained=None)
 
     def open_folder(steps_done: int) -> Path:
@@ -79,13 +79,14 @@ def _open_trainer(
         write_classes(run.folder, describe_data(config.data, run.class_names))
     resume = next_command(command, f"-resume={run.folder}")
     trainer = Trainer(run, begin_status(run.folder, context, resume), position)
-    if trainer.report:
-        trainer.status.on_end = lambda: trainer.report.update(now=True)
+    if report := trainer.report:
+        trainer.status.on_end = lambda: report.update(now=True)
     return trainer, config, splits.test
 
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
+    outcome: dict[str, Any]
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
     if signal:
         resume = next_command(command, f"-resume={folder}")

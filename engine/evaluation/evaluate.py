@@ -30,7 +30,7 @@ TOP_K = 5
 
 @dataclass(frozen=True)
 class Evaluator:
-    """How models are evaluated.
+    """Evaluates models with these settings.
 
     Attributes:
         transform: uint8 images -> normalized images (B, channels, S, S), on the device.
@@ -56,8 +56,8 @@ class Evaluator:
             UserError: no sample is readable.
         """
         results = self.classify(model, batches, TOP_K, after_batch)
-        metrics = broadcast_object(results and results.metrics(), self.context)
-        if not metrics.samples:
+        metrics = broadcast_object(results.metrics() if results else None, self.context)
+        if not metrics or not metrics.samples:
             raise UserError(
                 "no image of the evaluation can be read; bad_images_*.csv in the run's folder has the reasons"
             )
@@ -91,9 +91,10 @@ class Evaluator:
         except Exception as error:
             error.add_note(IN_EVALUATION)
             raise
-        arrays = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
+        gathered = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
         all_errors = gather_objects(errors, self.context)
-        if not self.context.is_main:
+        arrays = {name: values for name, values in gathered.items() if values is not None}
+        if not arrays:  # not the main process
             return None
         return SampleResults(**arrays, errors={index: text for part in all_errors for index, text in part.items()})
 

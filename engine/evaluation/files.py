@@ -101,7 +101,7 @@ class EvaluationFiles:
     def _analyze_several_labels(
         self, metrics: Metrics, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """As `_analyze`; of the mistakes, those with the highest loss. The true classes are joined by ' | '."""
+        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
         columns = zip(names, count, results.average_precisions, strict=True)
         rows = ([label, name, number, _cell(ap)] for label, (name, number, ap) in enumerate(columns))
@@ -126,7 +126,8 @@ class EvaluationFiles:
     ) -> Iterable[list[Any]]:
         for kind, index in mistakes:
             target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
-            true = names[target] if target.ndim == 0 else " | ".join(names[label] for label in np.flatnonzero(target))
+            labels = [target] if target.ndim == 0 else np.flatnonzero(target).tolist()
+            true = " | ".join(names[label] for label in labels)
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             path = safe_cell(self.samples.name(index))

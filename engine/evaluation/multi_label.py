@@ -31,7 +31,7 @@ def average_precisions(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
     targets: multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the probability. A
     score that is NaN is the lowest.
     """
-    ranked = np.nan_to_num(scores, nan=np.finfo(np.float32).min)
+    ranked = np.nan_to_num(scores, nan=float(np.finfo(np.float32).min))
     precisions = np.full(targets.shape[1], np.nan)
     for label in np.flatnonzero(targets.any(axis=0)):
         precisions[label] = 100 * _average_precision(targets[:, label], ranked[:, label])

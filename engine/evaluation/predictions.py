@@ -55,7 +55,7 @@ class Predictions:
         return self._named(self._class_names)
 
     def _named(self, names: Sequence[str]) -> Iterator[ImagePrediction]:
-        """The predictions with other class names."""
+        """Replaces the class names."""
         results = self._results
         targets = self._samples.targets
         for index in range(len(self)):
@@ -83,7 +83,7 @@ class Predictions:
                 for name, probability in zip(image.classes, image.probabilities, strict=True):
                     cells += [name, f"{probability:.6f}"]
                 cells += [""] * (2 * len(ranks) + 1 - len(cells))
-                cells += [image.target] if self._labelled else []
+                cells += [image.target or ""] if self._labelled else []
                 writer.writerow([*cells, safe_cell(image.error or "")])
         return folder / CSV_FILE
 
@@ -114,12 +114,13 @@ class Predictions:
             ranked = islice(zip(image.classes, image.probabilities, strict=True), num_ranks)
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.4f}")]
             cells = cells or [""] * (2 * num_ranks)
-            lines.append([image.path, *cells, *[image.target] * self._labelled, *[image.error or ""] * has_errors])
+            cells += [image.target or ""] * self._labelled + [image.error or ""] * has_errors
+            lines.append([image.path, *cells])
         more = len(self) - len(shown)
         return aligned_table(header, lines, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
 
 
 def _name_of(target: np.ndarray, names: Sequence[str]) -> str:
     """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
-    labels = [target] if target.ndim == 0 else np.flatnonzero(target)
+    labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
     return " | ".join(names[label] for label in labels)

@@ -19,7 +19,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in _flat(containers) if any(True for _ in block.parameters())]
 
 
-def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+def _flat(modules: Iterable[nn.ModuleList | nn.Sequential]) -> Iterator[nn.Module]:
     """The items of the modules. A list among them has no forward pass, as in Twins: its items stand for it."""
     for module in modules:
         for item in module:

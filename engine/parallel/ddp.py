@@ -1,6 +1,8 @@
 """DistributedDataParallel."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,11 @@ from configs.schema import Parallel
 from engine.parallel.strategy import Communication, Strategy
 from utils.torch_compat import ddp_figures, tree_leaves
 
-_HOOKS = {"bf16": (bf16_compress_hook, torch.bfloat16), "fp16": (fp16_compress_hook, torch.float16)}
+_HOOKS: dict[str, tuple[Callable[..., Any] | None, torch.dtype | None]] = {
+    "none": (None, None),
+    "bf16": (bf16_compress_hook, torch.bfloat16),
+    "fp16": (fp16_compress_hook, torch.float16),
+}
 
 
 class DDP(Strategy):
@@ -25,7 +31,7 @@ class DDP(Strategy):
 
     def __init__(self, device: torch.device, options: Parallel) -> None:
         self.device = device
-        self._hook, self._dtype = _HOOKS.get(options.comm_hook, (None, None))
+        self._hook, self._dtype = _HOOKS[options.comm_hook]
         self._bucket_mb = options.bucket_mb
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
@@ -38,7 +44,8 @@ class DDP(Strategy):
         _rebuild_buckets(wrapped, model, images)
         return wrapped
 
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        assert isinstance(wrapped, DistributedDataParallel)
         return wrapped.no_sync()
 
     def sync_buffers(self, model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Fully sharded data parallelism: torch's `fully_shard` (FSDP2).
 
 The ranks share the parameters, the gradients and the moments. The parameters of a block are gathered before its passes;
-its gradients are averaged, and each rank keeps its shard of them. As in DINOv3 and torchtitan, the order is gradient
+its gradients are averaged, and each rank keeps its part of them. As in DINOv3 and torchtitan, the order is gradient
 checkpointing, compilation, sharding, optimizer. Nothing is wrapped: paths, classes and names of the state dict stay.
 """
 
@@ -54,7 +54,8 @@ class FSDP(Strategy):
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks that share a copy of the model, in hsdp for each copy. The first access is a collective call."""
-        shape, names = (self.shards,), (_SHARD,)
+        shape: tuple[int, ...] = (self.shards,)
+        names: tuple[str, ...] = (_SHARD,)
         if self.options.strategy == "hsdp":
             shape, names = (self.world_size // self.shards, self.shards), (_REPLICATE, _SHARD)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
@@ -64,13 +65,14 @@ class FSDP(Strategy):
         return mesh
 
     def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:
-        """Makes each block, each norm that stays in fp32, and the rest of the model a unit; returns their number.
+        """Makes units: each block, each norm that stays in fp32, and the rest of the model; returns their number.
 
         reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
-        reshard_rest: the same of the other gathered parameters.
+        reshard_rest: the same for the other gathered parameters.
         """
         reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
-        common = {"mesh": self.mesh, "offload_policy": CPUOffloadPolicy() if self.options.offload else OffloadPolicy()}
+        offload = CPUOffloadPolicy() if self.options.offload else OffloadPolicy()
+        common: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}
         # Autocast casts the inputs, as it does without sharding.
         policy = MixedPrecisionPolicy(sharding.half, reduce_dtype, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -89,6 +91,7 @@ class FSDP(Strategy):
 
         Only the exchange between groups waits for the last micro-step.
         """
+        assert isinstance(wrapped, FSDPModule)
         return _without_all_reduce(wrapped)
 
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -104,7 +107,7 @@ class FSDP(Strategy):
             with torch.no_grad():
                 yield
         finally:
-            for module in _units(model):  # what stays gathered would miss the updates of the following steps
+            for module in _units(model):  # parameters that stay gathered would miss the updates of the following steps
                 module.reshard()
 
     def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
@@ -164,13 +167,13 @@ def _refuse_batch_norm(model: nn.Module) -> None:
 
 
 def _separate_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that share no parameter with another part, as CoaT's do; the rest of the model takes the others."""
+    """The blocks that share no parameter with another part. Others, such as CoaT's, belong to the rest of the model."""
     uses = _uses(model)
     return [block for block in blocks_of(model) if all(uses[key] == number for key, number in _uses(block).items())]
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places of the module each parameter is."""
+    """The number of places of the module in which each parameter is."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
@@ -185,9 +188,10 @@ def _units(model: nn.Module) -> list[FSDPModule]:
 
 def _prefetch(model: nn.Module, blocks: list[nn.Module]) -> None:
     """Each block starts to gather the parameters of the next one, in the order of the pass."""
-    for current, following in pairwise([model, *blocks]):
+    units = [unit for unit in (model, *blocks) if isinstance(unit, FSDPModule)]
+    for current, following in pairwise(units):
         current.set_modules_to_forward_prefetch(_units(following))
-    for previous, current in pairwise(blocks):
+    for previous, current in pairwise(units[1:]):
         current.set_modules_to_backward_prefetch(_units(previous))
 
 

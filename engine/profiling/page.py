@@ -42,12 +42,12 @@ def _advice(profile: Profile) -> list[str]:
 def _phase_table(profile: Profile) -> str:
     """The time of each phase; on a GPU, busy and idle time apart."""
     times = profile.times
-    rows = []
+    rows: list[tuple[str, float, float, float]] = []
     for phase in PHASES:
         busy, idle = times.busy.get(phase, 0.0), times.idle.get(phase, 0.0)
         if busy or idle or phase != COMMUNICATION:
-            rows.append([phase, busy, idle, times.share(phase)])
-    rows.append(["step, with the profiler", sum(times.busy.values()), sum(times.idle.values()), 1.0])
+            rows.append((phase, busy, idle, times.share(phase)))
+    rows.append(("step, with the profiler", sum(times.busy.values()), sum(times.idle.values()), 1.0))
     if profile.device_type != "cuda":
         return markdown_table(["phase", "ms", "share"], ([row[0], _ms(row[1]), f"{row[3]:.1%}"] for row in rows))
     header = ["phase", "GPU busy (ms)", "GPU idle (ms)", "share"]
@@ -62,7 +62,7 @@ def _exchange(exchange: Communication) -> str:
         "unknown" if exchange.buckets is None else str(exchange.buckets),
         f"{three_digits(exchange.bytes_per_step / 1e6)} MB, {exchange.dtype}",
         "unknown" if seconds is None else f"{_ms(seconds)} ms",
-        "unknown" if hidden is None else f"{hidden / seconds:.0%}",
+        "unknown" if hidden is None or seconds is None else f"{hidden / seconds:.0%}",
     )
     header = ["buckets", "gradients of each rank", "time in one step", "of it during the backward pass"]
     return f"## Exchange of gradients\n\n{markdown_table(header, [cells])}"

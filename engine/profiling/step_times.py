@@ -1,7 +1,7 @@
 """The time of a step by phase, from the trace of torch's profiler."""
 
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -56,16 +56,16 @@ def step_times(events: list[dict[str, Any]], steps: int, on_gpu: bool) -> StepTi
     (window,) = (span for span in labels if span.phase == WINDOW)
     phases = sorted(span for span in labels if span.phase in LABELLED)
     gaps = [(window.start, window.stop)]
-    gpu_times: Counter[str] = Counter()
+    gpu_times: dict[str, float] = defaultdict(float)
     if on_gpu:
         work = _gpu_work(events, phases)
         computation = [span for span in work if span.phase not in (COPY, COMMUNICATION)]
         for layer in (computation, _of_phase(work, COMMUNICATION), _of_phase(work, COPY)):
             gaps = _add_covered(gaps, layer, gpu_times)
-    host_times: Counter[str] = Counter()
+    host_times: dict[str, float] = defaultdict(float)
     for start, stop in _add_covered(gaps, phases, host_times):
         host_times[OTHER] += stop - start
-    busy, idle = (gpu_times, host_times) if on_gpu else (host_times, Counter())
+    busy, idle = (gpu_times, host_times) if on_gpu else (host_times, defaultdict(float))
     per_step = 1e-6 / steps
     return StepTimes(*({phase: per_step * part[phase] for phase in PHASES if part[phase]} for part in (busy, idle)))
 
@@ -102,7 +102,7 @@ def _of_phase(spans: list[Span], phase: str) -> list[Span]:
 
 
 def _add_covered(
-    gaps: list[tuple[float, float]], spans: Iterable[Span], times: Counter[str]
+    gaps: list[tuple[float, float]], spans: Iterable[Span], times: dict[str, float]
 ) -> list[tuple[float, float]]:
     """Adds to `times` the parts of the gaps that the spans cover, by phase; returns the parts that they do not cover.
 

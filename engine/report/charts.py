@@ -29,7 +29,7 @@ class Series:
 
     @property
     def summary(self) -> str:
-        """For a screen reader, which cannot see the curve."""
+        """A description of the curve for screen readers."""
         first, last = self.points[0], self.points[-1]
         lowest, highest = min(self.points, key=lambda p: p[1]), max(self.points, key=lambda p: p[1])
         return (
@@ -159,10 +159,10 @@ class Bin:
 
 def reliability_diagram(bins: Sequence[Bin]) -> Markup:
     """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal."""
-    filled = [part for part in bins if part.count and part.accuracy is not None]
+    filled = [(part, part.accuracy) for part in bins if part.count and part.accuracy is not None]
     texts = [
-        f"Confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(part.accuracy)} of {part.count:,} "
-        "images." for part in filled
+        f"Confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(accuracy)} of {part.count:,} "
+        "images." for part, accuracy in filled
     ]  # fmt: skip
     edge = _SIDE - _LEFT - _RIGHT
     bottom = _TOP + edge
@@ -180,8 +180,8 @@ def reliability_diagram(bins: Sequence[Bin]) -> Markup:
             f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>',
             f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>',
         ]
-    for part, text in zip(filled, texts, strict=True):
-        top, width = y(part.accuracy), x(part.high) - x(part.low) - 1
+    for (part, accuracy), text in zip(filled, texts, strict=True):
+        top, width = y(accuracy), x(part.high) - x(part.low) - 1
         parts.append(
             f'<rect class="bar" x="{x(part.low) + 0.5:.1f}" y="{top:.1f}" width="{width:.1f}" '
             f'height="{bottom - top:.1f}"><title>{text}</title></rect>'

@@ -3,6 +3,7 @@
 import base64
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -97,7 +98,7 @@ def _mistake(evaluation: Evaluation, row: dict[str, str]) -> Mistake:
 
 
 def _read_picture(path: Path) -> Picture | None:
-    """None if there is no such file, or it is not a JPEG of at most 500 kB."""
+    """The picture; None if there is no such file, or it is not a JPEG of at most 500 kB."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             return None
@@ -119,5 +120,6 @@ def without_last_pictures(galleries: list[Gallery], excess: int) -> tuple[list[G
                 if excess > 0 and picture:
                     excess -= len(picture.uri)
                     dropped += 1
-                    mistakes[position] = replace(mistakes[position], **{name: None})
+                    without: dict[str, Any] = {name: None}
+                    mistakes[position] = replace(mistakes[position], **without)
     return kept, dropped

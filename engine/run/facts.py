@@ -1,7 +1,7 @@
 """The facts of a run: typed records in `facts.jsonl`, one JSON object per line.
 
 `RunLogger.record` alone writes them; the text of a fact is its line in the log. Readers need neither torch nor numpy.
-status.json says what happens now, result.json has the figures of the end, and this file has all else.
+status.json has the present state, result.json has the figures of the end, and this file has all else.
 """
 
 import json
@@ -166,7 +166,8 @@ class Facts:
     more_warnings: bool = False
 
     def get(self, kind: type[_F]) -> _F | None:
-        return self.latest.get(kind)
+        fact = self.latest.get(kind)
+        return fact if isinstance(fact, kind) else None
 
     def add(self, fact: Fact) -> None:
         self.latest[type(fact)] = fact

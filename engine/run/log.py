@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -72,7 +73,7 @@ class RunLogger:
             self._run.addHandler(console)
             self._run.addHandler(_Warnings(self._facts))
         timed = _EscapingFormatter("%(asctime)s %(message)s")
-        files = [(self._rank, f"log_{context.rank}.txt", timed)]
+        files: list[tuple[logging.Logger, str, logging.Formatter]] = [(self._rank, f"log_{context.rank}.txt", timed)]
         if context.is_main:
             files += [(self._run, "log.txt", timed), (self._facts, FACTS, logging.Formatter())]
         self._buffers = [(*file, MemoryHandler(sys.maxsize, sys.maxsize)) for file in files]
@@ -133,8 +134,13 @@ def _new_logger(name: str) -> logging.Logger:
 
 
 def progress_bar(
-    title: str, context: ProcessContext, total: int, done: int = 0, unit: str = "step", over: Iterable | None = None
-) -> tqdm:
+    title: str,
+    context: ProcessContext,
+    total: int,
+    done: int = 0,
+    unit: str = "step",
+    over: Iterable[Any] | None = None,
+) -> "tqdm[Any]":
     """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
 
     It has no rate, which would repeat images/s. tqdm draws it in ASCII if the terminal cannot encode UTF-8.

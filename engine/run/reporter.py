@@ -78,11 +78,11 @@ class Reporter:
         self.last: StepReport | None = None
         self._tables: RunTables | None = None  # of the main process
         self._curves: TimeShare | None = None
-        self._bar: StepBar | None = None
+        self._bar: StepBar  # these three: from the start of an epoch on
+        self._epoch_start: _IntervalStart
+        self._report_start: _IntervalStart
         self._time_left = TimeLeft(num_epochs, max_steps)
         self._is_first_step = True
-        self._epoch_start: _IntervalStart | None = None
-        self._report_start: _IntervalStart | None = None
         self._epoch_seconds = 0.0
 
     def start(self, epochs_done: int, steps_done: int) -> None:
@@ -114,23 +114,22 @@ class Reporter:
             self._time_left.start_clock(progress)
         if is_due or self._is_first_step:
             self._is_first_step = False
-            self._report(progress)
-        if is_due and self._tables:
-            self._tables.append_step(self.last)
-        if is_last:
-            self._epoch_seconds = time.perf_counter() - self._epoch_start.time
-            self._time_left.end_steps()
-            self._bar.close()
-            self._report_unreadable_images()
+            report = self._report(progress)
+            if is_due and self._tables:
+                self._tables.append_step(report)
+            if is_last:
+                self._epoch_seconds = time.perf_counter() - self._epoch_start.time
+                self._time_left.end_steps()
+                self._bar.close()
+                self._report_unreadable_images(report)
 
     def stop(self, progress: EpochProgress) -> None:
         """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is.
 
         `close` is to be called when the checkpoint, which is more urgent, was written.
         """
-        self._report(progress)
-        self.last = replace(self.last, step=progress.step + 1)
-        if self._tables:
+        self.last = replace(self._report(progress), step=progress.step + 1)
+        if self._tables and self._curves:
             self._tables.append_step(self.last)
             self._curves.update(now=True)
         self._bar.close()
@@ -160,7 +159,7 @@ class Reporter:
                 row |= validation_cells(prefix, metrics)
                 if metrics:
                     self.loggers.scalars(validation_scalars(prefix, metrics), progress.step)
-            if is_best:
+            if is_best and validation:
                 self.loggers.scalars(best_scalars(validation, progress.epoch + 1), progress.step)
             self._tables.epochs.append(row)
 
@@ -204,23 +203,23 @@ class Reporter:
 
     def draw(self) -> None:
         """Updates curves.png if it is due. To be called after the checkpoint, which is more urgent."""
-        if self._tables:
+        if self._curves:
             self._curves.update()
 
-    def finish(self, result: dict) -> None:
+    def finish(self, result: dict[str, Any]) -> None:
         """Draws the final curves.png, writes `result.json` and closes the files."""
-        if self._tables:
+        if self._curves:
             self._curves.update(now=True)
             write_result(self.folder, result)
         self.close(result)
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""
-        if self._bar:
-            self._bar.close()
+        if bar := getattr(self, "_bar", None):
+            bar.close()
         self.loggers.finish(result)
 
-    def _report(self, progress: EpochProgress) -> None:
+    def _report(self, progress: EpochProgress) -> StepReport:
         """Logs the state of training, and starts a new interval. Every rank must call it."""
         sums, start = progress.sums.reduced(self.context), self._report_start
         latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
@@ -258,12 +257,13 @@ class Reporter:
         self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
         self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
+        return report
 
-    def _report_unreadable_images(self) -> None:
-        unreadable = self._unreadable_images(self.last.average)
+    def _report_unreadable_images(self, report: StepReport) -> None:
+        unreadable = self._unreadable_images(report.average)
         if unreadable == self.images_per_epoch:
             raise UserError(
-                f"no training image of epoch {self.last.epoch} can be read; bad_images_*.csv in {self.folder} has the "
+                f"no training image of epoch {report.epoch} can be read; bad_images_*.csv in {self.folder} has the "
                 "reasons"
             )
         if unreadable:
@@ -273,5 +273,5 @@ class Reporter:
             )
 
     def _unreadable_images(self, epoch: Metrics) -> int:
-        """Never negative: an epoch that was resumed with another batch size may have a few more images."""
+        """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""
         return max(self.images_per_epoch - epoch.total_samples, 0)

@@ -42,7 +42,7 @@ class CsvFile:
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(row for row in rows if to_float(row[columns[0]]) <= last)
+            writer.writerows(row for place, row in rows if place <= last)
         os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:
@@ -55,13 +55,13 @@ class CsvFile:
             os.fsync(file.fileno())
 
 
-def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> list[dict[str, str]]:
-    """The rows with a number in the column `position`."""
+def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> list[tuple[float, dict[str, str]]]:
+    """The rows with a number in the column `position`, each with this number."""
     try:
         rows, problem = read_rows(path, errors="replace"), ""
     except csv.Error as error:
         rows, problem = [], f"it is no table ({error})"
-    readable = [row for row in rows if to_float(row.get(position)) is not None]
+    readable = [(place, row) for row in rows if (place := to_float(row.get(position))) is not None]
     if number := len(rows) - len(readable):
         problem = f"{number} row{'s have' if number > 1 else ' has'} no number in the column {position}"
     if problem:
@@ -73,7 +73,7 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
 
 @dataclass(frozen=True)
 class RunTables:
-    """Only the main process has them. Rows after the position of the checkpoint are dropped: they are repeated."""
+    """The tables, on the main process. Rows after the position of the checkpoint are dropped: they are repeated."""
 
     epochs: CsvFile
     steps: CsvFile

@@ -19,7 +19,13 @@ def halonet(
     """A HaloNet; `stages` are the blocks of each stage, "bottle" or "attn"; the other lists have a value per stage."""
 
     def block(kind: str, stage: int, is_first: bool) -> ByoBlockCfg:
-        shape = {"d": 1, "c": widths[stage], "s": strides[stage] if is_first else 1, "gs": 0, "br": 0.25}
+        shape: dict[str, Any] = {
+            "d": 1,
+            "c": widths[stage],
+            "s": strides[stage] if is_first else 1,
+            "gs": 0,
+            "br": 0.25,
+        }
         if kind == "bottle":
             return ByoBlockCfg(type="bottle", **shape)
         attention = {"block_size": block_size, "halo_size": halo_size, "num_heads": num_heads[stage]}

@@ -13,7 +13,7 @@ def fine_tuned_mae(**arguments: Any) -> VisionTransformer:
     Token p has sin(p / 10000^(j/D)) at the even positions j and the cosine of the same angle after it. The class token
     is number 0 and the patches follow row by row: one dimension, unlike the paper's two.
     """
-    model = timm.create_model("vit_base_patch16_224", **arguments)
+    model: Any = timm.create_model("vit_base_patch16_224", **arguments)
     num_tokens, embed_dim = model.pos_embed.shape[1:]
     even = torch.arange(0, embed_dim, 2, dtype=torch.float64)
     angles = torch.arange(num_tokens, dtype=torch.float64)[:, None] / 10000 ** (even / embed_dim)

@@ -35,5 +35,5 @@ def mobileone(
 
 
 def _block(width: int, stride: int, has_se: bool, gs: int, **block_kwargs: int) -> ByoBlockCfg:
-    se = {"attn_layer": "se", "attn_kwargs": {"rd_channels": int(width * _SE_RATIO)}} if has_se else {}
+    se: dict[str, Any] = {"attn_layer": "se", "attn_kwargs": {"rd_channels": int(width * _SE_RATIO)}} if has_se else {}
     return ByoBlockCfg(type="one", d=1, c=width, s=stride, gs=gs, block_kwargs=block_kwargs, **se)

@@ -33,7 +33,7 @@ def mobilevit(
     model = ByobNet(config, **arguments)
     for block in (module for module in model.modules() if isinstance(module, MobileVitBlock)):
         plain = block.conv_1x1
-        block.conv_1x1 = ConvNormAct(plain.in_channels, plain.out_channels, 1, act_layer=nn.SiLU)
+        block.add_module("conv_1x1", ConvNormAct(plain.in_channels, plain.out_channels, 1, act_layer=nn.SiLU))
     return model
 
 

@@ -24,7 +24,7 @@ def poolformer(**arguments: Any) -> nn.Module:
         norm_layers=GroupNorm1,
         mlp_act=nn.GELU,
         mlp_bias=True,
-        res_scale_init_values=None,
+        res_scale_init_values=(None,) * 4,
         use_mlp_head=False,
         **arguments,
     )

@@ -62,8 +62,8 @@ def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, t
     Raises:
         UserError: the file contains a name that PaddleViT's ViT does not have.
     """
-    renamed = {name: _rename(name, _PADDLEVIT) for name in state}
-    unknown = [name for name, timm_name in renamed.items() if timm_name is None]
+    renamed = {name: timm_name for name in state if (timm_name := _rename(name, _PADDLEVIT))}
+    unknown = [name for name in state if name not in renamed]
     if unknown or not state:
         raise UserError(
             f"{file}: contains {summarize_names(unknown)}, which is not in PaddleViT's ViT; give weights of its ViT"
@@ -76,7 +76,7 @@ def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, t
 
 def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The ViT of vit_jax or big_vision, also with stacked blocks -> timm's. In other names '/' becomes '.'."""
-    result = {}
+    result: dict[str, torch.Tensor] = {}
     for name, tensor in _unstack_blocks(state).items():
         timm_name = _rename(name, _GOOGLE)
         result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor) if timm_name else tensor
@@ -96,7 +96,7 @@ def _rename(name: str, table: dict[str, str]) -> str | None:
 
 def _unstack_blocks(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Splits 'encoderblock/...', in which big_vision may stack all blocks along the first axis."""
-    result = {}
+    result: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if name.startswith("Transformer/encoderblock/"):
             blocks = tensor[:_MAX_BLOCKS]  # a file may claim any number of empty blocks

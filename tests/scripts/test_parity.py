@@ -111,7 +111,7 @@ def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     options = ["MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.2"]
     config, flags = config_of(*options), flags_of(*options)
     parity.write_initial_weights(config, tmp_path / "runs" / "a.pth")
-    ours = build_state(config, cpu).model.eval()
+    ours = build_state(config, cpu).precision.weights.master.eval()
     given = dict(text.split("=") for text in flags["model-kwargs"].split())
     arguments = {name: json.loads(text.lower()) for name, text in given.items()}
     model = timm.create_model(

@@ -147,7 +147,7 @@ def replace_folder(new: Path, target: Path, previous: Path | None = None) -> Non
     discarded = None
     if target.exists():
         discarded = _set_aside(previous or target)
-    if target.exists():
+    if previous and target.exists():
         os.rename(target, previous)
     os.rename(new, target)
     fsync_path(target.parent)

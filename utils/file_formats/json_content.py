@@ -54,10 +54,10 @@ def _encode(value: Any, name: str, tensors: "dict[str, torch.Tensor]") -> Any:
         parts = [_encode(part, _join(name, number), tensors) for number, part in enumerate(value)]
         return parts if isinstance(value, list) else {"$tuple": parts}
     if isinstance(value, dict):
-        parts = {key: _encode(part, _join(name, key), tensors) for key, part in value.items()}
-        if all(isinstance(key, str) for key in parts) and not any(key.startswith("$") for key in parts):
-            return parts
-        return {"$items": [[key, part] for key, part in parts.items()]}
+        entries = {key: _encode(part, _join(name, key), tensors) for key, part in value.items()}
+        if all(isinstance(key, str) for key in entries) and not any(key.startswith("$") for key in entries):
+            return entries
+        return {"$items": [[key, part] for key, part in entries.items()]}
     raise ValueError(f"{name}: {type(value).__name__} is not part of a checkpoint")
 
 
@@ -96,7 +96,7 @@ def _decode(value: Any, folder: Path, depth: int) -> Any:
     raise ValueError("an unknown mark")
 
 
-def _decode_tensor(parts: list, folder: Path) -> StoredTensor:
+def _decode_tensor(parts: list[Any], folder: Path) -> StoredTensor:
     name, dtype, shape = parts
     if not (isinstance(name, str) and isinstance(dtype, str) and isinstance(shape, list)):
         raise ValueError("a tensor without name, dtype or shape")
@@ -105,7 +105,7 @@ def _decode_tensor(parts: list, folder: Path) -> StoredTensor:
     return StoredTensor(folder, name, dtype, tuple(shape))
 
 
-def _decode_items(pairs: list, folder: Path, depth: int) -> dict:
+def _decode_items(pairs: list[Any], folder: Path, depth: int) -> dict[Any, Any]:
     items: dict[Any, Any] = {}
     for key, part in pairs:
         if not isinstance(key, str | int | float | bool | None) or key in items:
@@ -144,5 +144,5 @@ def _finite(text: str) -> float:
     return number
 
 
-def refused(path: Any, error: Exception) -> UserError:
+def refused(path: Any, error: BaseException) -> UserError:
     return UserError(f"{path}: is damaged or not a checkpoint of this project ({type(error).__name__}); use another")

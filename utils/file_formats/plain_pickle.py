@@ -7,6 +7,7 @@ a few bytes can still make it take all memory, or hash for years. Therefore the 
 import mmap
 import pickle
 import pickletools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -33,7 +34,7 @@ class DtypeRecord:
     code: str
     byte_order: str = "="
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.byte_order = state[1]
 
 
@@ -46,7 +47,7 @@ class ArrayRecord:
     column_major: Any = False
     content: Any = b""
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
 
     def array(self) -> np.ndarray:
@@ -74,7 +75,7 @@ def _check_operations(file: Any) -> None:
 
     A tuple is not used twice: the hash of a pair of one pair, nested sixty times, takes years.
     """
-    stored: dict[int, str] = {}
+    stored: dict[int | None, str] = {}
     previous = ""
     for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
         name = operation.name
@@ -82,10 +83,10 @@ def _check_operations(file: Any) -> None:
             raise ValueError(f"the operation {name} does not build plain data, or is one too many")
         if name in _STORE:
             index = len(stored) if name == "MEMOIZE" else argument
-            if index > count:
+            if index is None or index > count:
                 raise ValueError("more stored objects than operations")
             stored[index] = previous
-        if name in _RECALL and stored.get(argument) in _TUPLES:
+        if name in _RECALL and stored.get(argument, "") in _TUPLES:
             raise ValueError("a tuple in two places")
         previous = name if name not in _STORE else previous
 
@@ -116,12 +117,12 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-def _pair(items: tuple) -> list:
+def _pair(items: tuple[Any, ...]) -> list[Any]:
     first, second = items
     return [first, second]
 
 
-_CALLS = {
+_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "ndarray"): lambda *_: ArrayRecord(),
     ("numpy", "dtype"): lambda code, *_: DtypeRecord(code),
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and with which rank.
+"""Finds the launcher of this process, and its rank.
 
 torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
 torchrun's; no other module depends on the launcher. Kubernetes may start a script once per pod, with torchrun's options
@@ -81,7 +81,7 @@ def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
 
 
 def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process, or this node, is one of several that a launcher started.
+    """Returns whether this process, or this node, is one of several that a launcher started.
 
     Raises:
         UserError: a variable is not a number.
@@ -92,7 +92,7 @@ def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
-    """How to end a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
+    """A line on ending a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
     if _OPEN_MPI[0] not in env:
         return None
     return (
@@ -102,7 +102,7 @@ def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def has_node_variables(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun's PET_ variables say how many processes this one is to start, and on which of the nodes."""
+    """Returns whether torchrun's PET_ variables give the node of this process and the processes that it must start."""
     return any(name in env for name in _NODE)
 
 
@@ -150,7 +150,9 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     else:
-        *names, local_world_size = _mpi_variables(env)
+        variables = _mpi_variables(env)
+        assert variables  # the launcher is mpirun
+        *names, local_world_size = variables
         numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
         nodes = env.get("SLURM_NODELIST")
         job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
@@ -186,8 +188,8 @@ def _master_address(nodes: str | None, one_host: bool) -> str:
 
 def first_host(nodelist: str) -> str:
     """The first host of Slurm's node list: 'node03' for 'node[03-05,9],x'."""
-    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist).group()
-    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item)
+    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist)
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item[0] if first_item else nodelist)
 
 
 def _tasks_on_this_node(env: Mapping[str, str]) -> str:

@@ -1,13 +1,14 @@
-"""Standard output and standard error that are closed, or whose terminal has gone."""
+"""Keeps a program running if standard output or standard error is closed, or loses its terminal."""
 
 import errno
 import io
 import os
 import sys
+from typing import Any
 
 
 def repair_standard_streams() -> None:
-    """Call it at the start of a program.
+    """Replaces closed streams; for the start of a program.
 
     A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
     checkpoint, would receive its descriptor and all printed text. A terminal or a pipe that goes away later stops no
@@ -32,7 +33,7 @@ _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of 
 class _TolerantFile(io.FileIO):
     """Ignores the error of writing to a stream that is lost: the log files have the same lines."""
 
-    def write(self, data: bytes | memoryview) -> int:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:

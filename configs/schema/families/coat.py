@@ -13,8 +13,7 @@ from configs.schema.model import Model
 from configs.schema.section import Floats
 
 
-class CoaT(Model):
-    type: Literal["coat"] = "coat"
+class CoaTKeys(Model):
     patch_size: Literal[4] = Field(4, description="height and width of a patch, pixels: always 4")
     embed_dims: Counts = Field((152, 152, 152, 152), description="channels of each scale; multiples of 8")
     serial_depths: Counts = Field((2, 2, 2, 2), description="serial blocks of each scale")
@@ -24,7 +23,7 @@ class CoaT(Model):
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
 
     @model_validator(mode="after")
-    def _check(self) -> "CoaT":
+    def _check(self) -> "CoaTKeys":
         check_lengths(self, "EMBED_DIMS", "SERIAL_DEPTHS", "MLP_RATIOS", length=4)
         if any(dim % 8 for dim in self.embed_dims):
             raise ValueError("EMBED_DIMS has a value that is not a multiple of 8, the number of heads; change it")
@@ -38,11 +37,15 @@ class CoaT(Model):
         return "is not a multiple of 32" if image_size % 32 else None
 
 
-class CoaTLite(CoaT):
+class CoaT(CoaTKeys):
+    type: Literal["coat"] = "coat"
+
+
+class CoaTLite(CoaTKeys):
     type: Literal["coat_lite"] = "coat_lite"
 
 
-def _arguments(model: CoaT, data: Data) -> dict[str, Any]:
+def _arguments(model: CoaTKeys, data: Data) -> dict[str, Any]:
     return {
         "img_size": data.image_size,
         "patch_size": model.patch_size,

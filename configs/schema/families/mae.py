@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.schema.data import Data
 from configs.schema.families.defaults import family_defaults
-from configs.schema.families.deit import DEIT
+from configs.schema.families.deit import RENAMES as DEIT_RENAMES
 from configs.schema.families.family import Family, dropout_arguments
 from configs.schema.families.vit import check_heads
 from configs.schema.model import Model
@@ -20,7 +20,7 @@ class Encoder(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Encoder":
-        check_heads(self)
+        check_heads(self.embed_dim, self.num_heads)
         return self
 
 
@@ -83,7 +83,7 @@ MAE_FINETUNING = Family(
             "RAND_AUGMENT_MAGNITUDE": 5,
         },
     ),
-    renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *DEIT.renames],
+    renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *DEIT_RENAMES],
     computed=["pos_embed"],
     paddle_classes=1000,
     corrections=[

@@ -11,18 +11,22 @@ from configs.schema.model import Model
 from configs.schema.section import Section
 
 
-class MixerKeys(Section):
-    patch_size: Literal[16] = Field(16, description="height and width of a patch, pixels: PaddleViT has no other")
+class _Keys(Section):
+    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
     embed_dim: int = Field(768, ge=1, description="channels of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
 
 
-class ResMLPKeys(MixerKeys):
-    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
+class MixerKeys(_Keys):
+    patch_size: Literal[16] = Field(16, description="height and width of a patch, pixels: PaddleViT has no other")
+
+
+class ResMLPKeys(_Keys):
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
 
 
-class GatedMLPKeys(MixerKeys):
+class GatedMLPKeys(_Keys):
+    patch_size: Literal[16] = Field(16, description="height and width of a patch, pixels: PaddleViT has no other")
     mlp_ratio: float = Field(6.0, gt=0, description="channels before the gate, which halves them / EMBED_DIM")
 
     @model_validator(mode="after")
@@ -36,33 +40,41 @@ class GatedMLPKeys(MixerKeys):
         return self
 
 
-class Mixer(Model):
-    type: Literal["mixer"] = "mixer"
-    attention_dropout: Literal[0.0] = Field(0.0, description="not used: the model has no attention")
-    mixer: MixerKeys = MixerKeys()
+class _MLPModel(Model):
+    attention_dropout: Literal[0.0] = Field(  # type: ignore[valid-type]  # mypy knows no literal of a float
+        0.0, description="not used: the model has no attention"
+    )
+    mixer: _Keys
 
     def image_size_problem(self, image_size: int) -> str | None:
         size = self.mixer.patch_size
         return f"is not a multiple of MODEL.MIXER.PATCH_SIZE {size}" if image_size % size else None
 
 
-class ResMLP(Mixer):
+class Mixer(_MLPModel):
+    type: Literal["mixer"] = "mixer"
+    mixer: MixerKeys = MixerKeys()
+
+
+class ResMLP(_MLPModel):
     type: Literal["resmlp"] = "resmlp"
     mixer: ResMLPKeys = ResMLPKeys()
 
 
-class GatedMLP(Mixer):
+class GatedMLP(_MLPModel):
     type: Literal["gatedmlp"] = "gatedmlp"
     mixer: GatedMLPKeys = GatedMLPKeys()
 
 
-def _arguments(model: Mixer, data: Data) -> dict[str, Any]:
-    ratio = {} if type(model) is Mixer else {"mlp_ratio": model.mixer.mlp_ratio}
-    return ratio | {
+def _arguments(model: _MLPModel, data: Data) -> dict[str, Any]:
+    keys = model.mixer
+    ratio = {"mlp_ratio": keys.mlp_ratio} if isinstance(keys, ResMLPKeys | GatedMLPKeys) else {}
+    return {
+        **ratio,
         "img_size": data.image_size,
-        "patch_size": model.mixer.patch_size,
-        "embed_dim": model.mixer.embed_dim,
-        "num_blocks": model.mixer.depth,
+        "patch_size": keys.patch_size,
+        "embed_dim": keys.embed_dim,
+        "num_blocks": keys.depth,
         "proj_drop_rate": model.dropout,
         "drop_rate": 0.0,
     }

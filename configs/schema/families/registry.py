@@ -1,4 +1,4 @@
-"""The families of MODEL.TYPE: the ones that timm builds, and the ones of PaddleViT's that timm lacks."""
+"""The families of MODEL.TYPE: families that timm builds, and families of PaddleViT that timm lacks."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -34,8 +34,10 @@ _FAMILIES = (
 )
 FAMILIES: dict[str, Family] = {family.type: family for family in _FAMILIES}
 
-MODEL_SECTIONS: dict[str, type[Model]] = {"vit": ViT, "timm": TimmModel} | {
-    name: family.keys for name, family in FAMILIES.items()
+MODEL_SECTIONS: dict[str, type[Model]] = {
+    "vit": ViT,
+    "timm": TimmModel,
+    **{name: family.keys for name, family in FAMILIES.items()},
 }
 
 # MODEL.TYPE of PaddleViT's files that timm has no architecture for -> title, families with similar blocks.

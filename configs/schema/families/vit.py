@@ -5,15 +5,12 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.schema.model import Model
-from configs.schema.section import Section
 
 
-def check_heads(section: Section) -> None:
+def check_heads(embed_dim: int, num_heads: int) -> None:
     """Raises ValueError if EMBED_DIM is not a multiple of NUM_HEADS."""
-    if section.embed_dim % section.num_heads:
-        raise ValueError(
-            f"EMBED_DIM {section.embed_dim} is not a multiple of NUM_HEADS {section.num_heads}; change one of them"
-        )
+    if embed_dim % num_heads:
+        raise ValueError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; change one of them")
 
 
 class PlainTransformer(Model):
@@ -33,7 +30,7 @@ class PlainTransformer(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "PlainTransformer":
-        check_heads(self)
+        check_heads(self.embed_dim, self.num_heads)
         return self
 
 

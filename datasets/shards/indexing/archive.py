@@ -120,9 +120,9 @@ class Archive:
             raise self._cut_short("before the end mark of the archive")
         try:
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.EOFHeaderError:
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed
             return None
-        except tarfile.TruncatedHeaderError:
+        except tarfile.TruncatedHeaderError:  # type: ignore[attr-defined]  # not in typeshed
             raise self._cut_short("in a header") from None
         except (tarfile.HeaderError, ValueError):
             problem = f"is damaged at byte {start:,} (no valid tar header)" if start else "is not a tar archive"

@@ -37,7 +37,7 @@ class RemoteFiles:
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
         }
         if scheme in ("http", "https"):
-            self.store = HTTPStore(root, **options)
+            self.store: HTTPStore | S3Store | GCSStore = HTTPStore(root, **options)
         else:
             bucket, _, prefix = rest.partition("/")
             self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)

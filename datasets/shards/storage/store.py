@@ -92,6 +92,7 @@ class ShardStore:
         """
 
         def read() -> list[bytes]:
+            assert isinstance(self._files, RemoteFiles)
             parts = self._files.read_ranges(name, ranges)
             if [len(part) for part in parts] != [length for _, length in ranges]:
                 raise _ShortAnswer

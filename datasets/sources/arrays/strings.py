@@ -2,12 +2,12 @@
 
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 
-class PackedStrings(Sequence[str]):
+class PackedStrings:
     """N strings: `encoded` uint8 (bytes,) is their UTF-8 text, `ends` int64 (N,) is the end of each in it.
 
     A million `str` objects would be copied into every worker process.
@@ -18,6 +18,9 @@ class PackedStrings(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self.ends):

@@ -68,7 +68,7 @@ def _path(listing: Listing, index: int) -> str:
 
 
 def _at_intervals(items: Sequence[T], limit: int) -> Sequence[T]:
-    """At most `limit` of the items."""
+    """Returns at most `limit` of the items, at regular intervals."""
     return items[:: max(1, -(-len(items) // limit))]
 
 
@@ -82,7 +82,7 @@ def _by_folder(listing: Listing) -> list[tuple[str, list[int]]]:
     return [(folder, group.tolist()) for folder, group in zip(folders, groups, strict=False)]  # no images: one group
 
 
-def _regular_files(folder: os.PathLike) -> set[str] | None:
+def _regular_files(folder: os.PathLike[str]) -> set[str] | None:
     """The names of the regular files in a folder, one call for many of them; None if the folder does not exist."""
     try:
         with os.scandir(folder) as entries:

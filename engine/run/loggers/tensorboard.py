@@ -21,9 +21,9 @@ class TensorBoardLogger:
         one run for all of them. So this differs from `SummaryWriter.add_hparams`, which besides makes a new row for
         each call.
         """
-        self._board = SummaryWriter(run.folder, purge_step=run.steps_done + 1)
+        self._board: Any = SummaryWriter(run.folder, purge_step=run.steps_done + 1)
         _, session_start, self._session_end = hparams(dict(run.hyperparameters), {})
-        self._board.file_writer.add_summary(session_start)
+        self._board.file_writer.add_summary(session_start)  # type: ignore[attr-defined]  # torch: None
         # Indented text is a code block: Markdown shows it as it is.
         self._board.add_text("options", textwrap.indent(run.options, "    "), run.steps_done)
 

@@ -6,6 +6,7 @@ Scaling Language Modeling with Pathways" (2022), appendix B.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from configs.schema import Data
+from models.attention import EXPLICIT, use_attention
 
 
 def forward_flops(model: nn.Module, data: Data) -> int:
@@ -32,11 +34,10 @@ def _count(meta_model: nn.Module, data: Data) -> int:
     Recomputed values do not count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
     images = torch.empty((1, data.image_channels, data.image_size, data.image_size), device="meta")
-    for module in meta_model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
-        if hasattr(module, "grad_checkpointing"):
-            module.grad_checkpointing = False
+    use_attention(meta_model, EXPLICIT)
+    checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
+    for module in checkpointed:
+        module.grad_checkpointing = False
     counter = FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
     )
@@ -59,7 +60,7 @@ def copy_to_meta(model: nn.Module) -> nn.Module:
 
 
 def _convolution_backward_flops(
-    grad: list[int], images: list[int], weight: list[int], *others: object, out_shape: object
+    grad: list[int], images: list[int], weight: list[int], *others: Any, out_shape: object
 ) -> int:
     """Each required gradient costs as much as the forward pass. torch's own formula ignores groups (depthwise)."""
     transposed, output_mask = others[4], others[7]

@@ -31,7 +31,12 @@ class TimerTotals(NamedTuple):
     launch_bound: int
 
     def since(self, start: "TimerTotals") -> "TimerTotals":
-        return TimerTotals(*(now - then for now, then in zip(self, start, strict=True)))
+        return TimerTotals(
+            self.data_wait_seconds - start.data_wait_seconds,
+            self.forward_seconds - start.forward_seconds,
+            self.checks - start.checks,
+            self.launch_bound - start.launch_bound,
+        )
 
     @property
     def launch_bound_share(self) -> float | None:
@@ -54,7 +59,7 @@ class StepTimer:
         batch = next(batches)
         if not self._on_gpu:
             self._wait_seconds += time.perf_counter() - started
-        elif batch.copied:
+        elif previous_end and batch.copied:
             self._waits.append((previous_end, batch.copied))
         return batch
 

@@ -48,7 +48,7 @@ class Schedule:
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
         if self.name == "step":
-            return max(self.end_lr, self.peak_lr * float(self.decay_rate ** (step // self.decay_steps)))
+            return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, step // self.decay_steps))
         steps = self.total_steps - self.start_step
         decay_start = max(self.warmup_steps, steps - self.decay_steps) if self.name == "wsd" else self.warmup_steps
         share = min(1.0, max(0.0, step - decay_start) / max(1, steps - decay_start))

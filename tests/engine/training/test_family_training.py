@@ -211,7 +211,7 @@ def test_tensors_with_several_names_are_averaged_once():
 
 
 def test_paddles_file_and_weights_are_evaluated(tmp_path, cpu):
-    """The loss is that of the family's normalization, which its file does not write."""
+    """The loss shows the family's normalization, which its file does not contain."""
     size, rng = 64, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
