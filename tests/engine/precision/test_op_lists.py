@@ -6,9 +6,11 @@ import math
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from configs.schema import Amp
+from configs.schema import Amp, Parallel
+from engine.parallel.ddp import DDP
 from engine.precision.op_lists import OPS, _functions
 from engine.precision.policy import Precision
 from utils.errors import UserError
@@ -78,6 +80,25 @@ def test_compiled_equals_eager(lists, compiled):
         for block in model.blocks:
             block.compile(backend="aot_eager", fullgraph=True)
         found = gradients(model, listed)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lists_apply_under_ddp(compiled):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, listed = vit(), policy(black=("softmax", "gelu", "blocks.1.*"), white=("layer_norm",))
+        listed.apply_op_lists(model)
+        expected = gradients(model, listed)
+        torch._dynamo.reset()
+        with listed.autocast():
+            wrapped = DDP(CPU, Parallel()).wrap(model, torch.randn(2, 3, 32, 32))
+        if compiled:
+            model.compile(backend="aot_eager")
+        found = gradients(model, listed, wrapped)
+    finally:
+        dist.destroy_process_group()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
