@@ -70,7 +70,7 @@ def read_samples(
     other ranks only read the lists or list the folders.
 
     Raises:
-        UserError: an unknown data set; or, in one report, all problems of all splits: missing or malformed lists and
+        UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
             folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
             does not contain, fewer training samples than one batch on every rank.
     """
@@ -195,7 +195,7 @@ def _read(
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:
-        findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
+        findings = list(dict.fromkeys(findings))  # two splits of one list have the same messages
         raise combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
     return list(samples.values())
 

@@ -117,7 +117,7 @@ class _KernelRecorder(TorchFunctionMode):
         self.dropout = dropout
         self.kernels: set[str] = set()
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any | None = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             args, kwargs = tree_map_only(torch.Tensor, _autocast, (args, kwargs))

@@ -1,4 +1,4 @@
-"""The models of timm by name, and what all models that timm builds share."""
+"""The models of timm by name, and the functions that all models built by timm share."""
 
 import copy
 import logging
@@ -66,7 +66,7 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
         ) from error
 
 
-def _create(name: str, arguments: dict, pretrained: bool) -> nn.Module:
+def _create(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
     try:
         return timm.create_model(name, pretrained=pretrained, **arguments)
     except TypeError as error:

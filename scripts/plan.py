@@ -4,8 +4,8 @@
     python scripts/plan.py -cfg=... -devices 8xH200 -price 3.5 -calibrate output/RUN
 
 Nothing is trained, and no GPU is needed: the model runs without memory, and datasheets give the speed of the devices.
-Without -calibrate the share of the peak that the model reaches is assumed. With it, the share is measured: give a run
-of 200 steps on one device (TRAIN.MAX_STEPS=200).
+Without -calibrate the MFU (the share of the peak that the model reaches) is assumed. With it, the MFU is measured: give
+a run of 200 steps on one device (TRAIN.MAX_STEPS=200).
 """
 
 import argparse

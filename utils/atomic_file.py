@@ -75,7 +75,7 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO]:
+def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
 
     Several processes may write the same file: each has a temporary file of its own.

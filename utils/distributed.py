@@ -129,7 +129,7 @@ def gather_objects(value: T, context: ProcessContext) -> list[T]:
     """The values of all processes in the order of ranks, on every process, sent as pickles."""
     if context.world_size == 1:
         return [value]
-    values: list = [None] * context.world_size
+    values: list[Any] = [None] * context.world_size
     dist.all_gather_object(values, value)
     return values
 

@@ -2,7 +2,7 @@
 
 Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
 work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
-server, which may last as long as TIMEOUT_SECONDS.
+server, which may take TIMEOUT_SECONDS.
 """
 
 import time
@@ -15,7 +15,7 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_Calls = SimpleQueue[tuple[Future, Callable, tuple] | None]
+_Calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
 TICK_SECONDS = 0.5
 _MAX_TICK_SECONDS = 2.0
 
@@ -113,7 +113,7 @@ class Watchdog:
         self.seconds, self._is_paused = 0.0, True
 
     def tick(self, seconds: float) -> None:
-        """Called after each `seconds`."""
+        """Adds `seconds`, unless the watchdog is paused."""
         if not self._is_paused:
             self.seconds += seconds
 

@@ -34,7 +34,7 @@ _TIMEOUT_SHARE = 0.9
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
 
 
-class BatchReader(Dataset):
+class BatchReader(Dataset[Batch | UserError]):
     """Keys -> one `Batch`, read by a worker. `timeout_seconds`: TIMEOUT_SECONDS."""
 
     def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:

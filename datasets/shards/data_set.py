@@ -59,7 +59,7 @@ class TarShards:
         return samples
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
-        """Returns the sorted rows of the index that belong to a split, and findings."""
+        """Returns the sorted rows of the index that belong to a split, and error messages."""
         splits, unsplit, has_val = self._found.splits, self._found.unsplit, "val" in self._found.splits
         if split == "all":
             split = "val" if splits else "all"

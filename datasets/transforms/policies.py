@@ -5,7 +5,7 @@ A policy is called with (image, generator of the sample) and returns an image; t
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class _Step(NamedTuple):
     magnitude: float
 
 
-def _apply(image: Image.Image, step: _Step, arguments: dict[str, Callable], rng: random.Random) -> Image.Image:
+def _apply(image: Image.Image, step: _Step, arguments: dict[str, Any], rng: random.Random) -> Image.Image:
     if rng.random() >= step.probability:
         return image
     magnitude = min(max(rng.gauss(step.magnitude, _MAGNITUDE_STD), 0), MAX_MAGNITUDE)

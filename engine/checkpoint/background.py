@@ -16,7 +16,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         on_start = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
         self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
-        self._pending: Future | None = None
+        self._pending: Future[None] | None = None
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:
         """Runs `write(*arguments)` in the thread. Call `wait` before."""

@@ -62,7 +62,7 @@ def compile_model(
     return f"the whole model{f', {mode}' if mode else ''}"
 
 
-def run_eagerly() -> AbstractContextManager:
+def run_eagerly() -> AbstractContextManager[None]:
     """The context in which compiled modules run eagerly."""
     return torch.compiler.set_stance("force_eager")
 

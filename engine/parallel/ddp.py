@@ -44,7 +44,7 @@ class DDP(Strategy):
         _rebuild_buckets(wrapped, model, images)
         return wrapped
 
-    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         assert isinstance(wrapped, DistributedDataParallel)
         return wrapped.no_sync()
 

@@ -117,7 +117,7 @@ def _read_options(path: Path) -> dict[str, Any]:
     return with_defaults(read_yaml(path)[0])
 
 
-def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable, Any], Any]) -> Evaluation | None:
+def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[..., Any], Any], Any]) -> Evaluation | None:
     if not (folder / name).is_dir():
         return None
     classes = read(f"{name}/{PER_CLASS}", _read_texts, [])

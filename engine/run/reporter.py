@@ -206,7 +206,7 @@ class Reporter:
         if self._curves:
             self._curves.update()
 
-    def finish(self, result: dict) -> None:
+    def finish(self, result: dict[str, Any]) -> None:
         """Draws the final curves.png, writes `result.json` and closes the files."""
         if self._curves:
             self._curves.update(now=True)
@@ -273,5 +273,5 @@ class Reporter:
             )
 
     def _unreadable_images(self, epoch: Metrics) -> int:
-        """Never negative: an epoch that was resumed with another batch size may have a few more images."""
+        """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""
         return max(self.images_per_epoch - epoch.total_samples, 0)

@@ -24,7 +24,7 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     """The index of the shards in `folder`, without versions: it is valid wherever they are copied.
 
     Raises:
-        UserError: a shard is damaged, or its keys, labels or the CRC-32 of its images are not those that were written.
+        UserError: a shard is damaged, or its keys, its labels or the CRC-32 of its images differ from the written ones.
         OSError: a shard cannot be read.
     """
 

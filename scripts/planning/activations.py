@@ -1,11 +1,11 @@
 """Memory of the passes of a training step, measured on torch's meta device: tensors without memory, on any machine.
 
-A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until the last
-reference to it is gone, which is when an allocator could use it again. So the figure holds for any model, with and
-without gradient checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et
-al., "Reducing Activation Recomputation in Large Transformer Models", 2022).
+A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until its last
+reference is gone: then an allocator can use it again. The figure is valid for any model, with and without gradient
+checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", 2022).
 
-Dtypes are those of autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
+Dtypes are as under autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
 fp32 value per query and head. Dropout keeps a mask of one byte per value. A compiled model keeps less.
 """
 
@@ -21,7 +21,7 @@ from configs.schema import Data
 from utils.torch_compat import DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
 
 BATCHES = (16, 32)  # images; memory grows linearly between them
-# As in https://docs.pytorch.org/docs/stable/amp.html, those that models of images use.
+# The ops of image models, from https://docs.pytorch.org/docs/stable/amp.html.
 _IN_HALF = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "bmm", "baddbmm", "addmm", "einsum"}
 _IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy"}
 
@@ -66,7 +66,7 @@ def _peak_bytes(model: nn.Module, data: Data, batch_size: int, ops: "_GPUOps") -
 
 
 class _LiveBytes(DispatchMode):
-    """Sums the bytes of the storages that live. Tensors from before are not counted."""
+    """Sums the bytes of the storages that are in use. Earlier tensors are not counted."""
 
     def __init__(self) -> None:
         super().__init__()

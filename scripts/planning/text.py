@@ -1,4 +1,4 @@
-"""A plan as text: its input, tables of memory and speed, and how far to trust them."""
+"""A plan as text: its input, tables of memory and speed, and their uncertainty."""
 
 from typing import Any
 

@@ -121,7 +121,7 @@ def _sharding_problem(model: nn.Module, options: Train, precision: Precision) ->
 
 
 def _block_sizes(model: nn.Module) -> list[int]:
-    """Parameters of each block without those of blocks inside it."""
+    """Parameters of each block, without the blocks inside it."""
     counted: set[int] = set()
     sizes = []
     for block in reversed(blocks_of(model)):  # inner ones first

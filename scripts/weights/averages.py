@@ -148,7 +148,7 @@ class _Evaluation:
         self.own = self.built.fp32.state_dict()
 
     def read(self, path: Path) -> State:
-        """The weights of a file; raises a UserError if they are not those of this model."""
+        """The weights of a file; raises a UserError if they belong to another model."""
         options: Config = self.trained.config
         state = read_weights(str(path), paddle_converter(options.model, self.built.fp32))
         check_shapes(path, state, self.trained.weights, self.own)
@@ -175,7 +175,7 @@ class _Evaluation:
 
 
 def find_ingredients(run: Path, evaluate: Callable[[Path], float]) -> list[Ingredient]:
-    """The checkpoints of a run, each position once, with the score in `metrics.csv`, or that of `evaluate`.
+    """The checkpoints of a run, each position once, with the score in `metrics.csv`, or from `evaluate`.
 
     Damaged checkpoints are left out, with a line.
     """

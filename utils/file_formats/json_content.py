@@ -96,7 +96,7 @@ def _decode(value: Any, folder: Path, depth: int) -> Any:
     raise ValueError("an unknown mark")
 
 
-def _decode_tensor(parts: list, folder: Path) -> StoredTensor:
+def _decode_tensor(parts: list[Any], folder: Path) -> StoredTensor:
     name, dtype, shape = parts
     if not (isinstance(name, str) and isinstance(dtype, str) and isinstance(shape, list)):
         raise ValueError("a tensor without name, dtype or shape")
@@ -105,7 +105,7 @@ def _decode_tensor(parts: list, folder: Path) -> StoredTensor:
     return StoredTensor(folder, name, dtype, tuple(shape))
 
 
-def _decode_items(pairs: list, folder: Path, depth: int) -> dict:
+def _decode_items(pairs: list[Any], folder: Path, depth: int) -> dict[Any, Any]:
     items: dict[Any, Any] = {}
     for key, part in pairs:
         if not isinstance(key, str | int | float | bool | None) or key in items:

@@ -34,7 +34,7 @@ class DtypeRecord:
     code: str
     byte_order: str = "="
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.byte_order = state[1]
 
 
@@ -47,7 +47,7 @@ class ArrayRecord:
     column_major: Any = False
     content: Any = b""
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
 
     def array(self) -> np.ndarray:
@@ -117,7 +117,7 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-def _pair(items: tuple) -> list:
+def _pair(items: tuple[Any, ...]) -> list[Any]:
     first, second = items
     return [first, second]
 

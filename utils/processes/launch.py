@@ -125,7 +125,7 @@ def _launch(config: Any, script: str, argv: list[str]) -> int:
     return 0
 
 
-def _open_report() -> IO:
+def _open_report() -> IO[Any]:
     try:
         return tempfile.NamedTemporaryFile()
     except OSError as error:
@@ -133,7 +133,7 @@ def _open_report() -> IO:
 
 
 def silence_launcher() -> None:
-    """Called by a process that has printed why the run ends: `launch_processes` then prints nothing."""
+    """Makes `launch_processes` print nothing: this process has printed why the run ends."""
     if path := os.environ.get(_REPORT):
         with suppress(OSError):
             Path(path).write_text("reported")

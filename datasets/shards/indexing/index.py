@@ -103,7 +103,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
 
 
 def join(indexes: Sequence[Index], label_key: str = "") -> Index:
-    """The index of the shards of several indexes. Its `class_names` are those that have an image.
+    """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
     Raises:
         UserError: some labels are numbers and others are names.

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISREG
+from typing import BinaryIO
 
 from datasets.shards.shard import LOCAL_VERSION, Shard
 from utils.files import open_regular_file
@@ -43,7 +44,7 @@ def _shard(name: str, state: os.stat_result) -> Shard:
     return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
 
 
-def _chunks(file) -> Iterator[bytes]:
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk

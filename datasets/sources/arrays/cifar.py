@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100: the official batches are pickles of Python 2; reading them runs no code."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray
     return images, labels
 
 
-def _read(file: Path) -> dict:
+def _read(file: Path) -> dict[Any, Any]:
     try:
         with open_regular_file(file) as stream:
             content = read_plain_pickle(stream)

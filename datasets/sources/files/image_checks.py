@@ -44,7 +44,7 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext)
     With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
 
     Raises:
-        UserError: unusable images, all in one report, on every rank.
+        UserError: all unusable images, in one error on every rank.
     """
     call_on_main(
         lambda: _check_images([samples for samples in splits if isinstance(samples, ImageFiles)], data), context
@@ -75,7 +75,7 @@ def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[st
     if problems.bad and skips:
         first = problems.bad[0]
         notes.append(
-            f"{samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
+            f"Warning: {samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
             f"(DATA.ON_BAD_IMAGE), such as {first.path!r}: {first.reason}"
         )
     return notes
