@@ -80,5 +80,6 @@ def png_bytes(figure: Any) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # its font lacks a character of a name
+        warnings.filterwarnings("ignore", message="Creating legend")  # on a busy machine: it is slow
         FigureCanvasAgg(figure).print_png(picture)
     return picture.getvalue()
