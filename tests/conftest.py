@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from tests.hidden_packages import OPTIONAL_MODULES
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.packages import is_installed
+from utils.signals import TERMINATION_SIGNALS
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +37,9 @@ TINY_VIT = [
     "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
     "TRAIN.MAX_STEPS=null",  # a resumed run has the value in its own options
+]  # fmt: skip
+TINY_RESNET = [
+    "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "DATA.CROP_PCT=1.0", "MODEL.NUM_CLASSES=10",
 ]  # fmt: skip
 EMPTY_PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
@@ -122,6 +127,15 @@ def nondeterministic_after_test() -> Iterator[None]:
     """Ends the deterministic mode that a run with DETERMINISTIC=true leaves on."""
     yield
     use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def handlers_after_test() -> Iterator[None]:
+    """Restores the signal handlers: a process that was interrupted raises no exception on later signals."""
+    handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:

@@ -125,7 +125,7 @@ def _count_names(pattern: str) -> int:
     def product(text: str) -> int:
         return prod(map(int, _COUNT.findall(text)))
 
-    def count(braces: re.Match) -> str:
+    def count(braces: re.Match[str]) -> str:
         if numbers := _RANGE.fullmatch(braces[1]):
             size = abs(int(numbers[2]) - int(numbers[1])) // (int(numbers[3] or 1) or 1) + 1
         elif letters := _LETTERS.fullmatch(braces[1]):

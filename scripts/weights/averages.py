@@ -41,7 +41,7 @@ class Ingredient:
 
 
 def average(states: Sequence[State]) -> State:
-    """The mean of each floating-point tensor, computed in float64; other tensors are those of the first state."""
+    """The mean of each floating-point tensor, computed in float64; other tensors come from the first state."""
     first = states[0]
     return {
         name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
@@ -57,7 +57,7 @@ def check_shapes(path: Path, state: State, first_path: Path, first: State) -> No
     differing = {name for name, _ in shapes.items() ^ first_shapes.items()}
     if differing:
         raise UserError(
-            f"{path}: its weights have other names or shapes than those of {first_path} "
+            f"{path}: its weights have other names or shapes than the weights of {first_path} "
             f"({summarize_names(sorted(differing))}); give runs of one model"
         )
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from timm.models import VisionTransformer
 
@@ -160,17 +159,6 @@ def test_frozen_batch_norm_keeps_its_statistics():
     assert torch.equal(before, model.bn1.running_mean)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "test_vit", "vit_tiny_patch16_224", "convnext_atto"])
-def test_any_timm_model_by_name(name):
-    config = parse_command_line(
-        ["-image_size=160", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 7}}"]
-    ).config
-    with torch.device("meta"):
-        model, _ = build_model(config.model, config.data, torch.device("meta"))
-        assert millions(model) == millions(timm.create_model(name, num_classes=7)) or "vit" in name
-        assert model(torch.empty(1, 3, 160, 160)).shape == (1, 7)
-
-
 def test_unknown_timm_model_suggests_a_name():
     config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet5O}"]).config
     with pytest.raises(UserError, match=r"MODEL\.NAME.* resnet5O.* resnet50"):
@@ -183,7 +171,7 @@ def test_option_that_a_family_does_not_accept():
         build_model(config.model, config.data, CPU)
 
 
-@pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint"])
+@pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint", "checkpoint.pdparams"])
 def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     """With and without the file extension. PaddlePaddle 3.3.1 computed the reference logits."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"

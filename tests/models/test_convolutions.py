@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, states, train
+from conftest import GREY, TINY_RESNET, states, train
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
@@ -15,13 +15,6 @@ from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 FAMILIES = sorted((Path(__file__).parents[1] / "fixtures" / "families").iterdir())
-RESNET = [
-    "MODEL.TYPE=timm",
-    "MODEL.NAME=test_resnet",
-    "DATA.IMAGE_SIZE=32",
-    "DATA.CROP_PCT=1.0",
-    "MODEL.NUM_CLASSES=10",
-]
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
 
 
@@ -98,7 +91,7 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     Mixed-up values change an update by about its own size, and the rounding of bf16 by less than a hundredth: the
     EPS of the optimizer keeps it from amplifying the rounding of small gradients.
     """
-    argv = ["-dataset=digits", "-batch_size=64", "-opts", *RESNET, *GREY, precision]
+    argv = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_RESNET, *GREY, precision]
     argv += [
         "TRAIN.WARMUP_EPOCHS=0",
         "TRAIN.BASE_LR=1e-3",

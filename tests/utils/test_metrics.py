@@ -50,26 +50,6 @@ def test_fewer_than_five_classes(cpu):
     assert to_metrics(sums.reduced(cpu)).top5 == 100
 
 
-def test_a_skipped_step_counts_its_samples_only(cpu):
-    """Its loss and gradient norm are not finite; the means cover the other steps."""
-    sums = MetricSums(cpu.device)
-    logits, targets = torch.eye(3), torch.tensor([0, 1, 0])
-    for loss, norm, skipped in ((6.0, 2.0, False), (math.nan, math.inf, True), (3.0, 4.0, False)):
-        step = BatchSums.of(torch.tensor(loss), logits, targets, 3)
-        sums.add_step(step, torch.tensor(norm), torch.tensor(skipped))
-    metrics = to_metrics(sums.reduced(cpu))
-    assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.5, 6, 3, 3.0)
-    assert metrics.top1 == pytest.approx(200 / 3)
-
-
-def test_only_skipped_steps_leave_no_gradient_norm(cpu):
-    sums = MetricSums(cpu.device)
-    step = BatchSums.of(torch.tensor(math.nan), torch.eye(3), torch.tensor([0, 1, 0]), 3)
-    sums.add_step(step, torch.tensor(math.nan), torch.tensor(True))
-    metrics = to_metrics(sums.reduced(cpu))
-    assert metrics.grad_norm is None and (metrics.samples, metrics.skipped_samples) == (0, 3)
-
-
 def test_restored_totals_continue(cpu):
     """Totals of a checkpoint, a window of two batches and a skipped step add up."""
     logits, targets = torch.arange(6.0).expand(6, 6), torch.arange(6)  # class 5 is the best, class 0 the worst

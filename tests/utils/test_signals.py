@@ -2,12 +2,10 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from utils.signals import (
-    TERMINATION_SIGNALS,
     Interrupted,
     PendingSignal,
     defer_signals,
@@ -15,13 +13,7 @@ from utils.signals import (
     received_signal,
 )
 
-
-@pytest.fixture(autouse=True)
-def handlers_of_the_tests() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("handlers_after_test")
 
 
 def test_only_the_first_signal_raises_an_exception():

@@ -94,7 +94,7 @@ def launch_node(script: str, argv: list[str], requested: int | None) -> int:
 
 
 def _prepare_agent() -> None:
-    """Settings that torch's agent reads when its `LaunchConfig` is made, and its log, which is not printed."""
+    """Sets variables that torch's agent reads with its `LaunchConfig`, and silences its log."""
     agent_log = logging.getLogger("torch.distributed.elastic")
     agent_log.addHandler(logging.NullHandler())
     agent_log.propagate = False

@@ -1,6 +1,6 @@
 """Finds the unusable images of a run before its first step: reads the first and last bytes of each file.
 
-A file whose bytes are not as expected is decoded, so that the check refuses only images that the run would refuse.
+Files with unexpected bytes are decoded: the check refuses only images that the run would refuse.
 """
 
 import os

@@ -77,15 +77,15 @@ def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
 
 
 def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):
-    """Training continues while the disk is slow."""
-    sync = os.fsync
-    monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (time.sleep(0.3), sync(file)))
+    """Training continues while the disk does not answer."""
+    sync, answers = os.fsync, threading.Event()
+    monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (answers.wait(60), sync(file)))
     state = make_state(1)
     checkpoints = writer(tmp_path)
-    start = time.perf_counter()
     checkpoints.save(state, is_best=False, periodic=None)
-    assert time.perf_counter() - start < 0.25
+    assert not (tmp_path / LAST).exists()
     state["model"]["weight"] += 7
+    answers.set()
     checkpoints.wait()
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
 
@@ -131,7 +131,6 @@ def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
 
 INVALID = {
     "format": (make_state() | {"format": FORMAT - 1}, rf"is not a checkpoint of format {FORMAT}"),
-    "a list": ([1], rf"is not a checkpoint of format {FORMAT}"),
     "weights": ({"model": {}}, r"has weights only; start from them with -pretrained="),
     "only weights": ({"format": FORMAT, "model": {}}, r"is not a checkpoint of this program: ema, optimizer.* missing"),
     "type": (make_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
@@ -142,6 +141,11 @@ INVALID = {
     "schedule": (make_state(schedule_start=2.0) | {"format": FORMAT}, r"its entries contradict"),
     "class names": (make_state(class_names=["cat", 3]) | {"format": FORMAT}, r"its entries contradict"),
     "preprocessing": (make_state(preprocessing=PREPROCESSING) | {"format": FORMAT}, r"its entries contradict"),
+    "best": (make_state(best={"epoch": 1}) | {"format": FORMAT}, r"its entries contradict"),
+    "best score": (
+        make_state(best={"mean_ap": float("nan"), "epoch": 1, "loss": 0.5}) | {"format": FORMAT},
+        r"its entries contradict",
+    ),
     "string": (make_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
     "stride": (make_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
     "nan": (make_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
@@ -175,27 +179,6 @@ def test_archive_with_a_damaged_directory_is_rejected(tmp_path):
     rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
     with pytest.raises(UserError, match=r"x\.pth: is a damaged archive \(BadZipFile\)"):
         load_checkpoint(tmp_path / "x.pth")
-
-
-@pytest.mark.parametrize(
-    "best",
-    [
-        {},
-        {"epoch": 1},
-        {"mean_ap": 1.0, "epoch": "1", "loss": None},
-        {"mean_ap": float("nan"), "epoch": 1, "loss": 0.5},
-    ],
-)
-def test_a_forged_best_evaluation_is_rejected(tmp_path, best):
-    atomic_save(tmp_path / "x.pth", make_state(best=best) | {"format": FORMAT})
-    with pytest.raises(UserError, match=r"x\.pth: .*its entries contradict each other"):
-        load_checkpoint(tmp_path / "x.pth")
-
-
-def test_the_best_mean_average_precision_is_read(tmp_path):
-    best = {"mean_ap": 62.5, "epoch": 1, "loss": None}
-    atomic_save(tmp_path / "x.pth", make_state(best=best) | {"format": FORMAT})
-    assert load_checkpoint(tmp_path / "x.pth")["best"] == best
 
 
 def save_twice(folder: Path) -> None:

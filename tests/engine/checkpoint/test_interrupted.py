@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,10 @@ from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.trainer import Trainer
-from utils.signals import TERMINATION_SIGNALS, PendingSignal, defer_signals
+from utils.signals import PendingSignal, defer_signals
 from utils.status import read_status
 
-
-@pytest.fixture(autouse=True)
-def handlers_of_the_tests() -> Iterator[None]:
-    """A process that was interrupted raises no exception on later signals."""
-    handlers = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("handlers_after_test")
 
 
 def interrupt(monkeypatch, method: str, count: int, number: int) -> None:

@@ -1,15 +1,15 @@
 """Sharded runs at three ranks, resumed bit for bit, by DDP, and by one process; the folders that ShardWriter writes."""
 
-import json
 from pathlib import Path
 
 import pytest
 import sharded_runs
 import torch
-from conftest import assert_same_state, train
+from conftest import assert_same_state, only_run, read_result, train
 
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
-from utils.distributed import ProcessContext
+from engine.commands.run import run
 
 pytestmark = pytest.mark.slow
 RANKS = 3
@@ -66,29 +66,11 @@ def test_a_damaged_part_makes_all_ranks_read_the_previous_checkpoint(runs, ranks
     assert others == [["previous.shards"]] * 2
 
 
-def test_whole_tensors_are_read_on_the_host(runs):
-    """As from a file: the same types, also the keys and tuples that JSON lacks."""
-    folder = runs["unbroken"]
-    content = load_checkpoint(folder / "last.shards")
-    assert content["model"]["patch_embed.proj.weight"].shape == (16, 1, 4, 4)
-    group, moments = content["optimizer"]["param_groups"][0], content["optimizer"]["state"]
-    assert group["betas"] == (0.9, 0.999) and set(moments) == set(range(len(content["model"])))
-    assert moments[0]["step"].shape == () and moments[0]["exp_avg"].shape == content["model"]["cls_token"].shape
-
-
 def test_an_evaluation_of_the_folder_takes_the_best(runs, cpu, tmp_path):
     folder = runs["unbroken"]
-    by_run = train_eval(["-eval", f"-resume={folder}", f"-output={tmp_path / 'one'}"], cpu)
-    by_path = train_eval(["-eval", f"-pretrained={folder / 'best.shards'}", f"-output={tmp_path / 'two'}"], cpu)
+    weights = {"one": f"-resume={folder}", "two": f"-pretrained={folder / 'best.shards'}"}
+    for name, flag in weights.items():
+        assert run(parse_command_line(["-eval", flag, f"-output={tmp_path / name}"]), cpu) == 0
+    by_run, by_path = (read_result(only_run(tmp_path / name, "eval")) for name in weights)
     assert by_run["top1"] == by_path["top1"] == load_checkpoint(folder / "best.shards")["best"]["top1"]
     assert by_run["checkpoint"].endswith("best.shards")
-
-
-def train_eval(argv: list[str], context: ProcessContext) -> dict:
-    from configs.reading.command_line import parse_command_line
-    from engine.commands.run import run
-
-    command = parse_command_line(argv)
-    assert run(command, context) == 0
-    (folder,) = Path(command.config.save).iterdir()
-    return json.loads((folder / "result.json").read_text())

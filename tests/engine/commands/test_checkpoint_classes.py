@@ -74,14 +74,6 @@ def test_a_run_keeps_names_and_preprocessing(trained):
     assert {key: state[key] for key in expected} == expected
 
 
-def test_the_number_of_classes_is_that_of_the_data(trained):
-    state = load_checkpoint(trained / "last.pth")
-    assert state["model"]["head.weight"].shape[0] == 4
-    assert read_yaml(trained / "config.yaml")[0]["MODEL"]["NUM_CLASSES"] == 4
-    assert parse_command_line([f"-cfg={trained / 'config.yaml'}"]).config.model.num_classes == 4
-    assert read_trained_on(str(trained / "last.pth")).num_classes == 4
-
-
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     """The checkpoint is away from its run. All images count: without names the top-1 would be 0%."""
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")

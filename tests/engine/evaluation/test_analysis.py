@@ -77,20 +77,6 @@ def test_class_figures_are_those_of_scikit_learn(evaluated):
     )
 
 
-@pytest.mark.parametrize("classes", [1, 2, 9, 40])
-def test_class_figures_of_absent_classes_are_those_of_scikit_learn(classes):
-    """Few samples: some classes occur in the targets only, in the predictions only, or in none of them."""
-    rng = np.random.default_rng(classes)
-    targets, predicted = rng.integers(0, classes, (2, 12))
-    results = SampleResults(targets, predicted[:, None].astype(np.int32), np.ones((12, 1), np.float32), np.zeros(12))
-    figures = class_figures(results, classes)
-    expected = precision_recall_fscore_support(targets, predicted, labels=np.arange(classes), zero_division=np.nan)
-    assert figures.count.tolist() == expected[3].tolist()
-    assert np.array_equal(figures.precision, 100 * expected[0], equal_nan=True)
-    assert np.array_equal(figures.recall, 100 * expected[1], equal_nan=True)
-    assert np.array_equal(figures.f1, np.where(expected[3] > 0, 100 * expected[2], np.nan), equal_nan=True)
-
-
 def test_confused_pairs_are_the_confusion_matrix(evaluated):
     results, logits, targets = evaluated
     pairs = confused_pairs(results, CLASSES)

@@ -118,17 +118,3 @@ def test_more_classes_than_fit_a_matrix(tmp_path, cpu):
     assert not (tmp_path / "evaluation/confusion.csv").exists()
     assert read_table(tmp_path / "evaluation/confused_pairs.csv")[1] == ["class 1", "class 0", "1", "50.0000"]
     assert summary["top1"] == pytest.approx(100 * 1501 / 3000)
-
-
-def test_an_interrupted_write_leaves_the_old_file(written, monkeypatch, cpu):
-    before = (written / "per_class.csv").read_bytes()
-
-    def fail(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("utils.atomic_file.os.fsync", fail)
-    results = results_for(np.array([0, 1]), np.array([0, 1]))
-    with pytest.raises(OSError, match="No space left"):
-        files_for(written, HOSTILE, ["one", "two"], cpu).write(results.metrics(), results, nn.Flatten())
-    assert (written / "per_class.csv").read_bytes() == before
-    assert not list(written.glob(".*"))

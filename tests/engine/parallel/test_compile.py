@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import GREY, TINY_VIT, assert_same_state, rows, states, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, rows, states, train
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
@@ -126,15 +126,6 @@ def test_compiled_training_equals_eager_training(digits_argv, cpu):
     assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
 
 
-RESNET = [
-    "MODEL.TYPE=timm",
-    "MODEL.NAME=test_resnet",
-    "DATA.IMAGE_SIZE=32",
-    "DATA.CROP_PCT=1.0",
-    "MODEL.NUM_CLASSES=10",
-]
-
-
 @pytest.mark.slow
 def test_a_model_with_batch_norm_compiles(tmp_path, cpu):
     argv = [
@@ -142,7 +133,7 @@ def test_a_model_with_batch_norm_compiles(tmp_path, cpu):
         "-batch_size=64",
         f"-output={tmp_path}",
         "-opts",
-        *RESNET,
+        *TINY_RESNET,
         *GREY,
         "TRAIN.WARMUP_EPOCHS=0",
     ]

@@ -1,12 +1,9 @@
 """The page of an evaluation, of a run with test images, and of a run whose evaluated weights are an average."""
 
-import json
-
 import pytest
 from run_folders import add_evaluation, add_split, make_evaluation_run, make_run, write_json, write_table
 from test_report_page import read_page
 
-from engine.run.tables import EPOCH_COLUMNS
 from utils.tables import safe_cell
 
 
@@ -86,15 +83,3 @@ def test_the_highest_losses_repeat_no_picture_and_mark_what_is_recognized(tmp_pa
     assert len(page.all("img")) == 4 and page.text.count("predicted dog") == 1
     losses = page.text.partition("Highest losses")[2]
     assert "1 of the images with the highest losses is shown above. cat recognized with 24.00%" in losses
-
-
-def test_the_training_curve_of_several_labels_is_named(tmp_path):
-    folder = make_run(tmp_path / "run")
-    rows = [{"epoch": epoch, "val_mean_ap": 40 + epoch, "val_loss": 1, "train_top1": 9 * epoch} for epoch in (1, 2)]
-    write_table(folder / "metrics.csv", EPOCH_COLUMNS, rows)
-    page = read_page(folder)
-    assert (
-        "Training hit@1 %" in page.text
-        and "top-1" not in page.text.lower()
-        and json.dumps("training hit@1") in page.html
-    )

@@ -5,7 +5,7 @@ from conftest import train
 
 from engine.run.facts import FACTS, read_facts
 from engine.run.summary import best_epoch
-from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile
+from engine.run.tables import CsvFile
 from utils.tables import read_rows
 
 
@@ -65,18 +65,3 @@ def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
     ]
     rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in rows]
     assert best_epoch(rows) == (3, 30.0) and best_epoch(rows[4:]) is None
-
-
-NEW_COLUMNS = {
-    "metrics.csv": [
-        *("grad_norm", "images_in_skipped_steps", "raw_val_loss", "raw_val_top1", "raw_val_top5"),
-        *("val_mean_ap", "raw_val_mean_ap", "launch_bound_share"),
-    ],
-    "steps.csv": ["grad_norm"],
-}
-
-
-def test_new_columns_are_last():
-    assert {"metrics.csv": EPOCH_COLUMNS[-8:], "steps.csv": STEP_COLUMNS[-1:]} == NEW_COLUMNS
-    assert EPOCH_COLUMNS[:4] == ["epoch", "step", "lr", "train_loss"] and EPOCH_COLUMNS[16] == "train_seconds"
-    assert STEP_COLUMNS[:4] == ["step", "lr", "loss_scale", "skipped_steps"]

@@ -21,16 +21,6 @@ from utils.errors import UserError
 SQUARE = "encoder.layers.0.attn.out.weight"
 
 
-@pytest.mark.parametrize("name", ["vit.pdparams", "checkpoint.pdparams", "vit", "checkpoint"])
-def test_paddlevit_logits_equal_paddlepaddles(name):
-    reference = np.load(FIXTURE / "reference.npz")
-    model = small_vit()
-    load_pretrained(model, str(FIXTURE / name))
-    with torch.no_grad():
-        ours = model(torch.from_numpy(reference["images"]))
-    torch.testing.assert_close(ours, torch.from_numpy(reference["logits"]), rtol=0, atol=1e-5)
-
-
 def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
     state, read = paddle_state(), read_weights(str(FIXTURE / "vit.pdparams"))
     assert np.array_equal(read["blocks.0.attn.proj.weight"], state[SQUARE].T)

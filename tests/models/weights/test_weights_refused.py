@@ -32,18 +32,15 @@ def changed_state(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Ten
         ("head.bias", None, "missing tensors: head.bias;"),
         ("norm.bias", torch.ones(47), "norm.bias 47, not 48"),
         ("norm.bias", torch.tensor(1.0), "norm.bias scalar, not 48"),
-        ("head.weight", torch.ones(10, 47), "head.weight 10x47, not 10x48"),
         ("head.weight", torch.ones(7, 47), "head.weight 7x47, not 10x48"),
         ("head.bias", torch.ones(7), "head.bias 7, not 10"),
         ("pos_embed", torch.ones(1, 18, 48), "pos_embed 1x18x48, not 1x17x48"),
         ("pos_embed", torch.ones(2, 10, 48), "pos_embed 2x10x48, not 1x17x48"),
-        ("pos_embed", torch.ones(1, 12, 48), "pos_embed 1x12x48, not 1x17x48"),
         ("pos_embed", torch.ones(1, 10), "pos_embed 1x10, not 1x17x48"),
         ("pos_embed", torch.ones(1, 1, 48), "pos_embed 1x1x48, not 1x17x48"),
         ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
         ("norm.bias", torch.ones(48, dtype=torch.complex64), "norm.bias torch.complex64"),
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
-        ("norm.bias", torch.full((48,), -torch.inf), "NaN or infinite values: norm.bias;"),
         ("norm.bias", torch.full((48,), 1e300, dtype=torch.float64), "NaN or infinite values: norm.bias;"),
         ("norm.bias", torch.zeros(1).as_strided((10**12,), (0,)), "norm.bias is larger than its data"),
         ("pos_embed", torch.zeros(1).as_strided((1, 10**12 + 1, 48), (0, 0, 0)), "pos_embed is larger than its data"),
@@ -72,13 +69,6 @@ def test_evaluation_needs_the_head(tmp_path, classes):
     with pytest.raises(UserError, match=r"vit\.pth: cannot be evaluated \(head: .*MODEL\.NUM_CLASSES"):
         load_pretrained(model, str(tmp_path / "vit.pth"), needs_head=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_many_missing_tensors_are_counted(tmp_path):
-    torch.save(random_vit(depth=1).state_dict(), tmp_path / "vit.pth")
-    assert "blocks.1.norm1.weight, blocks.1.norm1.bias, blocks.1.attn.qkv.weight and 9 more" in refusal(
-        tmp_path / "vit.pth"
-    )
 
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
@@ -172,11 +162,6 @@ def test_pdparams_of_another_model(tmp_path):
     state = {"features.0.weight": np.ones(1, "f4"), "features.1.weight": np.ones(1, "f4")}
     message = refusal(pickled(tmp_path / "swin.pdparams", paddle_state() | state))
     assert "features.0.weight, features.1.weight" in message and "PaddleViT" in message
-
-
-def test_pdparams_with_integers_for_weights(tmp_path):
-    path = pickled(tmp_path / "vit.pdparams", paddle_state() | {"encoder.encoder_norm.bias": np.ones(48, "i8")})
-    assert "wrong dtypes: norm.bias torch.int64" in refusal(path)
 
 
 @pytest.mark.parametrize("value", [np.array([None]), "text", 1.0, None, ("name",), [1.0], {}])

@@ -23,13 +23,6 @@ def test_no_decay_on_biases_norms_and_tokens():
     assert optimizer.defaults["fused"]
 
 
-def test_layer_decay_scales_the_learning_rate():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
-    optimizer = build_optimizer(model, Train.model_validate({"LAYER_DECAY": 0.5}))
-    set_lr(optimizer, 1.0)
-    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.125, 0.25, 0.5, 1.0]
-
-
 FAMILIES = {
     "vit_tiny_patch16_224": {"img_size": 32},
     "deit_tiny_distilled_patch16_224": {"img_size": 32},

@@ -101,20 +101,3 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
     assert curve == pytest.approx([float(row["raw_val_top1"]) for row in rows(both)])
     with open(both / "metrics.csv", newline="") as file:
         assert tuple(next(csv.reader(file))[-6:-3]) == RAW
-
-
-@pytest.mark.slow
-def test_every_option_of_the_recipe_resumes_exactly(digits_argv, cpu, tmp_path):
-    argv = [
-        *digits_argv, *AVERAGE, "TRAIN.MODEL_EMA_FORCE_CPU=true", "EVAL_RAW=true", "TRAIN.PATIENCE=2",
-        "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced", "LOSS.TARGET_THRESHOLD=0.2", "TRAIN.MIXUP_ALPHA=0.8",
-        "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 1}", "TRAIN.LAYER_DECAY=0.7", "TRAIN.OPTIMIZER.NAME=AdamWDL",
-        "TRAIN.SQRT_SCALED_LR=32",
-    ]  # fmt: skip
-    uninterrupted = train(argv, cpu)
-    for stop in (5, 30):
-        argv[2] = f"-output={tmp_path / str(stop)}"
-        stopped = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
-        train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-        assert_same_state(states(stopped), states(uninterrupted), f"stop {stop}")
-        assert rows(stopped) == rows(uninterrupted)
