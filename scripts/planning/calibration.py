@@ -1,5 +1,6 @@
 """`-calibrate RUN`: the MFU of a measured run, from its result.json, status.json and config.yaml."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,13 +30,15 @@ def calibrate(path: Path) -> tuple[float, str, str]:
     folder = path if path.is_dir() else path.parent
     result, status = read_json(folder / RESULT if path.is_dir() else path), read_json(folder / STATUS)
     measured, ranks = result.get("images_per_second"), status.get("world_size")
-    if not measured or not ranks or not (folder / RUN_OPTIONS).is_file():
+    are_numbers = isinstance(measured, int | float) and isinstance(ranks, int) and measured > 0 and ranks > 0
+    if not are_numbers or not (folder / RUN_OPTIONS).is_file():
         raise UserError(
             f"-calibrate {path}: has no measured speed; give the folder of a training run that ended, with its "
             f"{RESULT}, {STATUS} and {RUN_OPTIONS}"
         )
     per_host = max(size for size in range(1, _HOST_SIZE + 1) if ranks % size == 0)
-    cluster = parse_cluster(f"{per_host}x{result.get('device')}", ranks // per_host, None, f"-calibrate {path}")
+    device = re.sub(r"[^\w .-]", "", str(result.get("device")))  # such as CPU Intel(R) Xeon(R)
+    cluster = parse_cluster(f"{per_host}x{device}", ranks // per_host, None, f"-calibrate {path}")
     config = parse_command_line([f"-cfg={folder / RUN_OPTIONS}"]).config
     workload = measure_workload(config)
     found = strategies(workload, config.parallel, cluster)

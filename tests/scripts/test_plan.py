@@ -255,6 +255,8 @@ def test_a_calibrated_plan_gives_the_measured_speed(tmp_path, capsys):
     ("result", "message"),
     [
         ({"device": "CPU AMD EPYC"}, "-calibrate .*: no figures for CPU AMD EPYC"),
+        ({"device": "CPU Intel(R) Xeon(R)"}, "-calibrate .*: no figures for CPU Intel"),
+        ({"images_per_second": "fast"}, "-calibrate .*: has no measured speed"),
         ({"device": None}, "-calibrate .*: no figures for None"),
         ({"images_per_second": None}, "has no measured speed"),
         ({"images_per_second": 1e12}, "images/s are more than 2 x H200 can compute"),
