@@ -69,7 +69,7 @@ def warnings(config: Config, facts: DataFacts) -> list[str]:
 class Completed:
     """Options with the defaults of the model family and a warm-up that fits, not yet checked.
 
-    family_defaults: dotted keys whose values are the defaults of the family.
+    family_defaults: dotted keys of the options that have a default of the family.
     notes: lines for the log about values that differ from the given ones.
     """
 
@@ -103,7 +103,7 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
 def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> str | None:
     """Makes the warm-up a tenth of the epochs if it is not shorter than the run; returns a line for the log.
 
-    A warm-up that is given together with NUM_EPOCHS, or in a higher layer, is the user's for these epochs, and stays.
+    A warm-up stays if the option layer of NUM_EPOCHS, or a higher one, gives it: the user chose it for these epochs.
     """
     epochs, warmup = (train.get(key, _train_default(key)) for key in ("NUM_EPOCHS", "WARMUP_EPOCHS"))
     are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)

@@ -18,7 +18,7 @@ from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.held_out import check_test_split, find_test_split
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.tar import tar_shards
-from utils.distributed import ProcessContext, broadcast_object, work_while_others_wait
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def read_samples(
     other ranks only read the lists or list the folders.
 
     Raises:
-        UserError: an unknown data set; or, in one report, all problems of all splits: missing or malformed lists and
+        UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
             folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
             does not contain, fewer training samples than one batch on every rank.
     """
@@ -104,7 +104,7 @@ def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
     Another host that does not have the same data raises an error that names it. `read` may take any time, as indexing
     shards does.
     """
-    result = _on_main(read, context)
+    result = call_on_main(read, context)
     if result is not None:  # the main process
         return work_while_others_wait(lambda: result, context)
     try:
@@ -113,21 +113,6 @@ def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
         if context.hosts and context.host != context.hosts[0]:
             raise type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}") from None
         raise
-
-
-def _on_main(read: Callable[[], T], context: ProcessContext) -> T | None:
-    """Calls `read` on the main process, whose error every rank raises; returns None on the other ranks."""
-
-    def outcome() -> tuple[T | None, UserError | None]:
-        try:
-            return (read() if context.is_main else None), None
-        except UserError as error:
-            return None, error
-
-    result, error = work_while_others_wait(outcome, context)
-    if error := broadcast_object(error, context):
-        raise error
-    return result
 
 
 def _set_grey_range(samples: Samples, data: Data) -> None:
@@ -159,7 +144,7 @@ def has_splits(data: Data) -> bool:
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `find_test_split` on the main process, whose error every rank raises. Every rank must call it."""
-    found = broadcast_object(_on_main(lambda: find_test_split(data), context), context)
+    found = broadcast_object(call_on_main(lambda: find_test_split(data), context), context)
     assert found is not None  # the main process has found it
     return found
 
@@ -210,7 +195,7 @@ def _read(
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:
-        findings = list(dict.fromkeys(findings))  # two splits of one list have the same findings
+        findings = list(dict.fromkeys(findings))  # two splits of one list have the same messages
         raise combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
     return list(samples.values())
 

@@ -1,4 +1,4 @@
-"""The position of a run, and the time it has spent in training."""
+"""The position of a run, and its time in training."""
 
 import time
 from dataclasses import dataclass

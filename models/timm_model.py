@@ -1,4 +1,4 @@
-"""The models of timm by name, and what all models that timm builds share."""
+"""The models of timm by name, and the functions that all models built by timm share."""
 
 import copy
 import logging

@@ -49,9 +49,9 @@ def initialize_embeddings(vit: VisionTransformer) -> None:
     """Initializes the patch embedding by Xavier and the position embedding with standard deviation 1 / sqrt(width).
 
     The other layers follow the paper's own code (timm's `jax`: Xavier uniform, a head of zeros). There the standard
-    deviation of the position embedding is 0.02 for any width, and that of the patch embedding depends on the patch size
-    only. At width 96 and patches of 2 x 2 pixels the position embedding is then 1/25 of the patch embedding, and the
-    model learns slowly.
+    deviation of the position embedding is 0.02 for any width; the patch embedding's depends on the patch size only. At
+    width 96 and patches of 2 x 2 pixels the position embedding is then 1/25 of the patch embedding, and the model
+    learns slowly.
     """
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
     assert vit.pos_embed is not None
@@ -60,7 +60,7 @@ def initialize_embeddings(vit: VisionTransformer) -> None:
 
 @torch.no_grad()
 def fix_position_embedding(vit: VisionTransformer) -> None:
-    """Freezes the position embedding at 2-D sines and cosines (Chen et al., 2021); that of the class token is zero."""
+    """Freezes the position embedding at 2-D sines and cosines (Chen et al., 2021), with zeros for the class token."""
     embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
     assert vit.pos_embed is not None
     vit.pos_embed.zero_()

@@ -3,10 +3,10 @@
     python scripts/convert_weights.py vit_base_patch16_224.pdparams vit_base.safetensors
     python scripts/convert_weights.py RUN/best.pth digits.pdparams
 
-The extensions say from which kind to which: .safetensors and .pth (timm's names), .npz (Google's), .pdparams
-(PaddleViT's). All that -pretrained reads can become .safetensors or .pth; a ViT also .npz; a ViT, and the families
-whose names can be inverted, also .pdparams. The model is that of the run in whose folder IN is, or of -cfg or -model.
-OUT is read back and compared with IN bit by bit before it is kept.
+The extensions choose the kinds: .safetensors and .pth (timm's names), .npz (Google's), .pdparams (PaddleViT's). Every
+file that -pretrained reads can become .safetensors or .pth; a ViT also .npz; a ViT, and the families whose names can be
+inverted, also .pdparams. The run in whose folder IN is gives the model, else -cfg or -model. OUT is read back and
+compared with IN bit by bit before it is kept.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def convert(source: Path, target: Path, argv: list[str]) -> int:
     """Writes `target` from `source`; returns the number of tensors.
 
     Raises:
-        UserError: an unknown kind; the model has no names of this kind; the weights are not those of the model.
+        UserError: an unknown kind; the model has no names of this kind; the weights belong to another model.
     """
     kind = target.suffix.lower()
     if kind not in KINDS:

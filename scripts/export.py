@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [flags of main_single_gpu.py]",
         description="Exports the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads, and "
         "checks the result on validation images.",
-        epilog="All other flags, such as -cfg, -model, -data_path and -opts, are those of main_single_gpu.py: see its "
+        epilog="All other flags, such as -cfg, -model, -data_path and -opts, are flags of main_single_gpu.py: see its "
         "-h.",
     )
     formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())

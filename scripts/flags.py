@@ -19,7 +19,7 @@ def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
         prog=f"scripts/{script}",
         usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
         description=description,
-        epilog="All other flags, including -opts KEY=VALUE, are those of main_single_gpu.py: see its -h.",
+        epilog="All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h.",
     )
     add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     return parser
@@ -49,7 +49,7 @@ def split_flags(
 def split_source(argv: list[str]) -> tuple[str | None, list[str]]:
     """The first argument if it is no flag, and the others.
 
-    argparse would take the value of a flag that it does not know, such as that of -opts, for a missing argument.
+    argparse would take the value of an unknown flag, such as the value of -opts, for a missing argument.
     """
     return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
 
@@ -59,6 +59,17 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """argparse type: a number greater than 0, at most a million."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number greater than 0 and at most a million")
+    return value
 
 
 def new_file(text: str) -> Path:

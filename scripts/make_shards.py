@@ -32,7 +32,7 @@ from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
-from scripts.flags import add_flag, split_flags
+from scripts.flags import add_flag, positive_number, split_flags
 from scripts.packing.keys import unique_keys
 from scripts.packing.progress import Progress, open_progress
 from scripts.packing.read_back import read_back
@@ -78,18 +78,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other flag, such as -dataset or -opts KEY=VALUE, is main_single_gpu.py's: see its -h.",
     )
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
-    add_flag(parser, "shard_mb", type=_megabytes, default=256.0, metavar="N", help="size of a shard, MB (default: 256)")
+    add_flag(
+        parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help="size of a shard, MB (default: 256)"
+    )
     return parser
-
-
-def _megabytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of megabytes, greater than 0 and at most a million")
-    return value
 
 
 class PlannedSplit:
@@ -150,6 +142,7 @@ def write_split(
             path = folder / f"{split.name}-{len(shards):06d}.tar"
             shard = progress.finished.get(path.name)
             if shard and shard.start == position and path.exists():
+                _check_complete(path, shard, split.data)
                 images = None
                 bar.update(shard.end - position)
             else:
@@ -165,6 +158,16 @@ def write_split(
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
+
+
+def _check_complete(path: Path, shard: WrittenShard, data: Data) -> None:
+    """Raises UserError for a finished shard without its unusable images, unless such images are left out."""
+    missing = shard.end - shard.start - shard.num_samples
+    if missing and data.on_bad_image == "error":
+        raise UserError(
+            f"{path}: was written without {missing} images that could not be used; give -opts DATA.ON_BAD_IMAGE=skip, "
+            "or correct the images and remove the file"
+        )
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:

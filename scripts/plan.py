@@ -4,8 +4,8 @@
     python scripts/plan.py -cfg=... -devices 8xH200 -price 3.5 -calibrate output/RUN
 
 Nothing is trained, and no GPU is needed: the model runs without memory, and datasheets give the speed of the devices.
-Without -calibrate the share of the peak that the model reaches is assumed. With it, the share is measured: give a run
-of 200 steps on one device (TRAIN.MAX_STEPS=200).
+Without -calibrate the MFU (the share of the peak that the model reaches) is assumed. With it, the MFU is measured: give
+a run of 200 steps on one device (TRAIN.MAX_STEPS=200).
 """
 
 import argparse
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
 from configs.schema import Config
-from scripts.flags import add_flag, flag_parser, positive, split_flags
+from scripts.flags import add_flag, flag_parser, positive, positive_number, split_flags
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors
@@ -28,7 +28,6 @@ SCRIPT = "plan.py"
 IMAGENET_IMAGES = 1_281_167
 ASSUMED_MFU, ASSUMED_ERROR = 0.33, (-0.25, 0.35)  # published ViTs have an MFU of 25% to 45%
 CALIBRATED_ERROR = (-0.08, 0.08)
-_OF_WORKLOAD = ("parameters", "trained", "flops_per_image", "precision", "sharding_problem")
 
 
 def main(argv: list[str]) -> int:
@@ -51,21 +50,22 @@ def make_plan(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
         UserError: the model, the optimizer, the batch size or the device has no plan.
     """
     # After the checks: importing torch and timm takes seconds.
+    from engine.precision.policy import precision_name
     from scripts.planning.calibration import calibrate
     from scripts.planning.devices import parse_cluster
-    from scripts.planning.strategies import figures, strategies
-    from scripts.planning.workload import measure_workload
+    from scripts.planning.estimate import estimate, strategies
+    from scripts.planning.workload import GPU, measure_workload
 
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
-    measured = calibrate(flags.calibrate) if flags.calibrate else None
     mfu, error, source = ASSUMED_MFU, ASSUMED_ERROR, f"an MFU of {ASSUMED_MFU:.0%} is assumed; use -calibrate RUN"
-    if measured:
-        mfu, source = measured.mfu, f"an MFU of {measured.mfu:.1%} in compute, of {measured.model} on {measured.device}"
-        error = CALIBRATED_ERROR if measured.device == cluster.device else ASSUMED_ERROR
+    if flags.calibrate:
+        mfu, device, model = calibrate(flags.calibrate)
+        error = CALIBRATED_ERROR if device == cluster.device else ASSUMED_ERROR
+        source = f"an MFU of {mfu:.1%} in compute, of {model} on {device}"
     workload, batch_size = measure_workload(config), config.data.batch_size
-    steps = resolve(config, None, cluster.size).train.accum_iter
+    accumulation = resolve(config, None, cluster.size).train.accum_iter
     rows = [
-        figures(workload, strategy, batch_size, steps, mfu, checkpointing)
+        estimate(workload, strategy, batch_size, accumulation, mfu, checkpointing)._asdict()
         for strategy in strategies(workload, config.parallel, cluster).values()
         for checkpointing in workload.passes
     ]
@@ -75,14 +75,18 @@ def make_plan(config: Config, flags: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": config.model.name,
         "optimizer": f"{config.train.optimizer.name}{', average' if config.train.model_ema else ''}",
-        **{name: getattr(workload, name) for name in _OF_WORKLOAD},
+        "precision": precision_name(workload.precision.options, GPU),
+        "parameters": workload.parameters,
+        "trained": workload.trained,
+        "flops_per_image": workload.flops_per_image,
+        "sharding_problem": workload.sharding_problem,
         "cluster": str(cluster),
         "devices": cluster.size,
         "memory_bytes": cluster.memory_bytes,
-        "peak": cluster.peak(workload.dtype, workload.tf32),
+        "peak": cluster.peak(workload.precision),
         "price": flags.price,
         "batch_size": batch_size,
-        "global_batch": batch_size * steps * cluster.size,
+        "global_batch": batch_size * accumulation * cluster.size,
         "images_per_epoch": flags.images,
         "epochs": config.train.num_epochs,
         "mfu": mfu,
@@ -97,24 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "devices", metavar="NxGPU", help="GPUs of a host, such as 8xH100")
     add_flag(parser, "nodes", type=positive, default=1, metavar="N", help="number of hosts (default: 1)")
     network = "Gbit/s of a host (default: as NVIDIA's DGX with this GPU, else 100 for 8 GPUs)"
-    add_flag(parser, "network", type=_positive_number, metavar="GBIT", help=network)
+    add_flag(parser, "network", type=positive_number, metavar="GBIT", help=network)
     images = f"training images of an epoch (default: {IMAGENET_IMAGES}, ImageNet-1k)"
     add_flag(parser, "images", type=positive, default=IMAGENET_IMAGES, metavar="N", help=images)
-    add_flag(parser, "price", type=_positive_number, metavar="PRICE", help="of one GPU for one hour, in any currency")
+    add_flag(parser, "price", type=positive_number, metavar="PRICE", help="of one GPU for one hour, in any currency")
     calibrate = "folder, or result.json, of a measured run: its share of the peak is taken"
     add_flag(parser, "calibrate", type=Path, metavar="RUN", help=calibrate)
     return parser
-
-
-def _positive_number(text: str) -> float:
-    """argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 if __name__ == "__main__":

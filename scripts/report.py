@@ -92,7 +92,7 @@ def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:
 
 
 def _options(runs: Sequence[RunContents]) -> list[list[str]]:
-    """For each run 'KEY=value' of the options that differ between the runs."""
+    """'KEY=value' of the options that differ between the runs, for each run."""
     compared = compared_options(runs)
     return [[f"{key}={format_value(values[index])}" for key, values in compared.items()] for index in range(len(runs))]
 

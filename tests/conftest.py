@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 TINY_VIT = [
     "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "SAVE_FREQ=1",
-    "TRAIN.MAX_STEPS=null",  # a run that is resumed has that of its own options
+    "TRAIN.MAX_STEPS=null",  # a resumed run has the value in its own options
 ]  # fmt: skip
 TINY_RESNET = [
     "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "DATA.CROP_PCT=1.0", "MODEL.NUM_CLASSES=10",

@@ -73,7 +73,7 @@ class RankPool:
         self._processes, self._connections = [], []
 
     def _start(self) -> None:
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open while the ranks write  # noqa: SIM115 - the ranks write to it until they end
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the ranks write to it
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])
         for rank in range(self._count):

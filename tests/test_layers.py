@@ -93,7 +93,7 @@ BENCHMARKS |= {"scripts.benchmarks.gpu.machine", "scripts.benchmarks.gpu.paralle
 
 
 def modules_imported_at_head(path: Path) -> set[str]:
-    """Also those that `from package import module` may name. Not those of functions and of `if TYPE_CHECKING`."""
+    """Includes `from package import module`; leaves out imports in functions and in `if TYPE_CHECKING`."""
     modules, waiting = set(), [*ast.parse(path.read_text()).body]
     while waiting:
         node = waiting.pop()

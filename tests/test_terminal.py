@@ -23,7 +23,7 @@ def digits(output, *options: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(signal.SIGHUP not in TERMINATION_SIGNALS, reason="the tests run under nohup")
 def test_run_whose_terminal_is_closed_is_saved(tmp_path):
-    """The kernel sends SIGHUP, and every later write to the terminal fails, that of the progress bar included."""
+    """The kernel sends SIGHUP, and every later write to the terminal fails, also the progress bar's."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(ROOT)

@@ -1,1 +1,1 @@
-"""Leaves: they import nothing of the project but each other."""
+"""The lowest layer: these modules import no other package of the project."""

@@ -25,7 +25,7 @@ def usable_cores() -> Set[int]:
 
 
 def own_share() -> CoreShare:
-    """The share of a process that shares its cores with no other rank."""
+    """The cores of a process that shares them with no other rank."""
     return core_share(cores := usable_cores(), [cores], cpu_quota())
 
 
@@ -66,7 +66,7 @@ def cpu_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
 
 
 def _quota(group: Path) -> float:
-    """Of one control group: version 2 has 'QUOTA PERIOD' in one file, version 1 has two files; 'max' or -1: none."""
+    """The quota of one control group: version 2: 'QUOTA PERIOD' in one file; version 1: two files; 'max', -1: none."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()

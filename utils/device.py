@@ -61,7 +61,7 @@ def visible_gpus() -> int:
 
 
 def cpu_warning(device: torch.device) -> str | None:
-    """Why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
+    """The reason why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device.type != "cpu" or visible in _EXCLUDES_GPUS:
         return None
@@ -116,7 +116,7 @@ def _parse(names: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
 
 
 def _can_run(architectures: list[tuple[str, tuple[int, int]]], capability: tuple[int, int]) -> bool:
-    """Whether one of them is machine code ("sm") of the GPU's generation or PTX ("compute"), not newer than the GPU.
+    """Returns whether one is machine code ("sm") of the GPU's generation or PTX ("compute"), not newer than the GPU.
 
     torch's own check also knows some Jetson devices that do not run the code of their generation; it only warns.
     """

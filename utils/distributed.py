@@ -159,6 +159,24 @@ def work_while_others_wait(work: Callable[[], T], context: ProcessContext) -> T:
     return result.result()
 
 
+def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
+    """The result of `call` on the main process, whose UserError every process raises; None on the others.
+
+    `call` may take any time, see `work_while_others_wait`.
+    """
+
+    def outcome() -> tuple[T | None, UserError | None]:
+        try:
+            return (call() if context.is_main else None), None
+        except UserError as error:
+            return None, error
+
+    result, error = work_while_others_wait(outcome, context)
+    if error := broadcast_object(error, context):
+        raise error
+    return result
+
+
 class DelayedMax:
     """The maxima of numbers over all ranks, one step late, so that ranks do not wait for each other.
 

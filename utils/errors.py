@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _MAX_SHOWN = 20
-_VARIABLE = re.compile(r"'[^']*'|[0-9]+")  # in the findings of one kind
+_VARIABLE = re.compile(r"'[^']*'|[0-9]+")  # differs between messages of one kind
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
@@ -19,7 +19,7 @@ class Findings(UserError):
 
 
 def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
-    """An error with the only finding, or with a headline and 20 findings: the first of each kind, then the second, ...
+    """An error with the only message, or with a headline and 20 messages: the first of each kind, then the second, ...
 
     They keep their order. The kind is the text after the file, without names in quotes and numbers.
     """

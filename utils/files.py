@@ -26,7 +26,7 @@ def remove_temporary_folder(folder: Path) -> None:
 
 @atexit.register
 def remove_temporary_folders() -> None:
-    """Call it before `os._exit`, which runs no exit handlers."""
+    """Removes them; for use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
         remove_temporary_folder(folder)
 

@@ -16,7 +16,7 @@ from utils.errors import UserError
 IN_EVALUATION = "in the evaluation"
 IN_LOADING = "while loading a batch"
 
-# Not "OutOfMemoryError: out of resource" of Triton: a kernel needs more shared memory than a multiprocessor has.
+# Without Triton's "OutOfMemoryError: out of resource": a kernel needs more shared memory than a multiprocessor has.
 _GPU = re.compile(
     r"CUDA (error: |driver error: |ran )?out of memory"
     r"|Triton Error \[CUDA\]: out of memory"
@@ -43,7 +43,7 @@ class Shortage:
 def find_shortage(error: BaseException) -> Shortage | None:
     """The shortage of memory that `error`, or an exception that led to it, reports; None for any other error.
 
-    While a batch is loaded, CUDA allocates pinned host memory only: there its shortage is one of host memory. A
+    While a batch is loaded, CUDA allocates pinned host memory only: there a shortage concerns host memory. A
     UserError that a shortage of host memory led to keeps its message: a damaged file may declare any size.
     """
     chain = list(_chain(error))

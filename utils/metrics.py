@@ -8,7 +8,7 @@ from utils.distributed import ProcessContext, all_reduce_sum
 
 NUM_SUMS = 7  # of `MetricSums.totals`
 _MAX_RANK = 5
-_LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; hits at ranks 1 to 5 follow
+_LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; the hits of top-1 to top-5 follow
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BatchSums:
 
     loss: () over the samples. hits: float32 (K,), how many samples have their target at the highest to the K-th
     highest logit; of several labels, the one with the highest logit counts. An image without any of several labels is a
-    hit at the highest if all its logits are negative: no class is more probable than not. samples: known to the host.
+    hit at the highest logit if all its logits are negative. samples: known to the host.
     """
 
     loss: torch.Tensor
@@ -116,7 +116,7 @@ class MetricSums:
 
 
 def to_metrics(totals: torch.Tensor) -> Metrics:
-    """From totals (7,). Gradient norms are equal on all ranks: their mean over ranks and steps is that over steps."""
+    """From totals (7,). Gradient norms are equal on all ranks: the mean over ranks and steps is the mean over steps."""
     loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
     count = max(samples, 1)
     return Metrics(

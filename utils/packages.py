@@ -16,7 +16,7 @@ _FEATURES = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported. Of `package.module` this imports the package."""
+    """Returns whether a module can be imported. Of `package.module` this imports the package."""
     try:
         return sys.modules.get(module) is not None or importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

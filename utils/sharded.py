@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a parameter of the model is sharded. Such a model cannot be copied."""
+    """Returns whether a parameter of the model is sharded. Such a model cannot be copied."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

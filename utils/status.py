@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
-RANK_LOG = "ampvit.rank"  # the logger of log_N.txt
+RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
 _current: "RunStatus | None" = None  # the run of this process
 

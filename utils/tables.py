@@ -41,7 +41,7 @@ def safe_cell(text: str) -> str:
 
 
 def unescaped_cell(cell: str) -> str:
-    """The text of a cell of `safe_cell`, without the apostrophe in front of a character of `_FORMULA`."""
+    """Reverses `safe_cell`: removes the apostrophe in front of a character of `_FORMULA`."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 

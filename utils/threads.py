@@ -2,7 +2,7 @@
 
 Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
 work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
-server, which may last as long as TIMEOUT_SECONDS.
+server, which may take TIMEOUT_SECONDS.
 """
 
 import time
@@ -113,7 +113,7 @@ class Watchdog:
         self.seconds, self._is_paused = 0.0, True
 
     def tick(self, seconds: float) -> None:
-        """Called after each `seconds`."""
+        """Adds `seconds`, unless the watchdog is paused."""
         if not self._is_paused:
             self.seconds += seconds
 

@@ -29,13 +29,13 @@ DisableTorchFunction = torch._C.DisableTorchFunction
 
 
 def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Of the default process group, or of another one. `dist.set_timeout` is public, but missing in torch 2.10."""
+    """Sets the timeout of the default process group or another. `dist.set_timeout` is public; torch 2.10 lacks it."""
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timeout, group)
 
 
 def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
-    """Of the default process group, or of another one, for tensors of this device; None: its backend has none."""
+    """The timeout of the default process group or another, for tensors of this device; None: its backend has none."""
     own: Any = group or dist.group.WORLD
     options: Any = own._get_backend(device).options
     return options and options._timeout
@@ -119,7 +119,7 @@ def fused_lerp_(
 
 
 def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step divides gradients by `optimizer.grad_scale` and skips if `optimizer.found_inf` (fused)."""
+    """Returns whether the step divides gradients by `optimizer.grad_scale`, and skips if `optimizer.found_inf`."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -144,7 +144,7 @@ def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called."""
+    """Returns whether `module.compile()` was called."""
     return module._compiled_call_impl is not None
 
 
@@ -163,7 +163,7 @@ def allow_recompilations(number: int) -> None:
 
 
 def split_graphs_at_ddp_buckets(enabled: bool) -> None:
-    """Whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
+    """Returns whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
     import torch._dynamo.config
 
     torch._dynamo.config.optimize_ddp = enabled
@@ -173,7 +173,7 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
 
 
 def in_backward_pass() -> bool:
-    """Whether this thread is executing a backward pass, which includes the recomputation of activations."""
+    """Returns whether this thread is executing a backward pass, which includes the recomputation of activations."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -205,7 +205,7 @@ def op_name(op: Any) -> str:
 
 
 def returns_view(op: Any) -> bool:
-    """Whether an output of the op is a view of an input."""
+    """Returns whether an output of the op is a view of an input."""
     return any(value.alias_info and not value.alias_info.is_write for value in op._schema.returns)
 
 
@@ -227,7 +227,7 @@ def loader_workers(iterator: Any) -> list[BaseProcess]:
 
 
 def pinning_has_ended(iterator: Iterator[Any]) -> bool:
-    """Whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
+    """Returns whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
 
     _MultiProcessingDataLoaderIter._pin_memory_thread. With a timeout, torch itself does not check it.
     """

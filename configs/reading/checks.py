@@ -15,7 +15,7 @@ from utils.errors import UserError, did_you_mean
 
 
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
-    """The `Config` of `values`: the options in `layers`, which know their origins, and defaults.
+    """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
     Raises:
         UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.

@@ -26,7 +26,7 @@ class Command:
     """A parsed command line.
 
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
-    family_defaults: dotted keys of the options whose values are the defaults of the model family.
+    family_defaults: dotted keys of the options that have a default of the model family.
     notes: lines for the log about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.

@@ -90,7 +90,7 @@ def options_page() -> str:
 
 def all_keys() -> list[Key]:
     """The keys of all sections, the keys of MODEL of each family."""
-    family_type = "family of the model; timm: the model of timm's that NAME says"
+    family_type = "family of the model; timm: timm's model of the name NAME"
     keys = [*_keys(Config, ""), Key("MODEL.TYPE", " | ".join(MODEL_SECTIONS), "vit", "", family_type)]
     shared = [key for key in _keys(Model, "MODEL.") if key.name != "MODEL.TYPE"]
     own: dict[Key, list[str]] = {}
@@ -118,7 +118,7 @@ def _key(field: FieldInfo, prefix: str) -> Key:
 
 
 def _value(value: Any) -> str:
-    """As YAML writes it."""
+    """The value as YAML writes it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, bool):

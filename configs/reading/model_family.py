@@ -1,4 +1,4 @@
-"""The model family that MODEL.TYPE names, and PaddleViT's options of it that need a special reading."""
+"""The model family that MODEL.TYPE names, and its PaddleViT options that are read in a special way."""
 
 import os
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""Layers of options: BASE files < YAML file < flags < -opts. Each value remembers its origin."""
+"""Option layers: BASE files < YAML file < flags < -opts. Each value keeps its origin."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class OptionLayers:
         self._num_files = 0
 
     def add(self, values: dict[str, Any], source: str, lines: dict[KeyPath, int] | None = None) -> None:
-        """Adds the values of a file or a flag as a layer. lines: of each key in the file."""
+        """Adds the values of a file or a flag as an option layer. lines: of each key in the file."""
         values = expand_switches(values)
         if self._sources[-1:] != [source]:
             self._sources.append(source)
@@ -44,7 +44,7 @@ class OptionLayers:
         self.add(value, source)
 
     def level(self, dotted: str) -> int:
-        """The position of the layer that gives the key, from 1; 0 for a default value."""
+        """The position of the option layer that gives the key, from 1; 0 for a default value."""
         return self._levels.get(dotted, 0)
 
     def add_recipe(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class OptionLayers:
 
 
 def find_run_options(resume: str | None, weights: str | None) -> Path | None:
-    """The options file of the run that -resume names by its folder or a checkpoint in it, or whose `weights` are."""
+    """The options file of the run that -resume names by a folder or checkpoint, or of the run that wrote `weights`."""
     named = weights if resume in (None, "auto") else resume
     if named is None:
         return None

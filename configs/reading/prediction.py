@@ -13,7 +13,7 @@ _ONLY_WITH_PREDICT = ("top_k", "json")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The images to label, and the form of the result.
+    """The images to label, and the files of the result.
 
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.

@@ -1,7 +1,7 @@
 """Every option once: name, type, unit, default, check.
 
-Keys are upper case in YAML (`TRAIN.BASE_LR`) and lower case in Python (`config.train.base_lr`). Keys and defaults are
-those of PaddleViT's `config.py`; each model family has its own in `families/`. This package does not import torch.
+Keys are upper case in YAML (`TRAIN.BASE_LR`) and lower case in Python (`config.train.base_lr`). Keys and defaults come
+from PaddleViT's `config.py`; each model family has its own in `families/`. This package does not import torch.
 """
 
 from configs.schema.amp import Amp

@@ -1,4 +1,4 @@
-"""The section MODEL: the keys that all families share. Those of a family are in `configs/schema/families/`."""
+"""The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
 from typing import Literal
 

@@ -9,7 +9,7 @@ from configs.schema.section import Section
 
 
 class Parallel(Section):
-    """How the ranks share the model and exchange gradients. One process uses none of it.
+    """Options of sharing the model and exchanging gradients between ranks; not used by one process.
 
     `aliases` are Paddle Fleet's names: FP16_ALLREDUCE is COMM_HOOK fp16 or none, FUSE_GRAD_SIZE_IN_MB is BUCKET_MB, and
     FUSE_ALL_REDUCE_OPS false is BUCKET_MB 0.

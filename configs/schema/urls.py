@@ -6,7 +6,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTAL
 
 
 def secret_in_url(path: str) -> str | None:
-    """Why this URL may contain a secret, without repeating it; None for other URLs and for paths of files."""
+    """The reason why this URL may contain a secret, without the secret; None for other URLs and for paths of files."""
     url = _URL.match(path)
     if not url:
         return None

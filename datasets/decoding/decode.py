@@ -98,7 +98,7 @@ def open_image(data: bytes, channels: int, name: str, grey_range: GreyRange | No
         grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535.
 
     Raises:
-        BadImage: empty, no image of these formats, or one that is truncated, damaged, too large, or in floating point.
+        BadImage: empty, no image of these formats, truncated, damaged, too large, or in floating point.
         MemoryError: out of host memory.
     """
     mode = "L" if channels == 1 else "RGB"
@@ -118,7 +118,7 @@ def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
 
 
 def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
-    """The pixels of 16-bit gray before they are scaled, integers (H, W); None for another image.
+    """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
 
     Raises:
         BadImage: as `open_image`.

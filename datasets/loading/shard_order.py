@@ -1,7 +1,7 @@
 """The order of samples in tar shards: the shards in random order, and random samples within a window of them.
 
-A pure function of (seed, epoch), as `epoch_order`. The samples of a window come from a few shards, which a cache can
-hold. The shards of the next window can be downloaded meanwhile.
+A pure function of (seed, epoch), as `epoch_order`. The samples of a window come from a few shards, which fit into a
+cache. The shards of the next window can be downloaded meanwhile.
 """
 
 import zlib

@@ -72,7 +72,7 @@ def exit_with_rank(worker: int) -> None:
 
 @functools.cache
 def _kill_workers_at_exit() -> None:
-    """At exit Python waits for its workers without a limit; a worker that hangs must be killed before.
+    """Kills workers that hang, at exit: Python would wait for them without a limit.
 
     Call it after the workers have started: exit functions run in reverse order.
     """

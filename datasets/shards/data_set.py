@@ -11,10 +11,8 @@ from datasets.shards.indexing.index import Index
 from datasets.shards.location import Location, parse_location
 from datasets.shards.reader import ShardReader
 from datasets.shards.samples import TarSamples
-from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
-from datasets.sources.arrays.strings import strings_in, to_arrays
 from datasets.sources.class_names import map_labels
 from datasets.sources.split import split_indices
 from utils.errors import UserError
@@ -52,16 +50,16 @@ class TarShards:
         rows, findings = self._rows(split)
         if not len(rows) and not findings:
             raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
-        shards, arrays = _select(self._index, rows)
-        arrays["targets"] = self._labels[arrays["targets"]]
-        samples = TarSamples(self._reader, shards, arrays, list(self._class_names))
+        index = self._index.select(rows)
+        arrays = {**index.arrays, "targets": self._labels[index.arrays["targets"]]}
+        samples = TarSamples(self._reader, index.shards, arrays, list(self._class_names))
         samples.has_class_names = bool(self._found.class_names or self._index.class_names)
         samples.notes += self._notes
         samples.findings += findings + _find_no_labels(samples, split)
         return samples
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
-        """Returns the sorted rows of the index that belong to a split, and findings."""
+        """Returns the sorted rows of the index that belong to a split, and error messages."""
         splits, unsplit, has_val = self._found.splits, self._found.unsplit, "val" in self._found.splits
         if split == "all":
             split = "val" if splits else "all"
@@ -72,7 +70,7 @@ class TarShards:
             raise UserError(f"{self._data.data_path}: has no shard of the split {split}; {known}")
         names = set(wanted)
         is_wanted = np.array([shard.name in names for shard in self._index.shards])
-        rows = np.flatnonzero(is_wanted[_shard_of_rows(self._index)])
+        rows = np.flatnonzero(is_wanted[self._index.shard_of])
         if not is_held_out:
             return rows, []
         part, findings = split_indices(self._index.arrays["targets"][rows], self._data, split)
@@ -88,19 +86,6 @@ def splits_of_shards(data: Data) -> list[str]:
 def _open_store(data: Data) -> tuple[ShardStore, Location]:
     location = parse_location(data.data_path)
     return ShardStore(location.root, START_TIMEOUT_SECONDS), location
-
-
-def _shard_of_rows(index: Index) -> np.ndarray:
-    """Returns the position in `index.shards` of each row, int64 (N,)."""
-    return np.repeat(np.arange(len(index.shards)), np.diff(index.arrays["ends"], prepend=0))
-
-
-def _select(index: Index, rows: np.ndarray) -> tuple[list[Shard], dict[str, np.ndarray]]:
-    """Selects rows of an `Index`, (M,), sorted; returns their arrays, and the shards that contain one of them."""
-    columns = {name: index.arrays[name][rows] for name in ("offsets", "lengths", "crcs", "targets")}
-    used, counts = np.unique(_shard_of_rows(index)[rows], return_counts=True)
-    names = to_arrays(strings_in(index.arrays, "names").select(rows), "names")
-    return [index.shards[shard] for shard in used], columns | {"ends": np.cumsum(counts)} | names
 
 
 def _class_names(found: FoundShards, index: Index) -> tuple[list[str], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Samples in tar shards: their places and labels, and whether the bytes of an image are those that were indexed."""
+"""Samples in tar shards: their places and labels. The bytes of each image are compared with the index."""
 
 import copy
 import zlib
@@ -72,8 +72,8 @@ class TarSamples(EncodedImages):
         """Reads an encoded image.
 
         Raises:
-            BadImage: it is not the one that was indexed, although its shard is.
-            UserError: the shard cannot be read, or is not the one that was indexed.
+            BadImage: the image differs from the index, although its shard does not.
+            UserError: the shard cannot be read, or differs from the index.
         """
         return self._checked(index, partial(self.reader.read, self._shard_of(index), self._range(index)))
 

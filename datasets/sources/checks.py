@@ -1,4 +1,4 @@
-"""Checks of samples before the first image is read: findings end a run, notes go to its log."""
+"""Checks samples before the first image is read: `findings` are errors that end a run, `notes` go to its log."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Class names: the number of classes of a data set, and labels that follow the names of another one."""
+"""Class names: the number of classes of a data set, and labels by the class names of a checkpoint."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
 def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all: bool) -> list[str]:
     """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
 
-    Returns findings, and then changes nothing: a class with images that is not in `known`; with `needs_all`, also a
-    class of `known` that the samples do not have.
+    Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
+    `known`. If there are any, it changes nothing.
     """
     if not samples.has_class_names:
         samples.notes.append("the data has no class names; its labels are used as they are")

@@ -13,7 +13,7 @@ WITH_TEST = (*_NAMES, "tar")  # the data sets that may come with test images
 
 
 def check_test_split(data: Data) -> None:
-    """Raises UserError if the user asks for the test split, and there are no test images, or none with labels."""
+    """Raises UserError if the user asks for the test split, and there are no labelled test images."""
     if data.dataset not in WITH_TEST:
         raise UserError(f"DATA.DATASET {data.dataset} has no test split ({', '.join(WITH_TEST)} have one)")
     if data.dataset == "tar":

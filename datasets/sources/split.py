@@ -23,7 +23,7 @@ def split_listing(listing: Listing, data: Data, split: str) -> Listing:
 
 
 def split_indices(targets: np.ndarray, data: Data, split: str) -> tuple[np.ndarray, list[str]]:
-    """Sorted indices of the samples of the 'train' or the 'val' part, and a finding if none can be held out.
+    """Sorted indices of the samples of the 'train' or the 'val' part, and an error message if none can be held out.
 
     targets: the labels int64 (N,).
     """

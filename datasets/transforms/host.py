@@ -84,7 +84,7 @@ class HostTransform:
         return random.Random(derive_seed(self.seed, "augment", *place))
 
     def __call__(self, image: LazyImage, epoch: int, index: int, repeat: int = 0) -> tuple[torch.Tensor, list[Any]]:
-        """Returns uint8 (C, S, S) and what each device operation has drawn for this sample."""
+        """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""
         rng = self.generator(epoch, index, repeat)
         pixels = self.crop(image, rng)
         for operation in self.operations:

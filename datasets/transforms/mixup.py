@@ -109,7 +109,7 @@ class Mixup(nn.Module):
 
 
 def mirrored(draws: MixDraws, batch: int) -> MixDraws:
-    """Draws for B images from those for the first B // 2: the partner of an image has its draw."""
+    """Extends the draws for the first B // 2 images to B images: the partner of an image has its draw."""
     middle = batch % 2
     unmixed = MixDraws(np.ones(middle), np.zeros((middle, 4), int), np.zeros(middle, bool))
     return MixDraws(*(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, unmixed, strict=True)))

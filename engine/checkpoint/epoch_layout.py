@@ -8,7 +8,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The values that determine the order of samples; they must be equal for a bit-exact resume.
+    """The values that determine the order of samples. A bit-exact resume needs equal values.
 
     Without `whole_steps`, the last step of an epoch may have fewer micro-batches. With it (DATA.GLOBAL_BATCH_SIZE) the
     samples of every step are a function of (samples, global batch size, seed, epoch, repeats) alone.

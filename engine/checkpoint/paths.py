@@ -27,7 +27,7 @@ def saved_path(file: Path) -> Path:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it is a file, or a folder of a checkpoint; it may be damaged."""
+    """Returns whether it is a file, or a folder of a checkpoint; it may be damaged."""
     return is_checkpoint_folder(path) if path.suffix == SHARDS else path.is_file()
 
 
@@ -45,7 +45,7 @@ def periodic(folder: Path) -> list[Path]:
 
 
 def modified_time(path: Path) -> int:
-    """In nanoseconds; of a folder, the time of its manifest."""
+    """The time in nanoseconds; for a folder, the time of its manifest."""
     try:
         return (path / MANIFEST if path.suffix == SHARDS else path).stat().st_mtime_ns
     except OSError:  # deleted by another process
@@ -68,7 +68,7 @@ def remove_temporary(folder: Path) -> None:
 
 
 def replace_other_kind(last: Path) -> None:
-    """Call it when `last` was written: a checkpoint of the other kind before it becomes the previous one."""
+    """Makes the `last` of the other kind (file or folder) the previous checkpoint. Call it when `last` was written."""
     previous, before = last.with_stem(Path(PREVIOUS).stem), last.with_suffix(_OTHER[last.suffix])
     other_previous = previous.with_suffix(before.suffix)
     if is_checkpoint(before):

@@ -139,7 +139,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint that `CheckpointWriter` or `ShardWriter` wrote; runs no code of the file.
 
     Raises:
-        UserError: the file is damaged, of another program or format, or holds non-finite weights.
+        UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
     if path.suffix == ".pdparams":
         raise UserError(
@@ -195,7 +195,7 @@ def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
-    """Whether a run can be at the position that the state gives."""
+    """Returns whether a run can be at the position that the state gives."""
     try:
         steps = EpochLayout(**state["geometry"]).steps_per_epoch
     except (TypeError, ZeroDivisionError):
@@ -213,7 +213,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
-    """Whether the entry has the form that `Best.to_entry` of `engine.training.snapshot` gives it."""
+    """Returns whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
     if entry.keys() not in ({"top1", "top5", "epoch", "loss"}, {"mean_ap", "epoch", "loss"}):
         return False
     numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]

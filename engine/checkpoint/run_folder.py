@@ -56,7 +56,7 @@ def is_run_folder(folder: Path) -> bool:
 def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     """Writes the options file of a run. Earlier options are kept with the number of steps that were trained with them.
 
-    A file that was kept at the same step stays: no step was trained with the options after it.
+    A file that was kept at the same step stays: no step was trained with the later options.
     """
     current = folder / RUN_OPTIONS
     kept = folder / f"config-step-{steps_done:06d}.yaml"

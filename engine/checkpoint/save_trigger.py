@@ -16,7 +16,7 @@ _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
 
 
 class SaveTrigger:
-    """Called after every step and every evaluation batch on all ranks; it returns the same answer on all of them.
+    """Decides after every step and every evaluation batch whether to save; the answer is the same on all ranks.
 
     `signals` receives the signals of this process (see `utils.signals.defer_signals`). `rank_seconds` (ranks, 2) are
     the times that the ranks gave one call before the last; None if they gave none.
@@ -46,7 +46,7 @@ class SaveTrigger:
         self._next_save = self._due_time()
 
     def should_save(self, steps_done: int | None = None, seconds: Sequence[float] | None = None) -> bool:
-        """Whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
+        """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
 
         seconds: of this rank in the step: waiting for data, in the forward pass. All ranks give them, or none.
 

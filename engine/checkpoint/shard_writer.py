@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a sharded run: every rank writes its part, and none gathers the whole."""
+"""Writes the checkpoints of a sharded run: every rank writes its part, and no rank gathers the whole model."""
 
 import shutil
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class ShardWriter(BackgroundWriter):
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Torch's writer of safetensors files, which remembers the files of this rank."""
+    """Torch's writer of safetensors files, which records the files of this rank."""
 
     files: frozenset[str] = frozenset()
 

@@ -1,6 +1,6 @@
 """Reads the tensors of a checkpoint that is a folder into the tensors of a run.
 
-A rank of a sharded run reads its part only; any other rank reads whole tensors. Entries that were read from a file have
+A rank of a sharded run reads its part only; any other rank reads whole tensors. Entries from a checkpoint file have
 their tensors already, and are returned unchanged.
 """
 

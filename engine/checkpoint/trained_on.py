@@ -51,7 +51,7 @@ class TrainedOn:
     num_classes: int | None
 
     def preprocessing_options(self) -> dict[str, Any]:
-        """The fields of the DATA section that decide what an evaluation sees, with the values of the training."""
+        """The fields of the DATA section that an evaluation must share with the training, with their values."""
         values = self.preprocessing or {}
         options = {option: values[entry] for entry, option in OPTION_OF.items() if entry in values}
         return options | {"grey_range": self.data["GREY_RANGE"]} if "GREY_RANGE" in self.data else options
@@ -73,7 +73,7 @@ def write_classes(folder: Path, description: dict[str, Any]) -> None:
 
 
 def is_description(state: dict[str, Any]) -> bool:
-    """Whether the two entries are None, or have the form that `describe_data` gives them."""
+    """Returns whether the two entries are None, or have the form that `describe_data` gives them."""
     names, preprocessing = state["class_names"], state["preprocessing"]
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     return (names is None or has_names) and (preprocessing is None or _is_preprocessing(preprocessing))
@@ -107,7 +107,7 @@ def _are_floats(values: Any, count: int) -> bool:
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
-    """The metadata of an exported file, as JSON, from which `read_trained_on` reads a .safetensors file's.
+    """The metadata of an exported file, as JSON; `read_trained_on` reads it from a .safetensors file.
 
     description: as from `describe_data`. options: sections of options, from `options_to_export`.
     """
@@ -117,7 +117,7 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
 def read_trained_on(weights: str) -> TrainedOn | None:
     """The data of the checkpoint or export `weights`, without reading its tensors; None for another program's weights.
 
-    A damaged file is not reported here but where its tensors are read.
+    Does not report a damaged file: reading its tensors does.
 
     Raises:
         UserError: no such file, or a damaged archive.
@@ -159,7 +159,7 @@ _READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpo
 
 
 def resolve_path(path: Any) -> str | None:
-    """The path of a data folder without links, to compare it with another; None if it is not a path."""
+    """The path of a data folder with links resolved, to compare it with another; None if it is not a path."""
     try:
         return str(Path(path).resolve())
     except (TypeError, ValueError, OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a run: last, previous, best, and the newest periodic ones."""
+"""Writes the checkpoints of a run: last, previous, best, and the newest periodic ones."""
 
 import math
 from collections.abc import Callable

@@ -19,8 +19,8 @@ from utils.errors import UserError
 def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | None) -> dict[str, Any]:
     """Evaluates the best checkpoint, of epoch `epoch`; a collective call.
 
-    Writes the evaluation files of the validation, unless the run had the time, and of the held-out test images if there
-    are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
+    Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
+    there are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
     """
     run, context = trainer.run, trainer.context
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)

@@ -1,4 +1,4 @@
-"""The dry run: checks everything that a run needs and prints its sizes, without training."""
+"""Checks everything that a run needs and prints its sizes, without training."""
 
 from pathlib import Path
 

@@ -72,7 +72,7 @@ def with_data_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> tu
 
 
 def is_training_data(data: Data, trained_on: TrainedOn) -> bool:
-    """Whether the checkpoint was trained on these data: only images that were held out may count then."""
+    """Returns whether the checkpoint was trained on these data: only images that were held out may count then."""
     if trained_on.data.get("DATASET") != data.dataset:
         return False
     return resolve_path(trained_on.data.get("DATA_PATH")) == resolve_path(data.data_path)

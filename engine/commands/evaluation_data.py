@@ -45,7 +45,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     samples = _read(options, trained_on, split, prediction, context)
     config = resolve(options, data_facts(options.data, [samples], context), context.world_size)
     if not prediction:
-        check_images([samples], config.data, context, config.timeout_seconds)
+        check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or config.data.dataset in UNSPLIT
     notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))
@@ -54,7 +54,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
-    """Skips unusable images. Images of a path have the kind of labels of the training, and as many as the model."""
+    """Skips unusable images. Images of a path get labels of the training's kind, of as many classes as the model's."""
     changes: dict[str, Any] = {"on_bad_image": "skip"}
     if prediction.path:
         options = options.with_model(num_classes=options.model.num_logits)
@@ -96,6 +96,6 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
 
 
 def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
-    """Whether the user set VAL_FRACTION for this evaluation: not only for the training, whose config.yaml has it."""
+    """Returns whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
     trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
     return data.val_fraction not in (None, trained)

@@ -1,4 +1,4 @@
-"""The commands that a run prints: they resume or evaluate it when they are pasted into a shell."""
+"""The commands that a run prints, for a shell: they resume or evaluate the run."""
 
 import os
 import shlex

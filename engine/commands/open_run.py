@@ -23,7 +23,7 @@ from utils.status import RunStatus
 
 
 def start_log(command: Command, context: ProcessContext) -> RunLogger:
-    """Logs the options. The lines reach the files when the run's folder is opened.
+    """Logs the options. The lines are written to the files when the run's folder is opened.
 
     Raises:
         UserError: the output folder is not writable; the start may take minutes until the run's folder is made.
@@ -160,7 +160,7 @@ def begin_status(folder: Path, context: ProcessContext, resume: str | None = Non
 
 
 def _options(command: Command) -> str:
-    """The options in a form that starts or resumes the same run: the checkpoint knows where its schedule restarted."""
+    """The options that start or resume the same run, without RESTART_SCHEDULE: the checkpoint has the step."""
     train = command.config.train.model_copy(update={"restart_schedule": False})
     config = command.config.model_copy(update={"name": command.run_name, "train": train})
     return to_yaml(config if config.eval.enabled else config.with_model(resume=None))

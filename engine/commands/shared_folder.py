@@ -1,4 +1,4 @@
-"""Whether all hosts of a run see its folder: the ranks read checkpoints from it and write their logs to it."""
+"""Checks that all hosts of a run see its folder, from which the ranks read checkpoints."""
 
 import os
 import secrets
@@ -43,7 +43,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
 def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
 
-    It writes nothing: a run that is evaluated may be read-only.
+    Writes nothing: the folder of an evaluated run may be read-only.
 
     Raises:
         UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.
@@ -66,7 +66,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
 
 
 def _is_one_host(context: ProcessContext) -> bool:
-    """By the launcher's counts: the names of two hosts, or of two containers, may be equal."""
+    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
     return context.world_size == context.local_world_size
 
 
@@ -77,7 +77,7 @@ def _size(file: Path) -> int:
 
 
 def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition becomes true within this time; an OSError, such as a stale handle, counts as false."""
+    """Returns whether the condition becomes true in this time; an OSError, such as a stale handle, counts as false."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -62,7 +62,7 @@ def _open_trainer(
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
     config, splits = read_run_data(config, context, found.state if found else None)
     command = replace(command, config=config)
-    if found:  # it holds all weights, and the pretrained file may be gone
+    if found:  # it has all weights, and the pretrained file may be missing
         config = config.with_model(pretrained=None)
 
     def open_folder(steps_done: int) -> Path:

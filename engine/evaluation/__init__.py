@@ -1,1 +1,1 @@
-"""Evaluation: one pass over the samples of all ranks, and all that is said about it."""
+"""Evaluation: one pass over the samples of all ranks, its figures and its files."""

@@ -1,4 +1,4 @@
-"""Which classes fail, and how far the probabilities can be trusted: computed from the results of an evaluation.
+"""Figures per class, confused classes, calibration and worst mistakes, from the results of an evaluation.
 
 All figures are in percent. Legend: N samples, C classes.
 """
@@ -16,7 +16,7 @@ HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
+    """Figures of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
 
     A figure is NaN where it is not defined: precision of a class that was never predicted, the others of a class
     without samples.

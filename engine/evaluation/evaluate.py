@@ -30,7 +30,7 @@ TOP_K = 5
 
 @dataclass(frozen=True)
 class Evaluator:
-    """How models are evaluated.
+    """Evaluates models with these settings.
 
     Attributes:
         transform: uint8 images -> normalized images (B, channels, S, S), on the device.

@@ -101,7 +101,7 @@ class EvaluationFiles:
     def _analyze_several_labels(
         self, metrics: Metrics, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """As `_analyze`; of the mistakes, those with the highest loss. The true classes are joined by ' | '."""
+        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
         columns = zip(names, count, results.average_precisions, strict=True)
         rows = ([label, name, number, _cell(ap)] for label, (name, number, ap) in enumerate(columns))

@@ -55,7 +55,7 @@ class Predictions:
         return self._named(self._class_names)
 
     def _named(self, names: Sequence[str]) -> Iterator[ImagePrediction]:
-        """The predictions with other class names."""
+        """Replaces the class names."""
         results = self._results
         targets = self._samples.targets
         for index in range(len(self)):

@@ -39,12 +39,12 @@ class SampleResults:
         return np.flatnonzero((self.targets if self.targets.ndim == 1 else self.targets[:, 0]) != PADDING)
 
     def hits(self, top_k: int) -> np.ndarray:
-        """Whether the target is among the first `top_k` classes, bool (N,)."""
+        """Returns whether the target is among the first `top_k` classes, bool (N,)."""
         return (self.labels[:, :top_k] == self.targets[:, None]).any(axis=1)
 
     @cached_property
     def average_precisions(self) -> np.ndarray:
-        """Of each class in percent (C,), with several labels per sample; NaN for a class without a positive one."""
+        """The average precision of each class (C,), percent, with several labels per sample; NaN without samples."""
         assert self.scores is not None
         return average_precisions(self.targets[self.readable], self.scores[self.readable])
 

@@ -6,7 +6,7 @@ from utils.distributed import ProcessContext
 
 
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
-    """One process uses none of them.
+    """Builds the strategy of the run; one process uses none.
 
     Raises:
         UserError: as `FSDP`.

@@ -1,7 +1,7 @@
 """Fully sharded data parallelism: torch's `fully_shard` (FSDP2).
 
 The ranks share the parameters, the gradients and the moments. The parameters of a block are gathered before its passes;
-its gradients are averaged, and each rank keeps its shard of them. As in DINOv3 and torchtitan, the order is gradient
+its gradients are averaged, and each rank keeps its part of them. As in DINOv3 and torchtitan, the order is gradient
 checkpointing, compilation, sharding, optimizer. Nothing is wrapped: paths, classes and names of the state dict stay.
 """
 
@@ -65,10 +65,10 @@ class FSDP(Strategy):
         return mesh
 
     def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:
-        """Makes each block, each norm that stays in fp32, and the rest of the model a unit; returns their number.
+        """Makes units: each block, each norm that stays in fp32, and the rest of the model; returns their number.
 
         reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
-        reshard_rest: the same of the other gathered parameters.
+        reshard_rest: the same for the other gathered parameters.
         """
         reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
         offload = CPUOffloadPolicy() if self.options.offload else OffloadPolicy()
@@ -107,7 +107,7 @@ class FSDP(Strategy):
             with torch.no_grad():
                 yield
         finally:
-            for module in _units(model):  # what stays gathered would miss the updates of the following steps
+            for module in _units(model):  # parameters that stay gathered would miss the updates of the following steps
                 module.reshard()
 
     def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
@@ -167,13 +167,13 @@ def _refuse_batch_norm(model: nn.Module) -> None:
 
 
 def _separate_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that share no parameter with another part, as CoaT's do; the rest of the model takes the others."""
+    """The blocks that share no parameter with another part. Others, such as CoaT's, belong to the rest of the model."""
     uses = _uses(model)
     return [block for block in blocks_of(model) if all(uses[key] == number for key, number in _uses(block).items())]
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places of the module each parameter is."""
+    """The number of places of the module in which each parameter is."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 

@@ -23,7 +23,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Communication:
-    """The exchange of gradients in one step. None: this torch does not tell.
+    """The exchange of gradients in one step. None: unknown in this version of torch.
 
     dtype: in which gradients are exchanged. bytes_per_step: gradients that each rank contributes; a ring sends nearly
     twice as many. hidden_seconds: the part of `seconds` during the backward pass.
@@ -39,7 +39,8 @@ class Communication:
 class Strategy:
     """The interface of all strategies. The default methods serve a single process.
 
-    The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter shards.
+    The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter parts of
+    tensors.
 
     Attributes:
         is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every
@@ -75,12 +76,13 @@ class Strategy:
         return torch.inference_mode()
 
     def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
-        """Registers the parameters that the passes of `model` use with its modules: of a sharded model, a part of them
-        in each iteration. A collective call."""
+        """Registers the parameters that the passes of `model` use with its modules; each iteration covers a part of a
+        sharded model. A collective call.
+        """
         yield
 
     def sync_buffers(self, model: nn.Module) -> None:
-        """Before an evaluation: rank 0's buffers (running statistics) on every rank."""
+        """Copies rank 0's buffers (running statistics) to every rank before an evaluation."""
 
     def communication(self, wrapped: nn.Module) -> Communication | None:
         """The exchange of gradients so far, for a profile; None: no figures."""
@@ -113,4 +115,4 @@ class Strategy:
 
 
 class Single(Strategy):
-    """One process."""
+    """The strategy of one process."""

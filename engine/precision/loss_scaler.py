@@ -120,7 +120,7 @@ class LossScaler(torch.amp.GradScaler):
         scale.clamp_(min=self.min_scale)
 
     def skipped_too_often(self) -> bool:
-        """Whether at least the last `max_skipped` steps were skipped; equal on all ranks.
+        """Returns whether at least the last `max_skipped` steps were skipped; equal on all ranks.
 
         On a GPU the count is read two steps late, so that the host does not wait, and then confirmed.
         """

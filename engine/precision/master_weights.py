@@ -57,12 +57,12 @@ class MasterWeights:
 
     @property
     def saved(self) -> nn.Module:
-        """The model whose weights persist between steps, and which checkpoints hold."""
+        """The model whose weights persist between steps and are saved in checkpoints."""
         return self.master if self.keep_master else self.compute
 
     @torch.no_grad()
     def copy_grads_to_master(self) -> None:
-        """Before the optimizer: copies the half gradients, and in O3 the half weights, to the master model."""
+        """Copies the half gradients, and in O3 the half weights, to the master model, before the optimizer's step."""
         if not self._master_parameters:
             return
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, source)
@@ -82,7 +82,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def copy_master_to_model(self, seed: int) -> None:
-        """After the optimizer: copies the master weights to the compute model. The `seed` must be equal on all ranks.
+        """Copies the master weights to the compute model, after the optimizer's step. `seed`: equal on all ranks.
 
         Unchanged weights keep their half value: stochastic rounding never moves a value that half represents.
         """
@@ -95,7 +95,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def sync_after_load(self) -> None:
-        """After new weights were loaded into the `saved` model: copies them to the other model."""
+        """Copies weights that were loaded into the `saved` model to the other model."""
         for full, half in (*self._frozen, *zip(self._master_parameters, self._compute_parameters, strict=True)):
             if self.keep_master:
                 half.copy_(full)
@@ -103,12 +103,12 @@ class MasterWeights:
                 full.copy_(half)
 
     def save_batch_stats(self) -> None:
-        """Before the passes of a step: remembers the running statistics of batch norms."""
+        """Copies the running statistics of batch norms, before the passes of a step."""
         for saved, current in zip(self._saved_stats, self._stats, strict=True):
             saved.copy_(current)
 
     def restore_batch_stats(self, skipped: torch.Tensor) -> None:
-        """After the passes: restores the statistics if the step was `skipped`, a bool (): the batch may hold NaN."""
+        """Restores the statistics after the passes if the step was `skipped`, a bool (): the batch may contain NaN."""
         for saved, current in zip(self._saved_stats, self._stats, strict=True):
             torch.where(skipped, saved, current, out=current)
 

@@ -40,6 +40,6 @@ def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, l
 
 
 def keeps_fp32_weights(module: nn.Module) -> bool:
-    """Whether the weights of the module are in fp32 although the model's are in half."""
+    """Returns whether the weights of the module are in fp32 although the model's are in half."""
     norms = (*_ONE_KERNEL, *_SEVERAL_KERNELS, BatchNorm)
     return isinstance(module, norms) and getattr(module, "norm_dtype", torch.float32) == torch.float32

@@ -166,7 +166,7 @@ class Precision:
     def step(
         self, optimizer: torch.optim.Optimizer, max_norm: float | None, seed: int, average: Average | None = None
     ) -> torch.Tensor:
-        """From the gradients of a step to the weights of the next one.
+        """Computes the weights of the next step from the gradients of this one.
 
         Unscales the gradients, clips their global norm to `max_norm`, updates the weights and their average unless a
         gradient is not finite, updates the loss scale, and copies the weights to the compute model. The host does not
@@ -189,7 +189,7 @@ class Precision:
         return grad_norm
 
     def suggest_fix(self, origin: Origin | None) -> str:
-        """Which options to change when gradients stay non-finite."""
+        """Names options to change when gradients stay non-finite."""
         if origin == IMAGES:
             return "Check the images."
         if self.dtype == torch.float32:
@@ -215,7 +215,7 @@ class Precision:
         return precision_name(self.options, self.device)
 
     def describe(self) -> str:
-        """For the log."""
+        """The precision in words, for the log."""
         parts = [self.name]
         if self.scales_loss:
             kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"

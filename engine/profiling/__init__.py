@@ -1,1 +1,1 @@
-"""`-profile`: where the time of a step goes."""
+"""`-profile`: the time of each phase of a step."""

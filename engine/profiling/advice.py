@@ -71,7 +71,7 @@ class Profile:
 class Rule(NamedTuple):
     """Gives its advice if the share of a part in the step exceeds the threshold, and the rule applies to the profile.
 
-    gain: expected saving, as a fraction of the share. The findings are sorted by share x gain.
+    gain: expected saving, as a fraction of the share. Advice is sorted by share x gain.
     """
 
     part: str
@@ -198,7 +198,7 @@ RULES = (
 
 
 def bottlenecks(profile: Profile) -> list[str]:
-    """A sentence for each rule that finds something, the one with the largest expected saving first."""
+    """A sentence for each rule that applies, the largest expected saving first."""
     findings = [(rule.share(profile), rule) for rule in RULES if rule.applies(profile)]
     findings = [(share, rule) for share, rule in findings if share > rule.threshold]
     findings.sort(key=lambda finding: -finding[0] * finding[1].gain)
@@ -206,7 +206,7 @@ def bottlenecks(profile: Profile) -> list[str]:
 
 
 def has_fast_half_precision(device: torch.device) -> bool:
-    """Whether the device multiplies 16-bit matrices faster than float32 ones.
+    """Returns whether the device multiplies 16-bit matrices faster than float32 ones.
 
     True for GPUs with tensor cores (Volta and later), and for CPUs with AMX, AVX512-BF16 or Arm's BF16.
     """

@@ -1,4 +1,4 @@
-"""`-profile`: trains a few steps, and writes their trace and a page that shows where their time goes."""
+"""`-profile`: trains a few steps, and writes their trace and a page with the time of each phase."""
 
 import gzip
 import json

@@ -29,7 +29,7 @@ class Series:
 
     @property
     def summary(self) -> str:
-        """For a screen reader, which cannot see the curve."""
+        """A description of the curve for screen readers."""
         first, last = self.points[0], self.points[-1]
         lowest, highest = min(self.points, key=lambda p: p[1]), max(self.points, key=lambda p: p[1])
         return (

@@ -14,8 +14,8 @@ from engine.run.summary import Rows, points
 class _Spec:
     """A chart: its title, and a curve for each column of `metrics.csv`, or of `steps.csv` if `by_step`.
 
-    factor: from the column's unit to `unit`. compared: the column that stands for a run among several.
-    unused: a curve that has only this value says nothing. multi_label: of these runs only; None: of all.
+    factor: from the column's unit to `unit`. compared: the column that a chart of several runs shows. unused: a curve
+    with this value only is left out. multi_label: the chart is for these runs only; None: for all runs.
     """
 
     title: str

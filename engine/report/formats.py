@@ -48,6 +48,6 @@ def visible(text: object) -> str:
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """At most this many characters; the middle of a longer text is left out."""
+    """The text with at most this many characters, without the middle of a longer one."""
     half = max_chars // 2
     return text if len(text) <= max_chars else f"{text[:half]}…{text[-half + 1 :]}"

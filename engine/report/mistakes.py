@@ -98,7 +98,7 @@ def _mistake(evaluation: Evaluation, row: dict[str, str]) -> Mistake:
 
 
 def _read_picture(path: Path) -> Picture | None:
-    """None if there is no such file, or it is not a JPEG of at most 500 kB."""
+    """The picture; None if there is no such file, or it is not a JPEG of at most 500 kB."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             return None

@@ -17,7 +17,7 @@ _SHOWN_CLASSES = 12
 
 @dataclass(frozen=True)
 class Tile:
-    """A number, its name, and a remark on it."""
+    """A number, its name, and a short text about it."""
 
     name: str
     value: str
@@ -89,7 +89,7 @@ def tiles_of(run: RunContents) -> list[Tile]:
 
 
 def _loss(run: RunContents) -> float | None:
-    """Of the best epoch, or of the evaluation."""
+    """The text about the number: the best epoch, or the evaluation."""
     if run.summary.best is None:
         return to_float(run.summary.result.get("loss"))
     rows = (row for row in run.summary.epochs if row["epoch"] == str(run.summary.best[0]))
@@ -164,7 +164,7 @@ def details_of(run: RunContents) -> list[Detail]:
 
 
 def evaluates_average(run: RunContents) -> bool:
-    """Whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
+    """Returns whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
     options = run.summary.options
     has_average = options["TRAIN.MODEL_EMA"] is True
     return has_average and bool(not run.summary.is_evaluation or options["MODEL.RESUME"])

@@ -120,7 +120,7 @@ def _gallery(galleries: list[Gallery], dropped: int) -> dict[str, Any]:
 def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
     """The page that compares runs, which are ranked.
 
-    problems: lines about folders that are left out. folder: of the page, from which its links start.
+    problems: lines about folders that are left out. folder: of the page; its links are relative to it.
     """
     entries = [
         {"name": run.summary.name, "index": index, "link": _link(run, folder),

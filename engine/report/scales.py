@@ -49,7 +49,7 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
 
 
 def _multiples(first: int, last: int, step: float) -> tuple[float, ...]:
-    """Rounded, so that 3 * 0.1 is 0.3."""
+    """The multiples, rounded so that 3 * 0.1 is 0.3."""
     digits = max(0, 3 - math.floor(math.log10(step)))
     return tuple(round(index * step, digits) for index in range(first, last + 1))
 
@@ -68,7 +68,7 @@ def _log_axis(low: float, high: float, max_ticks: int, base: int) -> Axis:
 
 
 def tick_label(value: float) -> str:
-    """At most six characters: '0.05', '1,200', '20k', '3.5M', '1e-5'."""
+    """The number in at most six characters: '0.05', '1,200', '20k', '3.5M', '1e-5'."""
     if abs(value) >= 1e12:
         return f"{value:.0e}".replace("e+", "e")
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -81,7 +81,7 @@ def tick_label(value: float) -> str:
 
 
 def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most `limit` of the points, in their order: the first, the last, and the extremes of each part between."""
+    """Keeps at most `limit` of the points, in order: the first, the last, and the extremes of each part between."""
     if len(points) <= limit:
         return list(points)
     inner = points[1:-1]

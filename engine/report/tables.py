@@ -71,7 +71,7 @@ class ClassTable:
 
 
 def class_table(evaluation: Evaluation) -> ClassTable | None:
-    """In the order of the labels. Of more than 2,000 classes, those with the lowest F1 or AP, the lowest first."""
+    """The classes in the order of the labels. Of more than 2,000, the lowest F1 or AP, in ascending order."""
     rows = evaluation.classes
     if not rows or "class" not in rows[0]:
         return None
@@ -153,7 +153,7 @@ class ResultTable:
 
 
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
-    """Training runs, then evaluations; of each the metrics one after the other, and of each metric the best first.
+    """Sorts training runs before evaluations, both by metric, and the best value of each metric first.
 
     Evaluations of the same split are together; runs without a value are last.
     """
@@ -186,7 +186,6 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
 
 
 def _run_row(run: RunContents) -> list[Cell]:
-    """The cells of `_RUN_HEADER` for one run."""
     summary = run.summary
     metric, value = metric_of(run)
     split = split_of(run)

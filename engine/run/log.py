@@ -14,7 +14,7 @@ from tqdm import tqdm
 from engine.run.facts import FACTS, Fact, RunWarning, to_json
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
-from utils.status import RANK_LOG
+from utils.status import RANK_LOG, RUN_LOG
 
 
 class _EscapingFormatter(logging.Formatter):
@@ -44,6 +44,18 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
+class _Warnings(logging.Handler):
+    """Records warnings of modules without a `RunLogger`, such as the cache of shards: their extra `warning`."""
+
+    def __init__(self, facts: logging.Logger) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if text := getattr(record, "warning", None):
+            self._facts.info(_fact_line(RunWarning(text)))
+
+
 class RunLogger:
     """Writes the log and the facts of a run. Lines in log files start with the time.
 
@@ -52,13 +64,14 @@ class RunLogger:
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self._run = _new_logger("ampvit.run")
+        self._run = _new_logger(RUN_LOG)
         self._rank = _new_logger(RANK_LOG)
         self._facts = _new_logger("ampvit.facts")
         if context.is_main:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
+            self._run.addHandler(_Warnings(self._facts))
         timed = _EscapingFormatter("%(asctime)s %(message)s")
         files: list[tuple[logging.Logger, str, logging.Formatter]] = [(self._rank, f"log_{context.rank}.txt", timed)]
         if context.is_main:
@@ -85,7 +98,7 @@ class RunLogger:
 
     def record(self, fact: Fact) -> None:
         """Writes a fact, and its line of the log."""
-        self._facts.info(to_json(fact, time=time.strftime("%Y-%m-%d %H:%M:%S%z")))
+        self._facts.info(_fact_line(fact))
         self._run.info(f"----- {fact}")
 
     def warn(self, text: str) -> None:
@@ -103,6 +116,10 @@ class RunLogger:
 
     def rank(self, message: str) -> None:
         self._rank.info(message)
+
+
+def _fact_line(fact: Fact) -> str:
+    return to_json(fact, time=time.strftime("%Y-%m-%d %H:%M:%S%z"))
 
 
 def _new_logger(name: str) -> logging.Logger:

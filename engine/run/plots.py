@@ -26,7 +26,7 @@ _MAX_MARKED_POINTS = 30  # of a curve; markers of more points overlap
 
 
 def draw_curves(folder: Path) -> None:
-    """Without matplotlib there is no picture. Raises OSError; an older picture is then unchanged."""
+    """Draws curves.png if matplotlib is installed. Raises OSError; an older picture is then unchanged."""
     if not is_installed("matplotlib"):
         return
     from matplotlib.figure import Figure  # imported late: it takes about a second
@@ -80,5 +80,6 @@ def png_bytes(figure: Any) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # its font lacks a character of a name
+        warnings.filterwarnings("ignore", message="Creating legend")  # on a busy machine: it is slow
         FigureCanvasAgg(figure).print_png(picture)
     return picture.getvalue()

@@ -273,5 +273,5 @@ class Reporter:
             )
 
     def _unreadable_images(self, epoch: Metrics) -> int:
-        """Never negative: an epoch that was resumed with another batch size may have a few more images."""
+        """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""
         return max(self.images_per_epoch - epoch.total_samples, 0)

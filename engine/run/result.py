@@ -7,7 +7,7 @@ from typing import Any
 from utils.atomic_file import atomic_write
 
 RESULT = "result.json"
-MIN_CLASSES_FOR_TOP5 = 10  # below, top-5 says nothing
+MIN_CLASSES_FOR_TOP5 = 10  # with fewer, top-5 is always high
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ class StepBar:
             self._shown_steps, self._shown_time = progress.done_steps, now
 
     def show_loss(self, loss: float) -> None:
-        """Of the last report; shown with the next update."""
+        """Sets the loss, which the next update shows."""
         self._loss = f", loss {loss:.4f}"
 
     def close(self) -> None:

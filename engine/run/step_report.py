@@ -49,9 +49,9 @@ def log_lines(report: StepReport, previous: StepReport | None = None) -> list[st
     """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
     Other values appear if they are unusual: the data wait from 5% of the time, the share of launch-bound steps
-    above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from
-    the one in the `previous` report, and the number of skipped steps of the run if a step was skipped since then.
-    Values that do not fit into 120 columns form a second line.
+    above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from the
+    `previous` report's, and the number of skipped steps of the run if it has grown. Values that do not fit into 120
+    columns form a second line.
     """
     parts = [_paddlevit_part(report), format_speed(report.images_per_second)]
     parts.append(f"{three_digits(report.peak_memory_bytes / 1e9)}G")

@@ -147,12 +147,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def evaluates(options: dict[str, Any]) -> bool:
-    """Whether the run evaluates (-eval). options: by dotted key."""
+    """Returns whether the run evaluates (-eval). options: by dotted key."""
     return options["EVAL.ENABLED"] is True
 
 
 def _is_prediction(folder: Path) -> bool:
-    """Whether `-predict` made the folder; it has the options of an evaluation. A failed prediction has no table."""
+    """Returns whether `-predict` made the folder, which has the options of an evaluation, and no table if it failed."""
     has_result = (folder / RESULT).exists() or (folder / STATUS).exists()
     return not has_result and (folder.resolve().name.startswith("predict-") or (folder / "predictions.csv").exists())
 
@@ -165,7 +165,7 @@ def _state(status: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _has_ended(status: dict[str, Any]) -> bool:
-    """Whether the process of a run on this machine does not exist any more."""
+    """Returns whether the process of a run on this machine does not exist any more."""
     pid = status.get("pid")
     if status.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
         return False

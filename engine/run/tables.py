@@ -73,7 +73,7 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
 
 @dataclass(frozen=True)
 class RunTables:
-    """Only the main process has them. Rows after the position of the checkpoint are dropped: they are repeated."""
+    """The tables, on the main process. Rows after the position of the checkpoint are dropped: they are repeated."""
 
     epochs: CsvFile
     steps: CsvFile

@@ -73,7 +73,7 @@ def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """A listed softmax needs explicit attention, which has one; MODEL.ATTENTION overrides this.
+    """Makes attention explicit if softmax is listed: fused attention has no softmax op; MODEL.ATTENTION overrides this.
 
     Lists also apply to the convolution of a patch embedding, which is a linear layer only without them.
     """

@@ -52,7 +52,7 @@ def read_run_data(
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
     train, val, *test = splits
     train.notes += [note] if note else []
-    check_images(splits, data, context, config.timeout_seconds)
+    check_images(splits, data, context)
     facts = data_facts(data, splits, context)
     config = resolve(config, facts, context.world_size)
     if data.balanced_sampling:

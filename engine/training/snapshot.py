@@ -49,7 +49,7 @@ class Best:
         return {**self.scores, "epoch": self.epoch, "loss": self.loss}
 
     def is_beaten_by(self, metrics: Metrics) -> bool:
-        """By a higher score, or by a lower loss if the score is equal."""
+        """Returns whether `metrics` have a higher score, or an equal score and a lower loss."""
         score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
         if metrics.score == score:
             return self.loss is not None and metrics.loss < self.loss
@@ -126,7 +126,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 def _resume_schedule(state: TrainState, start: float, progress: EpochProgress, has_changed: bool) -> list[str]:
     """Continues the schedule, which starts after `start` epochs, or restarts it; returns lines for the log.
 
-    A repeated command, as a requeued job runs it, has the options of its checkpoint, and does not restart again.
+    A requeued job repeats its command with the options of its checkpoint, and does not restart the schedule again.
     """
     schedule, train, lines = state.schedule, state.config.train, []
     num_epochs, steps_per_epoch = train.num_epochs, state.layout.steps_per_epoch

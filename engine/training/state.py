@@ -1,4 +1,4 @@
-"""The state of a training: the model in its forms, the optimizer, and the parts that a step uses."""
+"""The state of a training: the models, the optimizer, and the parts that a step uses."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from utils.metrics import MetricSums
 class TrainState:
     """Everything that a training step reads or changes.
 
-    The model has several forms. Without AMP, several processes and MODEL_EMA, all but the last are one module.
+    The model has these names. Without AMP, several processes and MODEL_EMA, all but the last are one module.
 
     - `precision.weights.master`: in fp32; the optimizer updates it.
     - `precision.weights.compute`: runs the passes; at O2 and O3 a copy with half weights.

@@ -76,21 +76,21 @@ class Trainer:
         self._start_clock()
 
     def _batches(self) -> Iterator[Batch]:
-        """From the current position to the end of the last epoch."""
+        """The batches from the current position to the end of the last epoch."""
         done = self.progress.done_batches(self.state.layout.accum_iter)
         return self.run.batches.iterate(
             self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.run.bad_images
         )
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
-        """Whether an action with a period of `every` epochs is due; it always is after the last epoch."""
+        """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
     def _has_ended(self) -> bool:
         return self.progress.epoch == self.config.train.num_epochs or self._stops_early()
 
     def _stops_early(self) -> bool:
-        """Whether `TRAIN.PATIENCE` ends the run here: a function of the position, equal on all ranks and on resume."""
+        """Returns whether `TRAIN.PATIENCE` ends the run here: a function of the position, equal on all ranks."""
         train, progress, best = self.config.train, self.progress, self.position.best
         if train.patience is None or best is None or progress.done_steps or progress.epoch == train.num_epochs:
             return False
@@ -198,7 +198,7 @@ class Trainer:
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
 
     def _build_writer(self) -> "CheckpointWriter | ShardWriter | None":
-        """None on a rank that writes no checkpoints."""
+        """Builds the writer; None on a rank that writes no checkpoints."""
         folder, keep = self.run.folder, self.config.keep_checkpoints
         if self.state.strategy.is_sharded:
             from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
@@ -236,7 +236,7 @@ class Trainer:
 
 
 def _forward_is_local(state: TrainState) -> bool:
-    """Whether the forward pass waits for no other rank. Sharded models gather weights in it, and DDP sends buffers.
+    """Returns whether the forward pass waits for no other rank: sharded models gather weights, DDP sends buffers.
 
     With a graph of whole steps, the timed pass contains the exchange of gradients.
     """

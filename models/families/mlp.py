@@ -1,4 +1,4 @@
-"""MLP-Mixer, ResMLP and gMLP: timm's class with the block of each. timm's names fix the arguments that vary here."""
+"""MLP-Mixer, ResMLP and gMLP: timm's class with three kinds of blocks and any arguments; timm's names fix them."""
 
 from functools import partial
 

@@ -20,7 +20,7 @@ _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var")
 
 
 def paddle_converter(options: Model, model: nn.Module) -> Callable[[Path, State], State]:
-    """The function that converts the state of a .pdparams file to that of `model`."""
+    """Returns a function that converts the state of a .pdparams file to a state of `model`."""
     family = FAMILIES.get(options.type)
     if family is None:
         return paddlevit_to_timm

@@ -11,7 +11,7 @@ EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz", SHARDS)
 
 
 def find_weights(path: str) -> Path:
-    """The file or the folder of shards at `path`, or at `path` with an extension added.
+    """The weight file or the checkpoint folder at `path`, or at `path` with an extension added.
 
     .pdparams first, because PaddleViT's users omit it.
 

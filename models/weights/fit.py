@@ -1,4 +1,4 @@
-"""A state dict -> a model: checks, interpolation of position embeddings, new heads."""
+"""Loads a state dict into a model: checks, interpolation of position embeddings, new heads."""
 
 import math
 from pathlib import Path

@@ -37,7 +37,7 @@ def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts; .npz of Google's vit_jax and
     big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA weights are read if present;
-    .safetensors; .shards, the folder of a sharded run's checkpoint.
+    .safetensors; .shards, the checkpoint folder of a sharded run.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
@@ -81,7 +81,7 @@ def checked_archive_bytes(file: Path) -> int:
 
 
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
-    """Whether the file can contain all elements of the tensor; if not, the tensor must not be used.
+    """Returns whether the file can contain all elements of the tensor; if not, the tensor must not be used.
 
     A stride of 0 makes 10^12 elements from four bytes, meta and sparse tensors need no storage, and torch allocates a
     storage of any size that a file of its old format states.

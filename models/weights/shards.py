@@ -1,6 +1,6 @@
-"""Folders of safetensors shards, as torch's distributed checkpoints (DCP) write them: verified, then read.
+"""Checkpoint folders of safetensors parts, as torch's distributed checkpoints (DCP) write them: verified, then read.
 
-A folder has `content.json` (all but the tensors), shards, and `manifest.json` (see
+A folder has `content.json` (all but the tensors), the parts, and `manifest.json` (see
 `utils.file_formats.checkpoint_folder`). No pickle is read: DCP's Hugging Face format has none.
 """
 
@@ -28,7 +28,7 @@ _DTYPES = {
 def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
     """The content of a folder, with a `StoredTensor` for each tensor.
 
-    The shards are verified: SHA-256, finite weights. With several ranks, each verifies its share of the files, and all
+    Verifies the parts: SHA-256, finite weights. With several ranks, each verifies its share of the files, and all
     must compare their results.
 
     Raises:
@@ -131,7 +131,7 @@ def _check_finite(path: Path, weights: set[str]) -> None:
 
 
 def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
-    """Raises a UserError unless the shards hold each tensor once, whole, with its dtype, and no other tensor."""
+    """Raises a UserError unless the parts contain each tensor once, whole, with its dtype, and no other tensor."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -154,7 +154,7 @@ def _check_complete(folder: Path, stored: dict[str, StoredTensor]) -> None:
 
 
 def _covers(chunks: list[Any], shape: tuple[int, ...]) -> bool:
-    """Whether the chunks, which are ranges of the first dimension, are the whole tensor, without overlap."""
+    """Returns whether the chunks, which are ranges of the first dimension, are the whole tensor, without overlap."""
     shape = shape or (1,)
     parts = sorted((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks if math.prod(chunk.sizes))
     row = 0

@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
 
 
 def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
-    """The content of the report."""
     run_pass = NextPass(config, context)
     precision, model = run_pass.precision, run_pass.compute_model
     recorder = OpRecorder(model)

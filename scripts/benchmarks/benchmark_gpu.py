@@ -14,7 +14,7 @@ end the script prints the command for the parts that are not done. Calls with th
 parts share one compile cache. `-cache FOLDER` reads it from `cache.tar.gz.000` and the next files of this folder, and
 writes it there at the end. No file has more than 16 MiB.
 
-All other flags are those of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
+All other flags are flags of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
 """
 
 import argparse

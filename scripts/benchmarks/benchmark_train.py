@@ -5,7 +5,7 @@
 By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
 train.py has no dropout by default. The programs:
 
-- `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on those of `-data FOLDER`;
+- `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on the JPEGs of `-data FOLDER`;
 - `jpeg_whole`: the same with the whole model compiled (TRAIN.COMPILE=model), as timm compiles it; needs `-compile`,
   which compiles the others block by block;
 - `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
@@ -14,9 +14,9 @@ train.py has no dropout by default. The programs:
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
 
 The programs take turns; the order is reversed in every second round. A turn starts a program in its own processes and
-ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used up the
-batches that they prefetched. The next `-steps` steps are timed by the clock of this script, between the arrivals of two
-log lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
+ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used their
+prefetched batches. The next `-steps` steps are timed by the clock of this script, between the arrivals of two log
+lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 The data are scikit-learn's digits as PNGs in class folders, in the split of `-dataset=digits` (DATA.SPLIT_SEED). The
 recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py; an
 option without a translation is an error. Each program trains once per seed, in turn; `-jobs` runs several at a time and
-divides the threads among them. Both start from the same weights: those that main_single_gpu.py draws for the seed. The
+divides the threads among them. Both start from the same weights, which main_single_gpu.py draws for the seed. The
 result is the top-1 of the last epoch, from metrics.csv of our run and summary.csv of timm's. Speed is not compared.
 
 Equal in both: batches (the incomplete batch of an epoch is dropped), the learning rate of every step, loss, AdamW,
@@ -112,7 +112,7 @@ def our_command(rest: list[str], seed: int, folder: Path) -> list[str]:
 
 
 def timm_command(train_py: Path, rest: list[str], seed: int, folder: Path) -> list[str]:
-    """Also writes the initial weights, which the command loads."""
+    """The command; writes the initial weights that it loads."""
     config = parse_command_line([RECIPE, *rest, "-opts", f"SEED={seed}"]).config
     weights = folder / f"initial-seed{seed}.pth"
     write_initial_weights(config, weights)

@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
 
 def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
-    """None for another line."""
+    """Reads the figures of a line; None for another line."""
     if not (match := pattern.search(line)):
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}
@@ -61,7 +61,7 @@ class ProgramError(UserError):
 class Program(NamedTuple):
     """A program to measure.
 
-    environment: variables in addition to those of this process.
+    environment: variables besides this process's own.
     log: the pattern of its log lines.
     prefetches: its child processes load batches, more of them than the program has used.
     """

@@ -67,7 +67,7 @@ def etag(path: Path) -> str:
 
 
 class RangeServer(ThreadingHTTPServer):
-    """On a free port of 127.0.0.1, or on `port`."""
+    """A server on `port`, or on a free port, of 127.0.0.1."""
 
     daemon_threads = True
     request_queue_size = 128  # with Python's 5, connections that begin together wait for a second

@@ -37,7 +37,7 @@ class Reference:
 
     @torch.no_grad()
     def largest_difference(self, forward: Forward) -> float:
-        """Of any logit of `forward`, over batches of several sizes; infinite if a logit is NaN or the shape differs."""
+        """The largest over batches of several sizes; infinite if a logit is NaN or the shape differs."""
         results = [forward(batch) for batch in self._batches()]
         logits = torch.cat(results)
         if logits.shape != self.logits.shape:
@@ -57,7 +57,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     """The logits of `model` for images that are spread evenly over the validation samples.
 
     Raises:
-        UserError: an image is unreadable, or the logits hardly depend on the image, as those of an untrained head.
+        UserError: an image is unreadable, or the logits hardly depend on the image, as with an untrained head.
     """
     count = min(NUM_IMAGES, len(samples))
     keys = [(0, position * len(samples) // count, 0) for position in range(count)]

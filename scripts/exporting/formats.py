@@ -1,4 +1,4 @@
-"""The formats of an export, and what is checked before the model is read. This file needs no torch."""
+"""The formats of an export, and the checks before the model is read. This file needs no torch."""
 
 import importlib
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ FORMATS = {
 
 
 def check_target(target: Path, kind: str, weights: Path) -> None:
-    """Raises a UserError if `target` holds something else than an earlier export of this kind.
+    """Raises a UserError if `target` is anything but an earlier export of this kind.
 
     weights: the file to export, or the folder of its run.
     """

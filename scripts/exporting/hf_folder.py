@@ -37,7 +37,7 @@ _SIMILAR = {
     "mobileone": ["mobileone_*"],
     "mobilevit": ["mobilevit_*"],
 }
-# Of the description of timm's own weights, only what is true of the model.
+# timm describes its own weights: only these keys are true of the model.
 _KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
 
 

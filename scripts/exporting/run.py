@@ -27,7 +27,7 @@ def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
     check_target(target, kind, weights)
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     trained = open_trained(command.with_weights(weights), context)
-    # In fp32, and without what only training needs.
+    # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
@@ -47,7 +47,7 @@ def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
 
 
 def export(model: nn.Module, trained: TrainedModel, reference: Reference, kind: str, target: Path) -> float:
-    """Writes `target` if the export's logits equal those of `model`; returns the largest difference.
+    """Writes `target` if the export's logits equal the logits of `model`; returns the largest difference.
 
     Raises:
         UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.

@@ -1,4 +1,4 @@
-"""The record of the shards that are finished, so that an interrupted script continues and refuses other data."""
+"""Records the finished shards, so that an interrupted script continues, and refuses other data."""
 
 import fcntl
 import json

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from datasets.loading.workers import default_num_workers
 from datasets.shards.indexing.archive import DamagedShard
-from datasets.shards.indexing.index import Index, ShardRows, join_rows, to_rows
+from datasets.shards.indexing.index import Index, join, to_index
 from datasets.shards.indexing.records import read_records
 from datasets.shards.shard import Shard
 from scripts.packing.tar import REPAIR, WrittenShard, hash_rows
@@ -24,11 +24,11 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     """The index of the shards in `folder`, without versions: it is valid wherever they are copied.
 
     Raises:
-        UserError: a shard is damaged, or its keys, labels or the CRC-32 of its images are not those that were written.
+        UserError: a shard is damaged, or its keys, its labels or the CRC-32 of its images differ from the written ones.
         OSError: a shard cannot be read.
     """
 
-    def rows_of(shard: WrittenShard) -> ShardRows:
+    def index_of(shard: WrittenShard) -> Index:
         path = folder / shard.name
         try:
             with open_regular_file(path) as file:
@@ -37,9 +37,8 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
             raise UserError(f"{error}; {REPAIR}") from error
         if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
             raise UserError(f"{path}: read back, it is not as it was written; {REPAIR}")
-        return to_rows(records, str(path))
+        return to_index(Shard(shard.name, shard.num_bytes), records, str(path))
 
     with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
-        bar = tqdm(pool.map(rows_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
-        rows = list(bar)
-    return join_rows([Shard(shard.name, shard.num_bytes) for shard in shards], rows)
+        bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
+        return join(list(bar))

@@ -1,4 +1,4 @@
-"""The images of a data set that a script writes in another form: its splits, and reading them in parallel."""
+"""The images of a data set for a script that writes them as a packed file or as shards; reads them in parallel."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,11 +1,11 @@
 """Memory of the passes of a training step, measured on torch's meta device: tensors without memory, on any machine.
 
-A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until the last
-reference to it is gone, which is when an allocator could use it again. So the figure holds for any model, with and
-without gradient checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et
-al., "Reducing Activation Recomputation in Large Transformer Models", 2022).
+A real forward and backward pass runs on a batch of shapes. Every storage that an op makes is counted until its last
+reference is gone: then an allocator can use it again. The figure is valid for any model, with and without gradient
+checkpointing. For a plain ViT it is near 34 x tokens x width x depth bytes per image (Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", 2022).
 
-Dtypes are those of autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
+Dtypes are as under autocast on a GPU. Attention keeps the tensors of a fused kernel: its inputs, its output, and one
 fp32 value per query and head. Dropout keeps a mask of one byte per value. A compiled model keeps less.
 """
 
@@ -21,7 +21,7 @@ from configs.schema import Data
 from utils.torch_compat import DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
 
 BATCHES = (16, 32)  # images; memory grows linearly between them
-# As in https://docs.pytorch.org/docs/stable/amp.html, those that models of images use.
+# The ops of image models, from https://docs.pytorch.org/docs/stable/amp.html.
 _IN_HALF = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "bmm", "baddbmm", "addmm", "einsum"}
 _IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "cross_entropy"}
 
@@ -43,14 +43,12 @@ def measure_passes(model: nn.Module, data: Data, half: torch.dtype | None, expli
         half: the dtype of autocast; None without autocast.
     """
     small, large = BATCHES
-    low, high = (_peak_bytes(model, data, size, half, explicit_attention) for size in BATCHES)
+    low, high = (_peak_bytes(model, data, size, _GPUOps(half, explicit_attention)) for size in BATCHES)
     per_image = (high - low) / (large - small)
     return PassMemory(per_image, max(0.0, low - small * per_image))
 
 
-def _peak_bytes(
-    model: nn.Module, data: Data, batch_size: int, half: torch.dtype | None, explicit_attention: bool
-) -> int:
+def _peak_bytes(model: nn.Module, data: Data, batch_size: int, ops: "_GPUOps") -> int:
     """The largest sum of all storages that the passes make. Gradients of weights are freed at once."""
     dtype = next(model.parameters()).dtype
     images = torch.empty(batch_size, data.image_channels, data.image_size, data.image_size, dtype=dtype, device="meta")
@@ -59,7 +57,7 @@ def _peak_bytes(
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    with _LiveBytes() as live, _GPUOps(half, explicit_attention):
+    with _LiveBytes() as live, ops:
         outputs = model.train()(images)  # a distilled model has two
         backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
     for handle in handles:
@@ -68,7 +66,7 @@ def _peak_bytes(
 
 
 class _LiveBytes(DispatchMode):
-    """Sums the bytes of the storages that live. Tensors from before are not counted."""
+    """Sums the bytes of the storages that are in use. Earlier tensors are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,29 +74,24 @@ class _LiveBytes(DispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        inputs = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _is_tensor(tensor)}
+        inputs = set(map(id, self._storages((args, kwargs))))
         result = op(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if _is_tensor(tensor):
-                self._count(tensor.untyped_storage(), inputs)
+        for storage in self._storages(result):
+            key, size = id(storage), storage.nbytes()
+            if key not in self._known and key not in inputs:
+                self._known.add(key)
+                self.bytes += size
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(storage, self._free, key, size).atexit = False
         return result
 
-    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._known or key in inputs:
-            return
-        self._known.add(key)
-        self.bytes += size
-        self.peak = max(self.peak, self.bytes)
-        weakref.finalize(storage, self._free, key, size).atexit = False
+    @staticmethod
+    def _storages(values: Any) -> list[torch.UntypedStorage]:
+        return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.bytes -= size
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 class _GPUOps(TorchFunctionMode):

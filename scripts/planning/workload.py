@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
-from engine.precision.policy import Precision, precision_name
+from engine.precision.policy import Precision
 from engine.run.mfu.flops import training_flops
 from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
 from models.attention import EXPLICIT
@@ -17,7 +17,7 @@ from scripts.planning.activations import PassMemory, measure_passes
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
-_GPU, _META = torch.device("cuda"), torch.device("meta")
+GPU, _META = torch.device("cuda"), torch.device("meta")
 _PROBE_WIDTH = 256  # of the weight whose moments are counted
 
 
@@ -33,7 +33,6 @@ class Workload:
         moments: values per trained parameter that the optimizer keeps.
         has_average: on the device.
         sharding_problem: the reason why the trainer refuses FSDP and HSDP; None if it does not.
-        level: O0 (no mixed precision) to O3. dtype: of the matrix products.
     """
 
     parameters: int
@@ -45,15 +44,12 @@ class Workload:
     moments: float
     has_average: bool
     sharding_problem: str | None
-    level: str
-    dtype: torch.dtype
-    tf32: bool
-    precision: str
+    precision: Precision
 
     @property
     def is_half(self) -> bool:
         """Whether the model that runs the passes has half weights."""
-        return self.level in ("O2", "O3")
+        return self.precision.level in ("O2", "O3")
 
 
 def measure_workload(config: Config) -> Workload:
@@ -90,10 +86,7 @@ def measure_workload(config: Config) -> Workload:
         moments=moments_per_parameter(config.train),
         has_average=config.train.model_ema and not config.train.model_ema_force_cpu,
         sharding_problem=_sharding_problem(model, config.train, precision),
-        level=precision.level,
-        dtype=precision.dtype,
-        tf32=precision.tf32,
-        precision=precision_name(amp, _GPU),
+        precision=precision,
     )
 
 
@@ -128,7 +121,7 @@ def _sharding_problem(model: nn.Module, options: Train, precision: Precision) ->
 
 
 def _block_sizes(model: nn.Module) -> list[int]:
-    """Parameters of each block without those of blocks inside it."""
+    """Parameters of each block, without the blocks inside it."""
     counted: set[int] = set()
     sizes = []
     for block in reversed(blocks_of(model)):  # inner ones first

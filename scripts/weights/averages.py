@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from configs.reading.command_line import Command
 from configs.schema import Config
@@ -12,15 +15,75 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from engine.training.eval_model import EvalModel, build_eval_model
 from models.weights.families import paddle_converter
+from models.weights.names import summarize_names
 from models.weights.read import read_weights
-from scripts.weights.averaging import Ingredient, State, average, check_shapes, greedy_soup
 from scripts.weights.files import write_torch
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import single_process
 from utils.errors import UserError, escape_control_characters
 from utils.tables import aligned_table, read_rows
 
+State = dict[str, torch.Tensor]
 _MAX_COLUMN_CHARS = 100
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """Weights that may become part of an average.
+
+    score: top-1 or mean average precision on the validation data, percent. note: how it is known.
+    """
+
+    path: Path
+    epoch: int | None
+    score: float
+    note: str
+
+
+def average(states: Sequence[State]) -> State:
+    """The mean of each floating-point tensor, computed in float64; other tensors come from the first state."""
+    first = states[0]
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in first.items()
+    }
+
+
+def check_shapes(path: Path, state: State, first_path: Path, first: State) -> None:
+    """Raises a UserError unless both states have the same tensors, of the same shapes."""
+    shapes, first_shapes = ({name: tensor.shape for name, tensor in one.items()} for one in (state, first))
+    differing = {name for name, _ in shapes.items() ^ first_shapes.items()}
+    if differing:
+        raise UserError(
+            f"{path}: its weights have other names or shapes than the weights of {first_path} "
+            f"({summarize_names(sorted(differing))}); give runs of one model"
+        )
+
+
+def greedy_soup(
+    ingredients: Sequence[Ingredient], read: Callable[[Path], State], score_of: Callable[[State], float]
+) -> tuple[State, float, list[tuple[float, bool]]]:
+    """The greedy soup (Wortsman et al., 2022, recipe 1): in the order of their scores, each ingredient is added to the
+    average, and stays if the score of the average does not fall.
+
+    Args:
+        ingredients: the best one first.
+
+    Returns:
+        the average; its score; for each ingredient the score of the average with it, and whether it stays.
+    """
+    soup, score = read(ingredients[0].path), ingredients[0].score
+    kept, trials = [soup], [(score, True)]
+    for ingredient in ingredients[1:]:
+        candidate = [*kept, read(ingredient.path)]
+        mixed = average(candidate)
+        trial = score_of(mixed)
+        trials.append((trial, trial >= score))
+        if trial >= score:
+            kept, soup, score = candidate, mixed, trial
+    return soup, score, trials
 
 
 def write_uniform(run: Path, best: int, command: Command, output: Path | None) -> None:
@@ -61,16 +124,16 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
     for path in paths[1:]:
         _check_same_data(evaluation.trained, path)
     ingredients = [Ingredient(path, None, evaluation.score(evaluation.read(path)), "") for path in paths]
+    ingredients.sort(key=lambda one: -one.score)
     state, score, trials = greedy_soup(ingredients, evaluation.read, evaluation.score)
-    rows, reached = [], 0.0
-    for one, trial in zip(sorted(ingredients, key=lambda one: -one.score), trials, strict=True):
-        now = one.score if trial is None else trial
-        rows.append((str(one.path), f"{one.score:.2f}", f"{now:.2f}", "added" if now >= reached else "left out"))
-        reached = max(reached, now)
+    rows = [
+        (str(one.path), f"{one.score:.2f}", f"{trial:.2f}", "added" if is_added else "left out")
+        for one, (trial, is_added) in zip(ingredients, trials, strict=True)
+    ]
     _print_table(("weights", f"{evaluation.score_name} %", f"soup {evaluation.score_name} %", ""), rows)
     evaluation.save(state, score, output, "soup.pth")
-    if all(row[-1] == "left out" for row in rows[1:]):
-        _print(f"Note: this is no average: it holds the weights of {rows[0][0]} alone; no others joined")
+    if not any(is_added for _, is_added in trials[1:]):
+        _print(f"Note: this is no average: it holds the weights of {ingredients[0].path} alone; no others joined")
 
 
 class _Evaluation:
@@ -85,7 +148,7 @@ class _Evaluation:
         self.own = self.built.fp32.state_dict()
 
     def read(self, path: Path) -> State:
-        """The weights of a file; raises a UserError if they are not those of this model."""
+        """The weights of a file; raises a UserError if they belong to another model."""
         options: Config = self.trained.config
         state = read_weights(str(path), paddle_converter(options.model, self.built.fp32))
         check_shapes(path, state, self.trained.weights, self.own)
@@ -112,7 +175,7 @@ class _Evaluation:
 
 
 def find_ingredients(run: Path, evaluate: Callable[[Path], float]) -> list[Ingredient]:
-    """The checkpoints of a run, each position once, with the score in `metrics.csv`, or that of `evaluate`.
+    """The checkpoints of a run, each position once, with the score in `metrics.csv`, or from `evaluate`.
 
     Damaged checkpoints are left out, with a line.
     """

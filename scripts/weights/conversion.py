@@ -28,7 +28,7 @@ def write_converted(source: Path, target: Path, config: Config) -> int:
     """Writes `target` from `source`, weights of the model of `config`; returns the number of tensors.
 
     Raises:
-        UserError: the model has no names of this kind; the weights are not those of the model.
+        UserError: the model has no names of this kind; the weights belong to another model.
     """
     kind = target.suffix.lower()
     needs_model = kind not in _TIMM_NAMES or source.suffix.lower() not in _TIMM_NAMES
@@ -75,7 +75,7 @@ def _known(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check_model(source: Path, state: State, model: nn.Module) -> None:
-    """Raises a UserError if the weights are not those of `model`; heads and position embeddings may differ in size."""
+    """Raises a UserError if the weights belong to another model; heads and position embeddings may differ in size."""
     heads = [name for name, module in model.named_modules() if any(module is head for head in classifiers(model))]
     own = {
         name: tensor.shape

@@ -1,4 +1,4 @@
-"""timm's names and layouts -> those of Google's and PaddleViT's weights: the inverses of `models/weights/`.
+"""timm's names and layouts -> Google's and PaddleViT's: the inverses of `models/weights/`.
 
 Legend: P patch side, C image channels, D embedding channels, H heads, K channels of a head.
 """

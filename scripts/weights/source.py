@@ -1,4 +1,4 @@
-"""The trained weights that a script is given. This file needs no torch, so that a wrong path is reported at once."""
+"""Finds the trained weights for a script. This file needs no torch, so that a wrong path is reported at once."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def find_source(path: str) -> Path:
 
 
 def _evaluated_weights(folder: Path) -> Path | str | None:
-    """The weights that -eval or -predict read, if `folder` is theirs."""
+    """The weights that -eval or -predict has read, if it made `folder`."""
     options = find_run_options(str(folder), None)
     config = parse_command_line([f"-cfg={options}"]).config if options else None
     return (config.model.resume or config.model.pretrained) if config and config.eval.enabled else None

@@ -1,4 +1,4 @@
-"""Trained weights with the model and the validation images that belong to them, for the scripts that pass them on."""
+"""Trained weights with their model and their validation images, for the scripts that export, convert and average."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`, and the validation samples.
 
-    class_names: those of the training; if the weights have none, those of the samples, or None.
+    class_names: from the training; if the weights have none, from the samples, or None.
     notes: lines about the data for the user.
     """
 
@@ -51,7 +51,7 @@ class TrainedModel:
 
 
 def locate_weights(source: Path) -> Path:
-    """`source` if it is a file or a folder of shards; of a run's folder the best checkpoint, else the newest valid one.
+    """`source` if it is a file or a checkpoint folder; in a run's folder the best or newest valid checkpoint.
 
     Raises:
         UserError: no checkpoint is valid.

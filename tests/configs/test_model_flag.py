@@ -1,4 +1,4 @@
-"""-model replaces the architecture of a recipe: by that of another recipe, or by a timm model."""
+"""-model replaces the architecture of a recipe: by another recipe's, or by a timm model."""
 
 import pytest
 from conftest import ROOT

@@ -128,7 +128,7 @@ def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
 @pytest.mark.parametrize("kind", [FUSED, CUDNN])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gradients_on_a_gpu_equal_those_of_explicit_attention(kind, dtype):
-    """In half precision, the error of the kernel is at most three times that of explicit attention."""
+    """In half precision, the error of the kernel is at most three times the error of explicit attention."""
     if kind == CUDNN and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("cuDNN's kernel needs compute capability 8.0")
     torch.manual_seed(0)

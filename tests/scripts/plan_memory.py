@@ -20,7 +20,7 @@ from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
 from models.build import build_model
 from scripts.planning.devices import parse_cluster
-from scripts.planning.strategies import memory_of, strategies
+from scripts.planning.estimate import estimate, strategies
 from scripts.planning.workload import measure_workload
 from utils.distributed import ProcessContext
 
@@ -37,8 +37,8 @@ def planned_and_tracked(model_name: str, batch_size: int, *changes: str) -> tupl
     options = Parallel(STRATEGY="fsdp")
     workload = measure_workload(config)
     strategy = strategies(workload, options, parse_cluster("8xH100", 1))["fsdp"]
-    memory = memory_of(workload, strategy, config.model.grad_checkpointing)
-    return memory.total(batch_size) - memory.state["moments"], tracked_bytes(config, options, batch_size)
+    planned = estimate(workload, strategy, batch_size, 1, 0.4, config.model.grad_checkpointing)
+    return planned.total_bytes - planned.state_bytes["moments"], tracked_bytes(config, options, batch_size)
 
 
 def tracked_bytes(config: Config, options: Parallel, batch_size: int) -> float:

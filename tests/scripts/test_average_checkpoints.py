@@ -12,8 +12,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from engine.commands.run import run
 from scripts import average_checkpoints
-from scripts.weights.averages import find_ingredients
-from scripts.weights.averaging import Ingredient, average, greedy_soup
+from scripts.weights.averages import Ingredient, average, find_ingredients, greedy_soup
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.tables import read_rows
@@ -96,14 +95,14 @@ def test_a_soup_of_one_run_says_so(averaged_run, tmp_path, capsys):
 
 def test_greedy_soup_keeps_what_does_not_lower_top1():
     """Ingredient n is the number n; a mean below 3 is worse."""
-    ingredients = [Ingredient(Path(str(number)), None, top1, "") for number, top1 in ((1, 10.0), (5, 30.0), (3, 20.0))]
+    ingredients = [Ingredient(Path(str(number)), None, top1, "") for number, top1 in ((5, 30.0), (3, 20.0), (1, 10.0))]
 
     def read(path):
         return {"a": torch.tensor(float(str(path)))}
 
     soup, score, trials = greedy_soup(ingredients, read, lambda state: 30.0 if state["a"] >= 3.5 else 5.0)
     assert soup["a"].item() == 4.0 and score == 30.0  # of 5 and 3
-    assert trials == [None, 30.0, 5.0]
+    assert trials == [(30.0, True), (30.0, True), (5.0, False)]
 
 
 def test_a_soup_is_not_worse_than_its_best_run(averaged_run, tmp_path, capsys):

@@ -16,7 +16,7 @@ SBATCH = ROOT / "scripts/slurm/train.sbatch"
 
 
 def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) -> tuple[int, str, str]:
-    """The status of the batch file, the arguments of srun and those of scontrol."""
+    """The status of the batch file, and the arguments of srun and of scontrol."""
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/activate").write_text("")
     programs = folder / "programs"

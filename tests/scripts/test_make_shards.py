@@ -284,7 +284,7 @@ def test_other_data_and_sizes_are_refused(folders, tmp_path):
         refused(rf"^{output}: another process writes to it; wait")
     with pytest.raises(UserError, match=r"^-dataset fake: has no image files"):
         make_shards.main([f"-output={tmp_path / 'fake'}", "-dataset=fake"])
-    with pytest.raises(UserError, match=r"-shard_mb.*is not a number of megabytes"):
+    with pytest.raises(UserError, match=r"-shard_mb.*is not a number greater than 0"):
         make_shards.main([f"-output={tmp_path / 'fake'}", "-shard_mb=0"])
     assert not (tmp_path / "fake").exists()
 
@@ -302,6 +302,8 @@ def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
         assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
     whole = write(folders, "whole", "DATA.ON_BAD_IMAGE=skip")
     assert content_of(output) == content_of(whole)
+    with pytest.raises(UserError, match=rf"^{output}/train-.*: was written without 1 images .*ON_BAD_IMAGE=skip"):
+        write(folders)
 
 
 def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):

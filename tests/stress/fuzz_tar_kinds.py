@@ -7,9 +7,10 @@ from pathlib import Path
 
 from safetensors.numpy import load, save
 
-from datasets.shards.indexing.index import encode_index, index_digest, join_rows, read_index, to_rows
+from datasets.shards.indexing.index import encode_index, index_digest, join, read_index, to_index
 from datasets.shards.indexing.records import Record, read_records
 from datasets.shards.shard import Shard
+from datasets.sources.arrays.strings import strings_in
 
 _BLOCK_BYTES = 512
 _CHUNK_BYTES = 700
@@ -50,7 +51,7 @@ def read_tar(data: bytes, folder: Path) -> None:
     result = read_records(chunks, "shard", len(data), "label" if data.startswith(b"a.png") else "")
     for record in result.records:
         assert 0 <= record.offset <= len(data) - record.length
-    index = join_rows([Shard("shard", len(data))], [to_rows(result.records, "shard")])
+    index = join([to_index(Shard("shard", len(data)), result.records, "shard")])
     assert len(read_index(encode_index(index), "index")) == len(result.records)
     assert all(note.isprintable() for note in result.remarks.notes())
 
@@ -72,11 +73,11 @@ def tar_index_examples() -> list[bytes]:
     examples = []
     for labels in ([[3, 1, None], [], [999_999]], [["cat", "dog"], [None, "ant"]], [[]]):
         shards = [Shard(f"train-{number}.tar", 8192, "etag" * number or None) for number in range(len(labels))]
-        rows = [
-            to_rows([Record(512 + 1024 * i, i, 7 * i, label, f"ä/{i}.jpg") for i, label in enumerate(part)], "shard")
-            for part in labels
+        records = [
+            [Record(512 + 1024 * i, i, 7 * i, label, f"ä/{i}.jpg") for i, label in enumerate(part)] for part in labels
         ]
-        examples.append(encode_index(join_rows(shards, rows, "alt" if len(labels) == 2 else "")))
+        indexes = [to_index(shard, part, "shard") for shard, part in zip(shards, records, strict=True)]
+        examples.append(encode_index(join(indexes, "alt" if len(labels) == 2 else "")))
     return examples
 
 
@@ -84,13 +85,13 @@ def read_tar_index(data: bytes, folder: Path) -> None:
     """Reads an index. One that is accepted has no image outside of its shard and no label without a class."""
     index = read_index(data, "index")
     for position, shard in enumerate(index.shards):
-        rows = index.rows(position)
-        for start, length in zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True):
+        one = index.of_shard(position)
+        for start, length in zip(one.arrays["offsets"].tolist(), one.arrays["lengths"].tolist(), strict=True):
             assert 0 <= start <= start + length <= shard.num_bytes
-        for label in rows.targets.tolist():
+        for label in one.arrays["targets"].tolist():
             assert label >= -1 and (label == -1 or index.class_names is None or index.class_names[label])
-        assert all(isinstance(name, str) for name in rows.names)
-    again = join_rows(index.shards, [index.rows(position) for position in range(len(index.shards))], index.label_key)
+        assert all(isinstance(name, str) for name in strings_in(one.arrays, "names"))
+    again = join([index.of_shard(position) for position in range(len(index.shards))], index.label_key)
     assert len(read_index(encode_index(again), "index")) == len(index)
 
 

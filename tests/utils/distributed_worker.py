@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -78,6 +79,13 @@ def one_fails_one_ignores_signals(context: ProcessContext) -> None:
     if context.rank == 1:
         raise UserError("disk: full")
     time.sleep(600)
+
+
+def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
+    """Python waits at exit for a thread, which stands for one that waits for a disk or a GPU."""
+    if context.rank == 1:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    one_fails(context)
 
 
 def one_hangs(context: ProcessContext) -> None:

@@ -149,12 +149,14 @@ def test_killed_process_ends_all_processes():
 
 @pytest.mark.slow
 def test_processes_exit_without_a_launcher_that_terminates_them():
-    cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed")
+    cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]
-    ignoring, failed, healthy, crashed, left_over, killed = (end(process) for process in started)
+    ignoring, failed, healthy, crashed, left_over, killed, waiting, hanging = (end(process) for process in started)
     assert (ignoring.status, ignoring.err) == (1, "")
     assert (failed.status, failed.err) == (1, "error: disk: full\n")
     assert (healthy.status, healthy.err) == (1, "")
+    assert (waiting.status, waiting.err) == (1, "")
+    assert (hanging.status, hanging.err) == (1, "error: disk: full\n")
     assert crashed.status == 1
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
     assert (killed.status, killed.err) == (-signal.SIGKILL, "")

@@ -1,4 +1,4 @@
-"""Which ranks are lost, from the answers of all ranks, as one line for people."""
+"""Names the lost ranks in one line, from the answers of all ranks."""
 
 import os
 import socket
@@ -15,8 +15,9 @@ def diagnose(
 ) -> tuple[str | None, list[RankProcess]]:
     """A message, and the ranks to kill, because they do not end by themselves; None if another rank reports a cause.
 
-    left: ranks that have left the run. answers: by rank that answers, the collective operations that it has started.
-    timed_out: this rank has waited for the timeout, and saw no connection that was closed.
+    left: ranks that have left the run. answers: the collective operations that each answering rank has started, by
+    rank.
+    timed_out: this rank has waited for the timeout, and saw no closed connection.
     """
     remaining = [one for one in ranks if one.rank not in left]
     silent = [one for one in remaining if one.rank not in answers]

@@ -43,7 +43,7 @@ _NO_ANSWER = re.compile(
 
 
 class State(Enum):
-    """What this rank does, or why it leaves the run."""
+    """The work of this rank, or the reason why it leaves the run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -108,6 +108,7 @@ class Membership:
             SystemExit: another process reports the cause.
         """
         self.gpu_watchdog.stop()
+        self._force_exit()
         record_signals()  # a signal of the launcher must not stop the diagnosis
         is_first = self._leave(leaving_state(error))
         if self.state is State.INTERRUPTED:
@@ -134,7 +135,7 @@ class Membership:
                 is_ending = store.is_ending()
                 self.store_watchdog.reset()
                 if is_ending:
-                    ended = []  # the rank that leaves tells why
+                    ended = []  # the leaving rank reports the cause
                     if store.answer(started_collectives):
                         run_briefly(lambda: write_dump(store.rank), seconds=RESPONSE_SECONDS)
             except dist.DistError:  # the process that owns the store has ended
@@ -142,9 +143,13 @@ class Membership:
             self._record(ended)
         if is_ending:
             self.store_watchdog.stop()
-            timer = threading.Timer(FORCE_SECONDS, self._exit_unless_finished)
-            timer.daemon = True
-            timer.start()
+            self._force_exit()
+
+    def _force_exit(self) -> None:
+        """Ends this process if it has not ended by itself: its exit may wait for the GPU or for a thread."""
+        timer = threading.Timer(FORCE_SECONDS, self._exit_unless_finished)
+        timer.daemon = True
+        timer.start()
 
     def _exit_unless_finished(self) -> None:
         if self.state is not State.FINISHED:
@@ -154,7 +159,7 @@ class Membership:
         return [one for one in self._visible if one.has_ended()]
 
     def _record(self, ended: list[RankProcess]) -> None:
-        """At once: after the death of a rank, mpirun leaves the others a second."""
+        """Writes status.json at once: after the death of a rank, mpirun gives the others one second."""
         if ended and not self._stopped.is_set():
             self._visible = []
             run_briefly(lambda: record_failure_at_once(ended_message(ended)), seconds=0)
@@ -210,7 +215,7 @@ class Membership:
         run_briefly(lambda: record_failure_at_once(message), seconds=RESPONSE_SECONDS)
 
     def _exit_cut_off(self) -> None:
-        """Called by the watchdog. Uses no store, and waits for no file: both may be behind the cut."""
+        """Ends this process, in the watchdog's thread. Uses no store, and waits for no file: both may be cut off."""
         message, own = cut_off_message(self.ranks, self.store_watchdog.limit_seconds), self.store.rank
         before = [one for one in self.ranks[:own] if one.host == self.ranks[own].host]
         time.sleep(min(0.5 * len(before), 2.0))  # the first of this host prints; the launcher terminates the others

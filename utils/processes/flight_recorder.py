@@ -1,4 +1,4 @@
-"""torch's flight recorder: whether a GPU waits in a collective, and files of the last ones after a timeout."""
+"""torch's flight recorder: finds a GPU that waits in a collective, and writes the last collectives after a timeout."""
 
 import json
 import os
@@ -15,12 +15,12 @@ _BUFFER_SIZE = 2000  # collectives
 
 
 def enable_recorder() -> None:
-    """Call it before the process group starts. The user's TORCH_FR_BUFFER_SIZE has priority; 0 disables it."""
+    """Enables it; before the process group starts. The user's TORCH_FR_BUFFER_SIZE has priority; 0 disables it."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_BUFFER_SIZE))
 
 
 def recorder_folder() -> Path | None:
-    """Where the ranks of this process's run write; None before the run has a folder."""
+    """The folder of the ranks' records; None before the run has a folder."""
     folder = current_folder()
     return folder / FOLDER if folder else None
 

@@ -94,7 +94,7 @@ def launch_node(script: str, argv: list[str], requested: int | None) -> int:
 
 
 def _prepare_agent() -> None:
-    """Settings that torch's agent reads when its `LaunchConfig` is made, and its log, which is not printed."""
+    """Sets variables that torch's agent reads with its `LaunchConfig`, and silences its log."""
     agent_log = logging.getLogger("torch.distributed.elastic")
     agent_log.addHandler(logging.NullHandler())
     agent_log.propagate = False
@@ -133,7 +133,7 @@ def _open_report() -> IO[Any]:
 
 
 def silence_launcher() -> None:
-    """Called by a process that has printed why the run ends: `launch_processes` then prints nothing."""
+    """Makes `launch_processes` print nothing: this process has printed why the run ends."""
     if path := os.environ.get(_REPORT):
         with suppress(OSError):
             Path(path).write_text("reported")

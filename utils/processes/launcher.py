@@ -1,4 +1,4 @@
-"""Which launcher started this process, and with which rank.
+"""Finds the launcher of this process, and its rank.
 
 torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
 torchrun's; no other module depends on the launcher. Kubernetes may start a script once per pod, with torchrun's options
@@ -81,7 +81,7 @@ def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
 
 
 def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process, or this node, is one of several that a launcher started.
+    """Returns whether this process, or this node, is one of several that a launcher started.
 
     Raises:
         UserError: a variable is not a number.
@@ -92,7 +92,7 @@ def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
-    """How to end a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
+    """A line on ending a run early under Open MPI, which gives the processes one second between SIGTERM and SIGKILL."""
     if _OPEN_MPI[0] not in env:
         return None
     return (
@@ -102,7 +102,7 @@ def launcher_note(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def has_node_variables(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun's PET_ variables say how many processes this one is to start, and on which of the nodes."""
+    """Returns whether torchrun's PET_ variables give the node of this process and the processes that it must start."""
     return any(name in env for name in _NODE)
 
 

@@ -34,15 +34,15 @@ class RankProcess:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
 
     def is_visible(self) -> bool:
-        """Whether this process sees the other one: it is on this host, and in no other container."""
+        """Returns whether this process sees the other one: it is on this host, and in no other container."""
         return bool(self.start_time) and self.host == socket.gethostname() and _stat(self.pid)[1] == self.start_time
 
     def is_stopped(self) -> bool:
-        """Whether a visible process is stopped by a signal or a debugger."""
+        """Returns whether a visible process is stopped by a signal or a debugger."""
         return self.is_visible() and _stat(self.pid)[0] in _STOPPED_STATES
 
     def has_ended(self) -> bool:
-        """Whether a process that was visible has ended; another one may have its id now."""
+        """Returns whether a process that was visible has ended; another one may have its id now."""
         state, start_time = _stat(self.pid)
         return state in _ENDED_STATES or start_time != self.start_time
 
@@ -50,7 +50,7 @@ class RankProcess:
         return self.host == socket.gethostname() and bool(self.start_time) and self.has_ended()
 
     def has_same_launcher(self) -> bool:
-        """Whether the launcher of this process started it on this host."""
+        """Returns whether the launcher of this process started it on this host."""
         return self.is_visible() and int(_fields(self.pid)[1]) == os.getppid()
 
 
@@ -69,7 +69,7 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 class RunStore:
-    """What the ranks of a run tell each other in their key-value store, which rank 0 or its launcher owns.
+    """Messages between the ranks of a run through their key-value store, which rank 0 or its launcher owns.
 
     Methods raise dist.DistError if the owner has ended.
     """
@@ -78,7 +78,7 @@ class RunStore:
         self.store, self.rank, self.world_size = store, rank, world_size
 
     def clone(self) -> "RunStore":
-        """For another thread: a call blocks all other calls of the same object."""
+        """A second connection, for another thread: a call blocks all other calls of the same object."""
         return RunStore(self.store.clone(), self.rank, self.world_size)
 
     def announce(self) -> None:
@@ -91,7 +91,7 @@ class RunStore:
         return [_parse(rank, text.decode()) for rank, text in enumerate(texts)]
 
     def leave(self, timed_out: bool) -> bool:
-        """Tells that this rank leaves the run; returns whether it is the first one."""
+        """Announces that this rank leaves the run; returns whether it is the first one."""
         if timed_out:
             self.store.set(_TIMED_OUT, "")
         is_first = self.store.add(_LEAVING, 1) == 1
@@ -99,18 +99,18 @@ class RunStore:
         return is_first
 
     def is_ending(self) -> bool:
-        """Whether a rank has left."""
+        """Returns whether a rank has left."""
         return self.store.check([_LEAVING])
 
     def answer(self, counts: Callable[[], Counts]) -> bool:
-        """Tells that this rank lives, and then its counts; returns whether a rank has left after a timeout."""
+        """Announces that this rank is alive, then its counts; returns whether a rank has left after a timeout."""
         key = f"answer {self.rank}"
         self.store.set(key, "{}")  # first: reading the counts may block in the driver of a GPU that hangs
         run_briefly(lambda: self.store.set(key, json.dumps(counts())), seconds=RESPONSE_SECONDS)
         return self.store.check([_TIMED_OUT])
 
     def answers(self) -> dict[int, Counts]:
-        """By rank that lives, its counts."""
+        """The counts of each live rank, by rank."""
         silent = set(self.without("answer"))
         ranks = [rank for rank in range(self.world_size) if rank not in silent]
         texts = self.store.multi_get([f"answer {rank}" for rank in ranks]) if ranks else []

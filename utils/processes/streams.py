@@ -1,4 +1,4 @@
-"""Standard output and standard error that are closed, or whose terminal has gone."""
+"""Keeps a program running if standard output or standard error is closed, or loses its terminal."""
 
 import errno
 import io
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def repair_standard_streams() -> None:
-    """Call it at the start of a program.
+    """Replaces closed streams; for the start of a program.
 
     A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
     checkpoint, would receive its descriptor and all printed text. A terminal or a pipe that goes away later stops no

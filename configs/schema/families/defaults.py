@@ -28,6 +28,6 @@ MOBILE_TRAINING = CROP_AND_FLIP | {
 def family_defaults(
     data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """ImageNet's normalization, DeiT's augmentation and schedule, and what a family changes in them."""
+    """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values."""
     schedule = {"WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05, "BASE_LR": 5e-4, "LINEAR_SCALED_LR": 512}
     return {"DATA": IMAGENET | (data or {}), "MODEL": model or {}, "TRAIN": AUGMENTATION | schedule | (train or {})}

@@ -1,4 +1,4 @@
-"""What a model family is: its keys, its defaults, and how timm builds and names it. Pure data, without torch."""
+"""A model family: its keys, its defaults, its model and tensor names in timm. Pure data, without torch."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,11 @@ class Family:
     Attributes:
         title: as its paper writes it.
         keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
-        defaults: values by section and key that differ from the general ones. They are from the family's
-            `config.py` in PaddleViT, or, where that has no effect, from its code.
-        timm: a name of timm's, or 'module:Class' where the name accepts no such arguments; or a function of the options
-            that returns one.
+        defaults: values by section and key that differ from the general ones. From the family's `config.py` in
+            PaddleViT, or its code.
+        timm: a name of timm's; 'module:Class' if the name does not accept the arguments; or a function of the options.
         arguments: the options -> arguments of that name or class, without the number of classes and input channels.
-            They override those that all families share, such as drop_rate.
+            They override the arguments that all families share, such as drop_rate.
         renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
         split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that
             get equal parts of its first axis.
@@ -49,8 +48,8 @@ class Family:
         computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
         paddle_classes: the number of logits in PaddleViT's code, if it ignores NUM_CLASSES.
         ignored: options outside MODEL of the family's files, by section and key, whose only value changes nothing.
-        corrections: lines for the log: defects of PaddleViT's that are not repeated here.
-        differs: a line for the log: how the model differs from timm's of this name; empty: it does not.
+        corrections: lines for the log about defects of PaddleViT that this project does not repeat.
+        differs: a line for the log about the difference from timm's model of this name; empty if there is none.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The families of MODEL.TYPE: the ones that timm builds, and the ones of PaddleViT's that timm lacks."""
+"""The families of MODEL.TYPE: families that timm builds, and families of PaddleViT that timm lacks."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Union
 

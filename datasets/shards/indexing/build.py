@@ -6,14 +6,15 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from datasets.shards.indexing.archive import DamagedShard
-from datasets.shards.indexing.index import INDEX_NAME, Index, ShardRows, join_rows, read_index, to_rows, write_index
+from datasets.shards.indexing.index import INDEX_NAME, Index, join, read_index, to_index, write_index
 from datasets.shards.indexing.records import Remarks, ShardRecords, read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
@@ -73,7 +74,7 @@ class _StoredRows:
         self.label_key = label_key
         self.notes: list[str] = []
         self._wanted = {shard.name: shard for shard in shards}
-        self._known: dict[str, tuple[Shard, ShardRows]] = {}
+        self._known: dict[str, Index] = {}  # of one shard each
 
     def add_file(self, path: Path) -> None:
         """Adds the rows of an index in a file, if it exists."""
@@ -98,7 +99,7 @@ class _StoredRows:
         for position, shard in enumerate(index.shards):
             current = self._wanted.get(shard.name, shard)
             if current.is_same_as(shard):
-                self._known[shard.name] = current, index.rows(position)
+                self.add(replace(index.of_shard(position), shards=[current]))
 
     def add_remote(self, store: ShardStore, copy: Path) -> None:
         """Adds the rows of the index beside remote shards, and stores a copy if no shard is missing."""
@@ -115,26 +116,24 @@ class _StoredRows:
         if note not in self.notes:
             self.notes.append(note)
 
-    def add(self, shard: Shard, rows: ShardRows) -> None:
-        self._known[shard.name] = shard, rows
+    def add(self, index: Index) -> None:
+        """Adds the index of one shard."""
+        self._known[index.shards[0].name] = index
 
     def missing(self) -> list[Shard]:
         return [shard for name, shard in self._wanted.items() if name not in self._known]
 
     def join(self) -> Index:
         """Returns the index of the wanted shards whose rows are known."""
-        return self._join([name for name in self._wanted if name in self._known])
+        return join([self._known[name] for name in self._wanted if name in self._known], self.label_key)
 
     def save(self, path: Path) -> None:
         """Writes all rows; raises OSError, and UserError if the labels of the wanted shards are of two kinds."""
         index = self.join()
         with contextlib.suppress(UserError):  # other shards may have labels of another kind
-            index = self._join(dict.fromkeys([*(shard.name for shard in index.shards), *self._known]))
+            others = [self._known[name] for name in self._known if name not in self._wanted]
+            index = join([index, *others], self.label_key)
         write_index(path, index)
-
-    def _join(self, names: Iterable[str]) -> Index:
-        shards, rows = [list(column) for column in zip(*map(self._known.get, names), strict=True)] or ([], [])
-        return join_rows(shards, rows, self.label_key)
 
 
 @contextlib.contextmanager
@@ -182,7 +181,7 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
                 if isinstance(result, DamagedShard):
                     findings.append(str(result))
                     continue
-                stored.add(shard, to_rows(result.records, store.url(shard.name)))
+                stored.add(to_index(shard, result.records, store.url(shard.name)))
                 for text, (number, example) in result.remarks.items():
                     remarks.count(text, example, number)
                 if time.monotonic() - saved > _SAVE_SECONDS:

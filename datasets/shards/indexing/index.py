@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -29,23 +29,13 @@ COLUMNS = {
     "ends": "<i8", "offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8", "names": "|u1",
     "names_ends": "<i8",
 }  # fmt: skip
+_OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
 _FORMAT = "AmpViT shards 1"
 _FIX = "remove it, and the index is built again"
 
 
 class _Damaged(Exception):
     """A problem of the content of an index."""
-
-
-class ShardRows(NamedTuple):
-    """The n images of one shard: columns of an `Index`, whose `targets` are numbers or indices of `class_names`."""
-
-    offsets: np.ndarray
-    lengths: np.ndarray
-    crcs: np.ndarray
-    targets: np.ndarray
-    names: PackedStrings
-    class_names: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -68,78 +58,90 @@ class Index:
     def __len__(self) -> int:
         return len(self.arrays["offsets"])
 
-    def rows(self, position: int) -> ShardRows:
-        """The rows of the shard at `position`, as views."""
+    @property
+    def shard_of(self) -> np.ndarray:
+        """The position in `shards` of each image, int64 (N,)."""
+        return np.repeat(np.arange(len(self.shards)), np.diff(self.arrays["ends"], prepend=0))
+
+    def of_shard(self, position: int) -> "Index":
+        """The index of the shard at `position`, with views of the arrays."""
         ends, names = self.arrays["ends"], strings_in(self.arrays, "names")
         start, end = int(ends[position - 1]) if position else 0, int(ends[position])
-        names_of_columns = ("offsets", "lengths", "crcs", "targets")
-        offsets, lengths, crcs, targets = (self.arrays[name][start:end] for name in names_of_columns)
         first = int(names.ends[start - 1]) if start else 0
         last = int(names.ends[end - 1]) if end > start else first
-        own_names = PackedStrings(names.encoded[first:last], names.ends[start:end] - first)
-        return ShardRows(offsets, lengths, crcs, targets, own_names, self.class_names)
+        own_names = to_arrays(PackedStrings(names.encoded[first:last], names.ends[start:end] - first), "names")
+        columns = {name: self.arrays[name][start:end] for name in _OF_IMAGES}
+        arrays = columns | own_names | {"ends": np.array([end - start])}
+        return Index([self.shards[position]], self.class_names, arrays, self.label_key)
+
+    def select(self, rows: np.ndarray) -> "Index":
+        """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
+        used, counts = np.unique(self.shard_of[rows], return_counts=True)
+        columns = {name: self.arrays[name][rows] for name in _OF_IMAGES}
+        names = to_arrays(strings_in(self.arrays, "names").select(rows), "names")
+        arrays = columns | names | {"ends": np.cumsum(counts)}
+        return Index([self.shards[shard] for shard in used], self.class_names, arrays, self.label_key)
 
 
-def to_rows(records: Sequence[Record], origin: str) -> ShardRows:
-    """The rows of the images of one shard; raises UserError if labels are both numbers and names."""
+def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
+    """The index of one shard; raises UserError if labels are both numbers and names."""
     by_kind = {type(record.label): record for record in reversed(records) if record.label is not None}
     if len(by_kind) > 1:
         raise _two_kinds(*(f"{origin}: {record.name}" for record in (by_kind[int], by_kind[str])))
     class_names = sorted({record.label for record in records if isinstance(record.label, str)}) or None
     number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
-    targets = [-1 if record.label is None else number.get(record.label, record.label) for record in records]
-    return ShardRows(
-        np.array([record.offset for record in records], np.int64),
-        np.array([record.length for record in records], np.int32),
-        np.array([record.crc for record in records], np.uint32),
-        np.array(targets, np.int64),
-        StringPacker(record.name for record in records).strings(),
-        class_names,
-    )
+    columns = {
+        "ends": [len(records)],
+        "offsets": [record.offset for record in records],
+        "lengths": [record.length for record in records],
+        "crcs": [record.crc for record in records],
+        "targets": [-1 if record.label is None else number.get(record.label, record.label) for record in records],
+    }
+    arrays = {name: np.array(values, COLUMNS[name]) for name, values in columns.items()}
+    names = StringPacker(record.name for record in records).strings()
+    return Index([shard], class_names, arrays | to_arrays(names, "names"))
 
 
-def join_rows(shards: Sequence[Shard], rows: Sequence[ShardRows], label_key: str = "") -> Index:
-    """The index of these shards. Its `class_names` are those that have an image.
+def join(indexes: Sequence[Index], label_key: str = "") -> Index:
+    """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
     Raises:
         UserError: some labels are numbers and others are names.
     """
     examples: dict[bool, str] = {}
-    for shard, part in zip(shards, rows, strict=True):
-        labelled = np.flatnonzero(part.targets >= 0)
+    for index in indexes:
+        labelled = np.flatnonzero(index.arrays["targets"] >= 0)
         if len(labelled):
-            examples.setdefault(part.class_names is None, f"{shard.name}: {part.names[labelled[0]]}")
+            first = index.select(labelled[:1])
+            name = f"{first.shards[0].name}: {strings_in(first.arrays, 'names')[0]}"
+            examples.setdefault(index.class_names is None, name)
     if len(examples) > 1:
         raise _two_kinds(examples[True], examples[False])
-    class_names, targets = _number_classes(rows) if False in examples else (None, [part.targets for part in rows])
-    lengths = [np.diff(part.names.ends, prepend=0) for part in rows]
-    arrays = {
-        "ends": np.cumsum([len(part.targets) for part in rows], dtype=np.int64),
-        "offsets": _concatenate([part.offsets for part in rows], np.int64),
-        "lengths": _concatenate([part.lengths for part in rows], np.int32),
-        "crcs": _concatenate([part.crcs for part in rows], np.uint32),
-        "targets": _concatenate(targets, np.int64),
-    }
-    names = PackedStrings(
-        _concatenate([part.names.encoded for part in rows], np.uint8), np.cumsum(_concatenate(lengths, np.int64))
-    )
-    return Index(list(shards), class_names, arrays | to_arrays(names, "names"), label_key)
-
-
-def _concatenate(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *parts])
+    class_names, targets = _number_classes(indexes) if False in examples else (None, None)
+    arrays = {}
+    for name, dtype in COLUMNS.items():
+        parts = [index.arrays[name] for index in indexes]
+        if name == "targets" and targets:
+            parts = targets
+        is_ends = name in ("ends", "names_ends")
+        if is_ends:
+            parts = [np.diff(part, prepend=0) for part in parts]
+        joined = np.concatenate([np.empty(0, dtype), *parts])
+        arrays[name] = np.cumsum(joined) if is_ends else joined
+    return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
 
 
 def _two_kinds(number: str, name: str) -> UserError:
     return UserError(f"{number} has a number as its label, but {name} a name; use numbers or names for all samples")
 
 
-def _number_classes(rows: Sequence[ShardRows]) -> tuple[list[str], list[np.ndarray]]:
-    """The sorted names of all classes with an image, and the targets of each shard as indices of them."""
-    lists = {id(part.class_names): part.class_names or [] for part in rows}  # many shards share the list of one index
+def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
+    """The sorted names of all classes with an image, and the targets of each index as positions in them."""
+    lists = {id(index.class_names): index.class_names or [] for index in indexes}  # many shards share one list
     is_used = {key: np.zeros(len(names), bool) for key, names in lists.items()}
-    for part in rows:
-        is_used[id(part.class_names)][part.targets[part.targets >= 0]] = True
+    for index in indexes:
+        targets = index.arrays["targets"]
+        is_used[id(index.class_names)][targets[targets >= 0]] = True
     used = {key: [names[label] for label in np.flatnonzero(is_used[key])] for key, names in lists.items()}
     class_names = sorted(set().union(*used.values()))
     number = {name: label for label, name in enumerate(class_names)}
@@ -147,7 +149,7 @@ def _number_classes(rows: Sequence[ShardRows]) -> tuple[list[str], list[np.ndarr
     for key, names in lists.items():
         labels[key] = np.full(len(names) + 1, -1)  # the last one is of targets of -1
         labels[key][:-1][is_used[key]] = [number[name] for name in used[key]]
-    return class_names, [labels[id(part.class_names)][part.targets] for part in rows]
+    return class_names, [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
 
 
 def write_index(path: Path, index: Index) -> None:
@@ -191,9 +193,9 @@ def read_index(data: bytes, origin: str) -> Index:
         if metadata.get("sha256") != index_digest(text, arrays):
             raise _Damaged("is damaged (its checksum does not match)")
         shards, class_names, label_key = _check_text(json.loads(text))
-        arrays = {name: arrays[name] for name in COLUMNS}
-        _check_arrays(arrays, shards, 10**LABEL_DIGITS if class_names is None else len(class_names))
-        return Index(shards, class_names, arrays, label_key)
+        index = Index(shards, class_names, {name: arrays[name] for name in COLUMNS}, label_key)
+        _check_arrays(index)
+        return index
     except _Damaged as error:
         raise UserError(f"{origin}: {error}; {_FIX}") from error
     except Exception as error:  # the library raises almost any type for a damaged file
@@ -218,23 +220,24 @@ def _check_text(content: Any) -> tuple[list[Shard], list[str] | None, str]:
     return shards, None if class_names is None else names, label_key
 
 
-def _check_arrays(arrays: Mapping[str, np.ndarray], shards: Sequence[Shard], num_classes: int) -> None:
+def _check_arrays(index: Index) -> None:
+    arrays, num_images = index.arrays, len(index)
     ends, offsets, lengths = arrays["ends"], arrays["offsets"], arrays["lengths"].astype(np.int64)
-    num_images = len(offsets)
     if any(len(arrays[name]) != num_images for name in ("lengths", "crcs", "targets", "names_ends")):
         raise _Damaged("is damaged (its columns differ in length)")
     for name, values, last in (("ends", ends, num_images), ("names_ends", arrays["names_ends"], len(arrays["names"]))):
         edges = np.concatenate([[0], values])
         if not (edges[1:] >= edges[:-1]).all() or edges[-1] != last:
             raise _Damaged(f"is damaged ({name} are not in order)")
-    if len(ends) != len(shards):
+    if len(ends) != len(index.shards):
         raise _Damaged("is damaged (it has another number of shards)")
-    shard_of = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-    sizes = np.array([shard.num_bytes for shard in shards], np.int64)[shard_of]
+    shard_of = index.shard_of
+    sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[shard_of]
     if not ((lengths >= 0) & (lengths <= MAX_FILE_BYTES) & (offsets >= 0) & (offsets <= sizes - lengths)).all():
         raise _Damaged("is damaged (an image is outside of its shard)")
     is_same_shard = shard_of[1:] == shard_of[:-1]
     if (is_same_shard & (offsets[1:] < offsets[:-1] + lengths[:-1])).any():
         raise _Damaged("is damaged (images overlap)")
+    num_classes = 10**LABEL_DIGITS if index.class_names is None else len(index.class_names)
     if ((arrays["targets"] < -1) | (arrays["targets"] >= num_classes)).any():
         raise _Damaged("is damaged (a label has no class)")

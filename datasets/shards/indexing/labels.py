@@ -81,7 +81,7 @@ def _checked(value: int | float | str, place: str, names: bool = True) -> int | 
 
 
 def is_encodable(text: str) -> bool:
-    """Tells whether a text from a JSON file has no surrogates but the ones that stand for invalid UTF-8."""
+    """Tells whether a text from a JSON file has no surrogates, except the surrogates that stand for invalid UTF-8."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -51,7 +51,7 @@ class _Sample:
         self.key, self.name = key, name
         self.extensions: set[str] = set()
         self.num_images = 0
-        self.image: tuple[int, Member, int] | None = None  # rank of the extension, member, CRC-32
+        self.image: tuple[int, Member, int] | None = None  # preference of the extension, member, CRC-32
         self.label_files: dict[str, bytes] = {}
 
     def add(self, member: Member, extension: str, archive: Archive) -> None:

@@ -19,6 +19,7 @@ from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from utils.errors import to_single_line
 from utils.files import open_regular_file
+from utils.status import RUN_LOG
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
 _PAUSE_SECONDS = 60.0  # after an error of the disk
@@ -192,8 +193,8 @@ class ShardCache:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            message = f"----- Warning: the cache of shards in {self.folder} {to_single_line(problem)}"
-            logging.getLogger("ampvit.run").info(message)
+            warning = f"Warning: the cache of shards in {self.folder} {to_single_line(problem)}"
+            logging.getLogger(RUN_LOG).info(f"----- {warning}", extra={"warning": warning})
 
 
 def _lock(path: Path, flags: int = 0) -> BinaryIO:

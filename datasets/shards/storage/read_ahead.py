@@ -17,7 +17,7 @@ _RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be dow
 class ReadAhead:
     """Downloads at most `ahead` shards at the head of a list. No method waits for a download or raises.
 
-    A shard that cannot be downloaded is left to the readers, who report the error if they cannot read it either.
+    Errors are ignored: a reader of the shard reports them if it cannot read it either.
     """
 
     def __init__(self, cache: ShardCache, ahead: int) -> None:
@@ -30,8 +30,8 @@ class ReadAhead:
     def follow(self, shards: Sequence[Shard]) -> None:
         """Starts to download `shards`, which are needed now and later, in this order. Call it before each batch.
 
-        None of them is removed from the cache to make room for another one of them, which is needed no sooner: with
-        all shards in use, the cache fills up, and the other shards are read from their source.
+        The cache removes none of these shards to make room for another of them. With all shards in use, it fills up,
+        and the other shards are read from their source.
         """
         self._shards, wanted = shards, shards[: self.ahead]
         for shard in self._downloads.keys() - set(wanted):

@@ -1,4 +1,4 @@
-"""Describes errors of stores in one line each, with the fix, and decides which of them may pass.
+"""Describes each error of a store in one line, with the fix, and decides whether to try again.
 
 The text of a library's error is never shown: it contains the answer of the server, and may contain signed URLs.
 """
@@ -40,7 +40,7 @@ class RangesNotSupported(StoreError):
 
 
 class ShardChanged(StoreError):
-    """A shard is not the one that was indexed."""
+    """A shard differs from the index."""
 
 
 class Problem(NamedTuple):

@@ -57,7 +57,7 @@ class FakeImages(Samples):
 def digits(data: Data, split: str) -> ImageArray:
     """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
 
-    The split is scikit-learn's own stratified one, so that results compare with other programs.
+    The split is scikit-learn's own stratified one, so that results can be compared with other programs.
     """
     require("DATA.DATASET digits", "sklearn")
     from sklearn.datasets import load_digits

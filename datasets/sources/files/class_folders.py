@@ -42,8 +42,8 @@ def folder(data: Data, split: str) -> ImageFiles:
 
 
 def _with_checked_classes(root: Path, split: str) -> Listing:
-    """The folder of a split. A class that only this split, or only the training split, has is a finding."""
-    min_classes = 1 if split == "test" else 2  # else its classes, below, are the better finding
+    """The folder of a split. A class that only this split, or only the training split, has is an error."""
+    min_classes = 1 if split == "test" else 2  # else the message about its classes, below, is the better one
     listing = read_class_folders(root / split, min_classes=min_classes)
     train, other = root / "train", "val" if split == "train" else split
     if train.is_dir():
@@ -177,7 +177,7 @@ def class_names_in(root: Path, excluded: str | None = None, min_classes: int = 2
 
 @dataclass
 class _Scan:
-    """The state of one reading of folders. keeps_unreadable: broken links and pipes are images, and no findings."""
+    """The state of one reading of folders. keeps_unreadable: broken links and pipes count as images, not as errors."""
 
     root: Path
     keeps_unreadable: bool = False

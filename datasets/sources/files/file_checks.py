@@ -68,7 +68,7 @@ def _path(listing: Listing, index: int) -> str:
 
 
 def _at_intervals(items: Sequence[T], limit: int) -> Sequence[T]:
-    """At most `limit` of the items."""
+    """Returns at most `limit` of the items, at regular intervals."""
     return items[:: max(1, -(-len(items) // limit))]
 
 

@@ -1,6 +1,6 @@
 """Finds the unusable images of a run before its first step: reads the first and last bytes of each file.
 
-A file whose bytes are not as expected is decoded, so that the check refuses only images that the run would refuse.
+Files with unexpected bytes are decoded: the check refuses only images that the run would refuse.
 """
 
 import os
@@ -17,8 +17,8 @@ from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
-from utils.distributed import ProcessContext, broadcast_object
-from utils.errors import UserError, combine_findings
+from utils.distributed import ProcessContext, call_on_main
+from utils.errors import combine_findings
 from utils.files import open_regular_file
 
 _MAX_SECONDS = 30.0
@@ -38,37 +38,31 @@ class ImageProblems(NamedTuple):
     num_checked: int
 
 
-def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext, timeout_seconds: float) -> None:
+def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
     """Checks the image files of all splits on the main process, or as many as it can in half a minute.
 
-    With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it; the
-    other ranks wait less than `timeout_seconds`.
+    With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
 
     Raises:
-        UserError: unusable images, all in one report, on every rank.
+        UserError: all unusable images, in one error on every rank.
     """
-    error = _find_error(splits, data, min(_MAX_SECONDS, timeout_seconds / 2)) if context.is_main else None
-    if error := broadcast_object(error, context):
-        raise error
+    call_on_main(
+        lambda: _check_images([samples for samples in splits if isinstance(samples, ImageFiles)], data), context
+    )
 
 
-def _find_error(splits: Sequence[Samples], data: Data, seconds: float) -> UserError | None:
-    of_files = [samples for samples in splits if isinstance(samples, ImageFiles)]
-    num_images, skips = sum(map(len, of_files)), data.on_bad_image == "skip"
+def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
+    num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
     bad: dict[str, BadImage] = {}  # by path: two splits may share images
-    for samples in of_files:
-        try:
-            problems = find_bad_images(samples, data.image_channels, seconds * len(samples) / num_images)
-        except UserError as error:  # the disk or the machine fails
-            return error
+    for samples in splits:
+        problems = find_bad_images(samples, data.image_channels, _MAX_SECONDS * len(samples) / num_images)
         samples.notes += _notes(samples, problems, skips)
         bad |= {image.path: image for image in problems.bad}
-    if not bad or skips:
-        return None
-    return combine_findings(
-        f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
-        [str(image) for image in bad.values()],
-    )
+    if bad and not skips:
+        raise combine_findings(
+            f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
+            [str(image) for image in bad.values()],
+        )
 
 
 def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[str]:
@@ -81,7 +75,7 @@ def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[st
     if problems.bad and skips:
         first = problems.bad[0]
         notes.append(
-            f"{samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
+            f"Warning: {samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
             f"(DATA.ON_BAD_IMAGE), such as {first.path!r}: {first.reason}"
         )
     return notes

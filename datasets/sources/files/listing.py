@@ -17,7 +17,7 @@ class Listing:
     or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
     images. Without a `file`, `lines` is empty.
 
-    `findings` are mistakes that must be corrected, `notes` are for the log: one line of text each. `has_class_names` is
+    `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
     False if the names are only the labels.
     """
 
@@ -38,7 +38,7 @@ class Listing:
         return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
 
     def select(self, indices: np.ndarray) -> "Listing":
-        """The listing of the images at `indices` (M,), sorted and unique, with all findings and notes."""
+        """The listing of the images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
         columns = {name: values[indices] for name, values in self.arrays.items() if name in ("targets", "paths_crcs")}
         columns["lines"] = self.arrays["lines"][indices] if self.file else self.arrays["lines"]
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)

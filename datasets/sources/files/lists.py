@@ -1,6 +1,7 @@
 """Lists and tables of images: PaddleViT's text lists and CSV files.
 
-Mistakes are collected as findings, so that one report names all of them; an error is raised if nothing can be read.
+`findings` collects the mistakes, so that one error names all of them. An error is raised at once if nothing can be
+read.
 """
 
 import re
@@ -56,8 +57,8 @@ def csv_tables(data: Data, split: str) -> ImageFiles:
 def read_list(file: Path) -> Listing:
     """Reads a text file with one image per line: its path relative to the file's folder, white space, its label.
 
-    Findings, by file and line: a missing path or label, a label that is not a whole number, a path outside the folder,
-    an image with two labels.
+    Error messages, by file and line: a missing path or label, a label that is not a whole number, a path outside the
+    folder, an image with two labels.
 
     Raises:
         UserError: the file cannot be read.
@@ -80,8 +81,8 @@ def read_table(file: Path, train_file: Path) -> Listing:
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
 
-    Findings: see `read_list`; also a name that `train_file` does not contain. If a target has several labels, this is
-    the only finding about targets.
+    Error messages: see `read_list`; also a name that `train_file` does not contain. A target with several labels gives
+    the only message about targets.
 
     Raises:
         UserError: a file cannot be read or lacks a column.

@@ -25,7 +25,7 @@ def read_multi_label_table(file: Path, train_file: Path) -> Listing:
     are ignored, as in "[0, 3]" and "['cat']". Names are sorted, and their positions are the labels; those in
     `train_file` count for both files. `targets` of the listing are multi-hot, int8 (N, C).
 
-    Findings: see `read_table`.
+    Error messages: see `read_table`.
 
     Raises:
         UserError: a file cannot be read or lacks a column.

@@ -1,6 +1,7 @@
 """The rows of lists and tables of images, before their targets become labels.
 
-Mistakes are collected as findings, so that one report names all of them; an error is raised if nothing can be read.
+`findings` collects the mistakes, so that one error names all of them. An error is raised at once if nothing can be
+read.
 """
 
 import csv
@@ -118,7 +119,7 @@ def make_listing(
 
 
 def _report_repeated_images(listing: Listing, labels: np.ndarray, conflict: Callable[[int, int], str]) -> None:
-    """Adds a finding for each image with two targets, and a note about images that are repeated with one target."""
+    """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
     paths, crcs, lines = listing.paths, listing.arrays["paths_crcs"], listing.arrays["lines"]
     in_order = np.sort(crcs)
     recurring = in_order[1:][in_order[1:] == in_order[:-1]]

@@ -1,1 +1,1 @@
-"""Where the figures of a run go besides its files: TensorBoard, and Weights & Biases and MLflow on request."""
+"""Loggers of the figures of a run: TensorBoard, and Weights & Biases and MLflow on request."""

@@ -16,7 +16,7 @@ _LOST = "some values will be missing there"
 class BackgroundLogger:
     """Calls a logger in a thread: training does not wait for a slow one, and does not end if one fails.
 
-    A logger that cannot start is not called again. Values that it cannot log later are lost. One warning says so.
+    A logger that cannot start is not called again. If a later call fails, its values are lost. One warning says so.
 
     Args:
         finish_seconds: `finish` waits this long for the calls that are left.

@@ -28,7 +28,7 @@ class LoggerGroup:
         self._loggers: list[MetricLogger] = []
 
     def start(self, folder: Path, steps_done: int) -> None:
-        """Only the main process calls it. Raises UserError as `check_loggers`."""
+        """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in self.names]
         if is_installed("tensorboard"):

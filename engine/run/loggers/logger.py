@@ -1,4 +1,4 @@
-"""The interface of a logger, and what every logger gets to know about a run."""
+"""The interface of a logger, and the facts about a run that every logger receives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LoggedRun:
     hyperparameters: Mapping[str, str]
 
     def known_id(self, library: str) -> str | None:
-        """The id under which the library knows this run, which an earlier process has stored."""
+        """The library's id of this run, which an earlier process has stored."""
         file = self._id_file(library)
         return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 

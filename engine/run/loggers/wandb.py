@@ -15,7 +15,7 @@ _SETTINGS = {"WANDB_CONSOLE": "off", "WANDB_SILENT": "true", "WANDB_FINISH_TIMEO
 class WandbLogger:
     """Logs to a run of Weights & Biases; a resumed run continues it.
 
-    wandb drops steps up to the last one that it has, so that the steps which a resumed run repeats appear once.
+    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once.
 
     Args:
         log: logs a line.

@@ -1,7 +1,7 @@
-"""Which rank is slower than the others, and why.
+"""Finds ranks that are slower than the others, and the cause.
 
-The time of a whole step is the same on all ranks: the exchange of gradients waits for the slowest. What differs is the
-time before it: waiting for a batch, and the forward pass.
+The time of a whole step is the same on all ranks: the exchange of gradients waits for the slowest. Only the time before
+the exchange differs: waiting for a batch, and the forward pass.
 """
 
 from collections import deque

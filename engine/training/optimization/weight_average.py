@@ -24,7 +24,7 @@ class WeightAverage(ModelEmaV3):
 
     @torch.no_grad()
     def follow(self, model: nn.Module) -> None:
-        """Averages the tensors that `model` has now. If both models are sharded, each rank averages its shards."""
+        """Averages the tensors that `model` has now. If both models are sharded, each rank averages its part."""
         values, averages = (module.state_dict(keep_vars=True).values() for module in (model, self.module))
         # A tensor that a model uses under several names is averaged once.
         unique = {id(average): (average, value) for average, value in zip(averages, values, strict=True)}.values()

@@ -100,7 +100,7 @@ def measure(config: Config, name: str, context: ProcessContext) -> dict[str, Any
         torch.cuda.reset_peak_memory_stats(context.device)
     with patch("engine.training.build.build_strategy", lambda *_: strategy_of(config, name, context)):
         state = build_state(config, context)
-    # The exchange of a group of one process takes the host as long as that of more.
+    # The host takes as long for the exchange of one process as of several.
     trigger = SaveTrigger(replace(context, world_size=max(2, context.world_size)), config.timeout_seconds)
     after_step = (lambda progress: trigger.should_save(progress.step)) if name == EXCHANGE else (lambda _: None)
     loop = training_loop(state, cycle(ready_batches(config, context)), new_progress(context), after_step)

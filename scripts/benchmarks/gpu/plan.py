@@ -23,7 +23,7 @@ COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part o
 
 
 class Setting(NamedTuple):
-    """What a training part trains.
+    """The options of a training part.
 
     kind: a key of LIMITS. "cached": compiled as an earlier part has compiled it; "whole": the whole model.
     size: the smallest or the largest batch size.

@@ -15,7 +15,7 @@ from utils.device import timed
 def measure(
     contenders: dict[str, Contender], rounds: int, seconds: float, device: torch.device, prefetched: int
 ) -> dict[str, dict[str, Any]]:
-    """For each contender: seconds until its (last) first batch, images/s of each turn, and the ratios of these speeds.
+    """Measures each contender: seconds until its (last) first batch, images/s of each turn, ratios of these speeds.
 
     A turn starts a stream and ends it. Its first batch and the `prefetched` next ones are not timed. One compute thread
     is used, because the workers occupy the cores.

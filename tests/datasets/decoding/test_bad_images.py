@@ -129,7 +129,7 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
 
 
 def test_accuracy_counts_only_the_other_images(image_folder, tmp_path, cpu):
-    """The result equals that of a data set without the bad images."""
+    """The result equals the result of a data set without the bad images."""
     folder = train(argv_for(image_folder, tmp_path / "out", "TRAIN.NUM_EPOCHS=1"), cpu)
     for name in BAD_IN_VAL:
         (image_folder / "val" / name).unlink()

@@ -25,7 +25,7 @@ def test_every_class_has_the_same_number_of_places(num_places):
 
 
 def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
-    """125 places per class: the class of 419 images needs 3.35 epochs, those of 2, 9 and 70 images less than two."""
+    """125 places per class: the class of 419 images needs 3.35 epochs, the other three less than two."""
     drawn = [balanced_order(TARGETS, 500, 0, epoch).numpy() for epoch in range(12)]
     rare, common = np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 7)
     for order in drawn:

@@ -74,5 +74,12 @@ def test_one_line_for_what_is_not_supported(data_path, problem):
 def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
     monkeypatch.setattr("datasets.shards.location.MAX_NAMES", 10)
     assert len(parse_location("/d/{a,b}{0..4}.tar").names) == 10
-    with pytest.raises(UserError, match="more than 10 names"):
-        parse_location("/d/{a,b{0..4}}{0..2}.tar")
+    for pattern in ("{a,b{0..4}}{0..2}", "{a..k}", "{{0..4},{5..9},x}", "{0..22..2}{,}", "{-5..5}"):
+        with pytest.raises(UserError, match="more than 10 names"):
+            parse_location(f"/d/{pattern}.tar")
+
+
+def test_a_pattern_with_too_many_names_is_not_expanded(monkeypatch):
+    monkeypatch.setattr("datasets.shards.location.braceexpand", None)
+    with pytest.raises(UserError, match="more than 1,000,000 names"):
+        parse_location("/d/{" + ",".join(["{0..999998}"] * 80) + "}.tar")

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from datasets.shards.shard import Shard
 from datasets.shards.storage import cache as cache_module
 from datasets.shards.storage import read_ahead as read_ahead_module
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.read_ahead import ReadAhead
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import StoreError
+from engine.run.facts import FACTS, read_facts
+from engine.run.log import RunLogger
 from tests.conftest import ROOT
 from tests.datasets.shards.fault_server import body, fault_server, status
 
@@ -253,3 +256,14 @@ def test_close_cancels_downloads(server, cache, ahead, shards):
     ahead.close()
     wait_for(lambda: not list(cache.folder.glob("*.part")))
     assert cached(cache, shards) == []
+
+
+def test_a_warning_is_in_the_log_and_the_facts_of_the_run_once(tmp_path, store, cpu, capsys):
+    """The first shard is downloaded before the folder of the run is opened."""
+    logger, cache = RunLogger(None, cpu), ShardCache(tmp_path / "cache", 1, store)
+    assert not cache.download(Shard("0.tar", SIZE, "1"))
+    logger.open(tmp_path)
+    assert not cache.download(Shard("1.tar", SIZE, "1"))
+    ((warning, count),) = read_facts(tmp_path / FACTS).warnings.items()
+    assert count == 1 and "raise DATA.CACHE_GB" in warning
+    assert (tmp_path / "log.txt").read_text().count(warning) == capsys.readouterr().out.count(warning) == 1

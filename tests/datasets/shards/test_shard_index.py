@@ -14,9 +14,9 @@ from datasets.shards.indexing.index import (
     Index,
     encode_index,
     index_digest,
-    join_rows,
+    join,
     read_index,
-    to_rows,
+    to_index,
 )
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
@@ -28,25 +28,28 @@ LABELS = st.one_of(st.none(), st.integers(0, 999_999)), st.one_of(st.none(), st.
 
 def index_of(labels_of_shards, label_key: str = "") -> Index:
     """An index of shards whose images have these labels."""
-    rows, shards = [], []
+    indexes = []
     for number, labels in enumerate(labels_of_shards):
         names = [f"{number}/é{position}.jpg" for position in range(len(labels))]
         records = [
             Record(512 + 1024 * position, position, 2**32 - 1 - position, label, names[position])
             for position, label in enumerate(labels)
         ]
-        rows.append(to_rows(records, f"{number}.tar"))
-        shards.append(Shard(f"{number}.tar", 1024 * len(labels) + 1024, "etag" if number % 2 else None))
-    return join_rows(shards, rows, label_key)
+        shard = Shard(f"{number}.tar", 1024 * len(labels) + 1024, "etag" if number % 2 else None)
+        indexes.append(to_index(shard, records, f"{number}.tar"))
+    return join(indexes, label_key)
 
 
 def content_of(index: Index) -> list:
     """The images of each shard, with their labels as in the shard."""
     content = []
     for position, shard in enumerate(index.shards):
-        *columns, names, class_names = index.rows(position)
-        labels = [class_names[label] if class_names and label >= 0 else label for label in columns[3].tolist()]
-        content.append([shard, *(column.tolist() for column in columns[:3]), labels, list(names)])
+        one = index.of_shard(position)
+        assert one.shards == [shard] and one.arrays["ends"].tolist() == [len(one)]
+        targets = one.arrays["targets"].tolist()
+        labels = [one.class_names[label] if one.class_names and label >= 0 else label for label in targets]
+        columns = [one.arrays[name].tolist() for name in ("offsets", "lengths", "crcs")]
+        content.append([shard, *columns, labels, list(strings_in(one.arrays, "names"))])
     return content
 
 
@@ -72,12 +75,16 @@ def test_an_index_is_equal_after_reading(labels_of_shards):
 
 def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
     one, two = index_of([["dog", "cat"], [None], []], "k"), index_of([["ant", "dog"], ["never used"]])
-    joined = join_rows([*one.shards, two.shards[0]], [*map(one.rows, range(3)), two.rows(0)])
+    joined = join([one, two.of_shard(0)])
     assert joined.class_names == ["ant", "cat", "dog"]
     assert joined.arrays["targets"].tolist() == [2, 1, -1, 0, 2]
     assert list(strings_in(joined.arrays, "names")) == ["0/é0.jpg", "0/é1.jpg", "1/é0.jpg", "0/é0.jpg", "0/é1.jpg"]
-    selected = join_rows([one.shards[0]], [one.rows(0)])
-    assert content_of(selected) == content_of(one)[:1]
+    assert content_of(join([one.of_shard(0)])) == content_of(one)[:1]
+    selected = joined.select(np.array([1, 2, 4]))
+    assert content_of(selected) == [
+        [shard, *(column[first:] for column in columns)]
+        for (shard, *columns), first in zip((content_of(joined)[place] for place in (0, 1, 3)), (1, 0, 1), strict=True)
+    ]
 
 
 def test_numbers_and_names_are_not_mixed():

@@ -145,8 +145,8 @@ def test_a_check_of_many_folders_is_bounded(thousand, cpu, monkeypatch):
 
 
 def test_all_ranks_raise_the_main_processs_findings(thousand, cpu, monkeypatch):
-    monkeypatch.setattr("datasets.registry.work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr("datasets.registry.broadcast_object", lambda value, context: Findings("of the main process"))
+    monkeypatch.setattr("utils.distributed.work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr("utils.distributed.broadcast_object", lambda value, context: Findings("of the main process"))
     for world in (replace(cpu, rank=1, world_size=2), replace(cpu, rank=1, world_size=5000)):
         with pytest.raises(Findings, match="of the main process"):
             samples_for(config_for(thousand, "imagenet2012"), world, "train", "val")

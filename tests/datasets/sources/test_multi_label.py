@@ -94,7 +94,7 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
 
 
 def test_several_labels_without_the_option_are_one_finding(tables, tmp_path, cpu):
-    """The first: not those of the missing file, the images without a label and the name that no line has alone."""
+    """The first problem, without the missing file, the images without a label and the name that no line has alone."""
     given = tables(["", "cat", "dog", "cat|dog", "", "dog|cat", ""], val=["cat|dog", "emu", ""])
     (tmp_path / "train0.png").unlink()
     given = given.model_copy(update={"multi_label": False, "batch_size": 1})

@@ -11,7 +11,9 @@ from datasets.loading.sampler import epoch_order
 from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
+from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 GLOBAL_BATCH = 96  # 1,437 samples: 14 steps per epoch; without the option 15, the last of 64 or fewer samples
@@ -99,3 +101,10 @@ def test_dry_run_prints_the_derived_steps(digits_argv, cpu, capsys):
     printed = capsys.readouterr().out
     assert "global batch size: 96 = batch size 32 x 1 rank(s) x 3 accumulation step(s)" in printed
     assert "steps per epoch: 14" in printed
+
+
+def test_a_number_of_ranks_that_does_not_fit_is_refused_before_the_data_is_read(monkeypatch, digits_argv):
+    monkeypatch.setattr("engine.training.run_data.read_samples", None)
+    config = parse_command_line([*digits_argv, "DATA.GLOBAL_BATCH_SIZE=96", "DATA.BATCH_SIZE=16"]).config
+    with pytest.raises(UserError, match=r"DATA\.GLOBAL_BATCH_SIZE 96"):
+        read_run_data(config, ProcessContext(0, 0, 5, 5, torch.device("cpu")))

@@ -1,16 +1,19 @@
 """A resumed run checks the checkpoint and its folder: changed options, a lock, a missing or discarded best epoch."""
 
 import os
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import rows, train
+from conftest import assert_same_state, rows, states, train
 
 from configs.reading.command_line import parse_command_line
+from configs.reading.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
+from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
 INVALID_CHANGES = {
@@ -21,6 +24,10 @@ INVALID_CHANGES = {
     "SEED=5": "inside an epoch",
     "DATA.REPEATED_AUGMENTATION=3": r"DATA\.REPEATED_AUGMENTATION 1.* 3",
 }
+
+
+# Keys that an earlier version did not write.
+NEWER_KEYS = {"TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "MODEL_EMA_WARMUP", "PATIENCE"), None: ("LOSS", "EVAL_RAW")}
 
 
 @pytest.fixture
@@ -108,3 +115,27 @@ def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypa
     ):
         train([f"-resume={stopped}", *digits_argv], cpu)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
+
+
+def without_newer_keys(options: dict) -> str:
+    for section, keys in NEWER_KEYS.items():
+        for key in keys:
+            del (options[section] if section else options)[key]
+    return write_yaml(options)
+
+
+def test_a_run_whose_files_lack_newer_options_and_columns_resumes_exactly(digits_run, cpu, tmp_path):
+    """The first epoch, of 22 steps, is done; the missing options have their defaults."""
+    folder = digits_run("TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=23")
+    older = shutil.copytree(folder, tmp_path / "older" / folder.name)
+    (older / "config.yaml").write_text(without_newer_keys(read_yaml(older / "config.yaml")[0]))
+    state = load_checkpoint(older / "last.pth")
+    atomic_save(older / "last.pth", state | {"options": without_newer_keys(parse_value(state["options"]))})
+    lines = (older / "metrics.csv").read_text().splitlines()
+    (older / "metrics.csv").write_text("".join(f"{line.rsplit(',', 5)[0]}\n" for line in lines))
+    for path in (folder, older):
+        train([f"-resume={path}", "-opts", "TRAIN.MAX_STEPS=25"], cpu)
+    assert_same_state(states(older), states(folder))
+    assert rows(older) == rows(folder) and len(rows(older)) == 1
+    log = (older / "log.txt").read_text()
+    assert "options that differ from the checkpoint: TRAIN.MAX_STEPS: 23, now 25\n" in log

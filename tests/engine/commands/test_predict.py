@@ -28,7 +28,7 @@ PER_CLASS = 12
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """A folder of four classes of gray images, of which some look like those of another class."""
+    """A folder of four classes of gray images, of which some look like images of another class."""
     root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for label, name in enumerate(CLASSES):
         (root / name).mkdir()

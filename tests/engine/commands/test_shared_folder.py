@@ -95,7 +95,7 @@ def test_a_file_that_appears_late_is_seen(tmp_path):
 def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """`read_samples` on a rank whose rank 0 has found no error."""
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr(registry, "broadcast_object", lambda value, context: None)
+    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
     config = parse_command_line(["-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1"]).config
     return registry.read_samples(config.data, 2, on_rank(rank), "train", "val")
 

@@ -14,9 +14,11 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
+from scripts.amp_report.report import inspect
 
 CPU = torch.device("cpu")
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
@@ -153,6 +155,37 @@ def test_attention_is_explicit_or_fused(family):
     assert torch.allclose(model(images), fused, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_op_lists_and_the_report_of_precision(family, images, tmp_path, cpu):
+    black = {"LeViT": "softmax, hardswish", "ConvNeXt": "gelu"}.get(family, "softmax, gelu")
+    norm = "batch_norm" if family == "LeViT" else "layer_norm"
+    listed = ["AMP.ENABLED=true", f"AMP.CUSTOM_BLACK_LIST=[{black}]", f"AMP.CUSTOM_WHITE_LIST=[{norm}]"]
+    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu)
+    types = {}
+    for row in report["ops"]:
+        types.setdefault(row["listed_as"], set()).add(row["type"])
+    assert all(types[op] == {"float32"} for op in black.split(", "))
+    assert types[norm] == {"bfloat16"}
+    assert "bfloat16" in types["linear"] | types.get("conv2d", set())
+    assert report["never_ran"] == [] and report["first_non_finite"] is None
+    assert len(report["blocks"]) >= 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_decay_grows_from_the_stem_to_the_heads(family):
+    config = parse_command_line(options(family, "TRAIN.LAYER_DECAY=0.5")).config
+    model, _ = build_model(config.model, config.data, CPU)
+    optimizer = build_optimizer(model, config.train)
+    set_lr(optimizer, 1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates.keys() == set(names.values())
+    assert {rate for name, rate in rates.items() if name.startswith("head")} == {1.0}
+    first = [rate for name, rate in rates.items() if name.startswith(("patch_embed", "stem"))]
+    assert max(first) == min(rates.values()) < 0.2
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, "PiT"])
 def test_flops_of_training_are_three_times_those_of_the_forward_pass(family):
     """Without the gradient of the images; a frozen backbone leaves the forward pass and the heads."""
@@ -178,7 +211,7 @@ def test_tensors_with_several_names_are_averaged_once():
 
 
 def test_paddles_file_and_weights_are_evaluated(tmp_path, cpu):
-    """The loss is that of the family's normalization, which its file does not write."""
+    """The loss shows the family's normalization, which its file does not contain."""
     size, rng = 64, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
