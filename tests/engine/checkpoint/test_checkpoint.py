@@ -236,6 +236,7 @@ for epoch in range(1, 10**6):
 """
 
 
+@pytest.mark.slow
 def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path):
     """A short version of tests/stress/fault_bench.py. A new writer deletes the temporary files of a killed one."""
     code = SAVE_LOOP.format(root=str(ROOT), tests=str(Path(__file__).parent), folder=str(tmp_path))
