@@ -119,10 +119,3 @@ def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "| fuzz: policies | 2 | 0 | 0 |" in printed and "ended with status 3" in printed
     assert [len(result["failures"]) for result in json.loads((tmp_path / "all.json").read_text())] == [0, 1]
-
-
-@pytest.mark.slow
-def test_faults_and_kills(capsys):
-    assert fault_bench.main(["-only", "command line: (no value|abbreviated)|launcher: several|a tag with code"]) == 0
-    assert endure.main(["saves", "damage", "-n", "20"]) == 0
-    assert "| damaged parts | 24 | 0 | 0 |" in capsys.readouterr().out
