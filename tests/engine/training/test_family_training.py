@@ -186,7 +186,7 @@ def test_layer_decay_grows_from_the_stem_to_the_heads(family):
     assert max(first) == min(rates.values()) < 0.2
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "PiT"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_flops_of_training_are_three_times_those_of_the_forward_pass(family):
     """Without the gradient of the images; a frozen backbone leaves the forward pass and the heads."""
     config = parse_command_line(options(family, "MODEL.GRAD_CHECKPOINTING=true")).config

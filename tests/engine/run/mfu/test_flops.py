@@ -71,3 +71,10 @@ def test_grouped_convolutions_are_counted_per_group():
     model = timm.create_model("efficientnet_b0")
     stem = 2 * 32**2 * 3 * 3**2 * 32
     assert training_flops(model, options.data) == 3 * forward_flops(model, options.data) - stem
+
+
+def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
+    """CaiT is in test_family_training.py."""
+    options = config("-cfg=tests/fixtures/families/PiT/model.yaml")
+    model, _ = build_model(options.model, options.data, CPU)
+    assert 2.7 * forward_flops(model, options.data) < training_flops(model, options.data)
