@@ -98,13 +98,13 @@ def test_a_killed_worker(signal_number, expected):
 @pytest.mark.parametrize("how", ["a hanging disk", "stopped"])
 @pytest.mark.slow
 def test_a_hanging_worker(how):
-    loader = loader_of(Images(how), timeout_seconds=10)  # the start of the workers counts, too
+    loader = loader_of(Images(how), timeout_seconds=10)  # also for the start of the workers
     batches = iter(loader)
     workers = workers_of(batches, loader)
     if how == "stopped":
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
-    with pytest.raises(UserError, match=r"10 s; .*DATA\.DATA_PATH"):
+    with pytest.raises(UserError, match=r"worker.* 9 s; .*DATA\.DATA_PATH"):
         list(batches)
     assert_gone(*workers)
 
