@@ -24,7 +24,7 @@ ALLOWED = {
     # tensors and numbers of the host: images of Pillow, draws of mixup, the boxes of a run on a CPU, learning rates
     ("datasets/transforms/device.py", "RandomErase.forward"): ["tolist", "tolist"],
     ("datasets/transforms/mixup.py", "Mixup.forward"): ["int"],
-    ("datasets/transforms/mixup.py", "Mixup._minmax_boxes"): ["int"],
+    ("datasets/transforms/mixup.py", "_minmax_boxes"): ["int"],
     ("datasets/transforms/mixup.py", "Mixup.mix_batch"): ["float", "tolist"],
     ("datasets/transforms/pillow_ops.py", "module"): ["int"] * 5,
     ("datasets/transforms/policies.py", "to_pillow"): ["numpy"],

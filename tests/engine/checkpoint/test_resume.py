@@ -130,7 +130,13 @@ def test_resume_restores_the_loss_scale(digits_argv, cpu):
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
     order = []
     original = HostTransform.generator
-    monkeypatch.setattr(HostTransform, "generator", lambda self, *key: (order.append(key[1]), original(self, *key))[1])
+
+    def generator(transform: HostTransform, epoch: int, index: int, repeat: int = 0) -> random.Random:
+        if transform.operations:  # of training samples
+            order.append(index)
+        return original(transform, epoch, index, repeat)
+
+    monkeypatch.setattr(HostTransform, "generator", generator)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)
     uninterrupted, order[:] = list(order), []
