@@ -1,5 +1,7 @@
 """A run stopped after any step and resumed ends with the weights of an uninterrupted run, bit for bit."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
