@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from datasets.loading.batches import build_eval_loader, build_train_batches
 from datasets.loading.loader import Loader
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
+from datasets.transforms.host import HostTransform
 from tests.hidden_packages import OPTIONAL_MODULES
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
@@ -287,3 +289,17 @@ def step_rows(folder: Path) -> list[dict]:
     """The rows of steps.csv, without the gradient norm: its mean covers fewer steps after a resume."""
     with open(folder / "steps.csv", newline="") as file:
         return [{key: row[key] for key in row.keys() - {"grad_norm"}} for row in csv.DictReader(file)]
+
+
+def training_samples(patch: pytest.MonkeyPatch) -> list[int]:
+    """The indices of the training samples that this process reads from now on."""
+    read: list[int] = []
+    original = HostTransform.generator
+
+    def generator(transform: HostTransform, epoch: int, index: int, repeat: int = 0) -> random.Random:
+        if transform.operations:  # none for samples of an evaluation
+            read.append(index)
+        return original(transform, epoch, index, repeat)
+
+    patch.setattr(HostTransform, "generator", generator)
+    return read

@@ -170,7 +170,7 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
     if epoch > train.num_epochs:
         raise UserError(
             f"TRAIN.NUM_EPOCHS {train.num_epochs}: the checkpoint has {epoch} finished epochs; "
-            f"set it to {epoch} or more"
+            f"give more than {epoch} with -epochs"
         )
 
 

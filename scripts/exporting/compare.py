@@ -72,7 +72,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     spread = (logits.amax(0) - logits.amin(0)).max().item()
     if not spread >= MIN_SPREAD:
         raise UserError(
-            f"the logits of {len(images)} validation images differ by at most {spread:.2g}: the model is untrained, so "
-            "a comparison would prove nothing; give trained weights"
+            f"the logits of {len(images)} validation images differ by at most {spread:.2g}, less than {MIN_SPREAD}: a "
+            "comparison would prove nothing; the weights, or their average (TRAIN.MODEL_EMA), are hardly trained"
         )
     return Reference(images, logits)

@@ -25,8 +25,8 @@ def plan_text(plan: dict[str, Any]) -> str:
         f"{plan['images_per_epoch']:,} images, a run of {plan['epochs']} epochs:",
         aligned_table(_SPEED, [_speed_row(row, plan) for row in plan["strategies"]], _MAX_CELL),
         f"\nPredicted, not measured. Images/s: {-lower:.0%} lower to {higher:.0%} higher; {plan['mfu_source']}. "
-        "Memory: within 10%, less with -compile. Not included: loading, evaluation, checkpoints, a teacher, "
-        "PARALLEL.OFFLOAD.",
+        "Memory: within 10%, less with -compile. Not included: loading, the start of ops by the host (small models and "
+        "batches), evaluation, checkpoints, a teacher, PARALLEL.OFFLOAD.",
     ]
     if plan["devices"] > 1 and plan["sharding_problem"]:
         lines.append(f"No FSDP, no HSDP: {plan['sharding_problem']}.")
@@ -47,7 +47,7 @@ def _speed_row(row: dict[str, Any], plan: dict[str, Any]) -> list[str]:
         return [*_names(row), "does not fit", *[""] * (len(_SPEED) - 3)]
     speed = row["images_per_second"]
     lower, higher = (speed * (1 + error) for error in plan["error"])
-    cost = f", {row['gpu_hours'] * plan['price']:,.0f} at {plan['price']:g} each" if plan["price"] else ""
+    cost = f"; cost {row['gpu_hours'] * plan['price']:,.2f}" if plan["price"] else ""
     return [
         *_names(row),
         f"{1e3 * row['step_seconds']:.1f} ms",
@@ -56,7 +56,7 @@ def _speed_row(row: dict[str, Any], plan: dict[str, Any]) -> list[str]:
         f"{speed * plan['flops_per_image'] / (plan['peak'] * plan['devices']):.1%}",
         format_duration(row["epoch_seconds"]),
         format_duration(row["epoch_seconds"] * plan["epochs"]),
-        f"{row['gpu_hours']:,.0f}{cost}",
+        f"{row['gpu_hours']:,.1f}{cost}",
     ]
 
 

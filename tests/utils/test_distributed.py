@@ -76,6 +76,9 @@ def test_torchrun():
     assert set(ended.out.splitlines()) >= AGREED
     assert ended.status == 1
     assert ended.err.count("error: disk: full\n") == 1
+    killed = end(start([*torchrun, WORKER, "one_is_killed"]))
+    (line,) = re.findall("^error: .*", killed.err, re.MULTILINE)
+    assert line.startswith("error: rank 1 (process ")
 
 
 def srun(case: str, **variables: str) -> list[subprocess.Popen]:

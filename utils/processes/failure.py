@@ -23,7 +23,7 @@ import torch.distributed as dist
 from utils.errors import UserError
 from utils.processes.diagnosis import STORE_ENDED, cut_off_message, diagnose, ended_message
 from utils.processes.flight_recorder import CollectiveWatchdog, recorder_folder, started_collectives, write_dump
-from utils.processes.launch import silence_launcher
+from utils.processes.launch import is_launched_here, silence_launcher
 from utils.processes.ranks import RESPONSE_SECONDS, Counts, RankProcess, RunStore
 from utils.signals import exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_failure_at_once, record_run_end
@@ -122,8 +122,11 @@ class Membership:
             record_run_end("failed", message=message)
         if self.state is not State.TIMED_OUT or self._has_reported:  # else the launcher had the time of the timeout
             _wait_for_launcher()
-        if is_first and message and not (received_signal() or self._has_reported):
-            raise UserError(message) from error
+        if is_first and message and not self._has_reported:
+            if not received_signal():
+                raise UserError(message) from error
+            if not is_launched_here():  # torchrun names the rank in a traceback only
+                self._report(message)
         raise SystemExit(1)
 
     def _poll(self, store: RunStore) -> None:

@@ -132,6 +132,11 @@ def _open_report() -> IO[Any]:
         raise UserError(f"TMPDIR: {error.strerror or error}; set it to a folder that can be written") from error
 
 
+def is_launched_here() -> bool:
+    """Whether `launch_processes` has started this process: it reports a rank that was killed."""
+    return _REPORT in os.environ
+
+
 def silence_launcher() -> None:
     """Makes `launch_processes` print nothing: this process has printed why the run ends."""
     if path := os.environ.get(_REPORT):

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, step_rows, train
+from conftest import GREY, TINY_VIT, only_run, step_rows, train, training_samples
 
 from configs.reading.command_line import parse_command_line
 from datasets.loading.sampler import epoch_order
-from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.training.run_data import read_run_data
@@ -43,12 +42,10 @@ def runs(tmp_path_factory, ranks) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def resumed_samples(runs) -> list[int]:
     """The samples that one rank reads when it resumes the run of two ranks."""
-    read = []
-    original = HostTransform.generator
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HostTransform, "generator", lambda self, *key: (read.append(key), original(self, *key))[1])
+        read = training_samples(patch)
         train([f"-resume={runs['2 to 1']}", *argv_for(runs["2 to 1"].parent)], CPU)
-    return [key[1] for key in read]
+    return read
 
 
 @pytest.mark.slow

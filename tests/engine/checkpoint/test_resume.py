@@ -1,14 +1,11 @@
 """A run stopped after any step and resumed ends with the weights of an uninterrupted run, bit for bit."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
+from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train, training_samples
 from PIL import Image
 
-from datasets.transforms.host import HostTransform
 from engine.checkpoint.reader import load_checkpoint
 from utils.distributed import ProcessContext
 
@@ -130,20 +127,12 @@ def test_resume_restores_the_loss_scale(digits_argv, cpu):
 
 
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
-    order = []
-    original = HostTransform.generator
-
-    def generator(transform: HostTransform, epoch: int, index: int, repeat: int = 0) -> random.Random:
-        if transform.operations:  # of training samples
-            order.append(index)
-        return original(transform, epoch, index, repeat)
-
-    monkeypatch.setattr(HostTransform, "generator", generator)
+    order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)
     uninterrupted, order[:] = list(order), []
     stopped = train([*argv, "TRAIN.MAX_STEPS=6"], cpu)
-    order = order[: 6 * 64]  # without samples prefetched before the stop
+    del order[6 * 64 :]  # samples prefetched before the stop
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"], cpu)
     assert order == uninterrupted[: len(order)]
     assert len(uninterrupted) == 22 * 64 and len(order) == 44 * 32
