@@ -158,7 +158,7 @@ def test_logits_that_are_nan_are_a_difference(reference):
 def test_an_untrained_head_proves_nothing(trained, tmp_path):
     options = trained.config.model.model_copy(update={"pretrained": None})
     model = build_model(options, trained.config.data, torch.device("cpu"))[0]
-    with pytest.raises(UserError, match="MODEL_EMA.*hardly trained"):
+    with pytest.raises(UserError, match=r"MODEL_EMA.*hardly trained"):
         make_reference(model, trained.samples, trained.config.data)
 
 
