@@ -226,6 +226,16 @@ def loader_workers(iterator: Any) -> list[BaseProcess]:
     return list(iterator._workers)
 
 
+def release_loader_event(iterator: Any) -> None:
+    """Frees the lock of the event that ends the workers of a DataLoader's iterator: a killed worker may hold it.
+
+    _MultiProcessingDataLoaderIter._workers_done_event. torch waits for this lock without a limit.
+    """
+    lock = iterator._workers_done_event._cond._lock
+    lock.acquire(timeout=1.0)
+    lock.release()
+
+
 def pinning_has_ended(iterator: Iterator[Any]) -> bool:
     """Returns whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
 

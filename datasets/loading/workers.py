@@ -21,7 +21,7 @@ from utils.cpu_cores import CoreShare
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS, kill_children
 from utils.threads import Watchdog
-from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended
+from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
@@ -79,9 +79,10 @@ def _kill_workers_at_exit() -> None:
     atexit.register(kill_children)
 
 
-def _kill(workers: Iterable[BaseProcess]) -> None:
+def _kill(iterator: Iterator[Any], workers: Iterable[BaseProcess]) -> None:
     for worker in workers:
         worker.kill()
+    release_loader_event(iterator)
 
 
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
@@ -100,7 +101,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     workers, is_exhausted = loader_workers(iterator), False
     # To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
     # moment would block the rank forever.
-    watchdog = Watchdog(limit_seconds + START_SECONDS + POLL_SECONDS, lambda: _kill(workers))
+    watchdog = Watchdog(limit_seconds + START_SECONDS + POLL_SECONDS, lambda: _kill(iterator, workers))
     watchdog.start()
     try:
         while True:
@@ -114,7 +115,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     finally:
         watchdog.stop()
         if not is_exhausted:
-            _kill(workers)
+            _kill(iterator, workers)
 
 
 def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdog) -> Any:

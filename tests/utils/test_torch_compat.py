@@ -204,6 +204,14 @@ def test_loader_workers():
     assert worker.is_alive() and worker.pid != os.getpid(), CHANGED
 
 
+def test_release_loader_event():
+    iterator = iter(DataLoader([1, 2], num_workers=1))
+    assert hasattr(iterator, "_workers_done_event"), f"_MultiProcessingDataLoaderIter._workers_done_event {CHANGED}"
+    iterator._workers_done_event._cond._lock.acquire()  # as a worker that was killed
+    torch_compat.release_loader_event(iterator)
+    assert list(iterator) == [torch.tensor([1]), torch.tensor([2])]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("pins, fails, expected", [(False, True, False), (True, False, False), (True, True, True)])
 def test_pinning_has_ended(monkeypatch, pins, fails, expected):
