@@ -19,18 +19,23 @@ def small_model() -> VisionTransformer:
     return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
 
 
+def content(**changes: Any) -> dict[str, Any]:
+    """The content of a checkpoint, without its format."""
+    return {
+        "model": {}, "ema": None, "optimizer": {}, "precision": {}, "epoch": 0, "done_steps": 0,
+        "sums": torch.zeros(NUM_SUMS), "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
+        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0", "class_names": None,
+        "preprocessing": None,
+    } | changes  # fmt: skip
+
+
 def checkpoint_state() -> dict[str, Any]:
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.zeros(1, 3, 16, 16)).sum().backward()
     optimizer.step()
-    return {
-        "format": FORMAT, "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "epoch": 3,
-        "optimizer_name": "AdamW", "precision": {}, "done_steps": 0, "sums": torch.zeros(NUM_SUMS),
-        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
-        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0",
-        "schedule_start": 0.0, "class_names": ["cat", "dog"], "preprocessing": None,
-    }  # fmt: skip
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return content(format=FORMAT, epoch=3, class_names=["cat", "dog"], **states)
 
 
 def to_shards(file: Path) -> Path:

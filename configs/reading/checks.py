@@ -48,8 +48,19 @@ def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
     return f"{layers.origin(path)}{'.'.join(path)} is {shorten(error['input'])}: {message[0].lower()}{message[1:]}"
 
 
+_REMOVED_KEYS = {
+    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
+    "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
+    "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
+    "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
+    "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
+}
+
+
 def nearest_key(dotted: str, family: str) -> str:
-    """A hint for an unknown key: the families that have it, or the nearest known key."""
+    """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
+    if replacement := _REMOVED_KEYS.get(dotted.upper()):
+        return f"; it was removed: use {replacement}"
     if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):
         return near
     leaf = dotted.rpartition(".")[2].upper()

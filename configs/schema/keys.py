@@ -28,4 +28,3 @@ def _keys(section: type[Section], prefix: str) -> Iterator[str]:
         yield prefix + name.upper()
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _keys(field.annotation, f"{prefix}{name.upper()}.")
-    yield from (prefix + key for key in section.aliases)

@@ -1,6 +1,6 @@
 """The base class of the option sections, and the value types of options."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -34,6 +34,3 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False)
-
-    # Other names of keys, which `to_yaml` does not write
-    aliases: ClassVar[tuple[str, ...]] = ()

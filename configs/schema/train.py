@@ -39,9 +39,6 @@ class Train(Augmentation, Distillation):
     warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
     end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the schedule")
     lr_scheduler: LRScheduler = LRScheduler()
-    restart_schedule: bool = Field(
-        False, description="on resuming: warm up again, from the resumed step, to BASE_LR; then decay to NUM_EPOCHS"
-    )
     base_lr_batch_size: int | None = Field(
         None,
         ge=1,

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+from configs.reading.yaml_io import format_value
 from utils.errors import UserError
+
+# The values without which the order of samples inside an epoch is another one, and their names in an error
+_SAME_IN_AN_EPOCH = {
+    "samples": "the number of samples in DATA.DATA_PATH",
+    "seed": "SEED",
+    "repeats": "DATA.REPEATED_AUGMENTATION",
+    "shuffle_shards": "DATA.SHUFFLE_SHARDS",
+    "shards_crc": "the shards of DATA.DATA_PATH in the order with checksum",
+    "balanced": "DATA.BALANCED_SAMPLING",
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,7 @@ class EpochLayout:
     whole_steps: bool = False
     shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: no shards
     shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
+    balanced: bool = False  # DATA.BALANCED_SAMPLING
 
     @property
     def global_batch_size(self) -> int:
@@ -59,25 +71,13 @@ class EpochLayout:
         if done == 0 or saved == self:
             return done
         alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
-        if (saved.samples, saved.seed) != (self.samples, self.seed):
-            raise UserError(
-                f"-resume: the checkpoint is inside an epoch of {saved.samples} samples with SEED {saved.seed}, but "
-                f"this run has {self.samples} samples and SEED {self.seed}; set both as before, {alternative}"
-            )
-        for key, before, now in (
-            ("REPEATED_AUGMENTATION", saved.repeats, self.repeats),
-            ("SHUFFLE_SHARDS", saved.shuffle_shards, self.shuffle_shards),
-        ):
+        for field, name in _SAME_IN_AN_EPOCH.items():
+            before, now = getattr(saved, field), getattr(self, field)
             if before != now:
                 raise UserError(
-                    f"-resume: the checkpoint is inside an epoch with DATA.{key} {before}, but this run has {now}; set "
-                    f"it as before, {alternative}"
+                    f"-resume: the checkpoint is inside an epoch with {name} {format_value(before)}, but this run has "
+                    f"{format_value(now)}; set it as before, {alternative}"
                 )
-        if saved.shards_crc != self.shards_crc:
-            raise UserError(
-                "-resume: the checkpoint is inside an epoch, and the samples were in other shards or in another order "
-                f"of the shards; set DATA.DATA_PATH as before, {alternative}"
-            )
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch
         used = done * saved.global_batch_size

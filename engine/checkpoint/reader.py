@@ -23,9 +23,9 @@ from utils.metrics import NUM_SUMS
 
 FORMAT = 6
 _CONTENT = {
-    "model": dict, "ema": dict | None, "optimizer": dict, "optimizer_name": str, "precision": dict, "epoch": int,
+    "model": dict, "ema": dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str, "schedule_start": float, "class_names": list | None, "preprocessing": dict | None,
+    "images": int, "options": str, "class_names": list | None, "preprocessing": dict | None,
 }  # fmt: skip
 
 
@@ -204,7 +204,6 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         _are_options(state["options"])
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
-        and 0 <= state["schedule_start"] <= state["epoch"] + 1
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
         and is_description(state)

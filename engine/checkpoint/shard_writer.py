@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
-from engine.checkpoint.background import BackgroundWriter
 from engine.checkpoint.paths import (
     BEST,
     LAST,
@@ -24,7 +23,7 @@ from engine.checkpoint.paths import (
     replace_other_kind,
 )
 from engine.checkpoint.reader import FORMAT
-from engine.checkpoint.writer import available_bytes, copy_to_host
+from engine.checkpoint.writer import BackgroundWriter, available_bytes, copy_to_host
 from utils.atomic_file import tensor_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -160,7 +160,6 @@ def begin_status(folder: Path, context: ProcessContext, resume: str | None = Non
 
 
 def _options(command: Command) -> str:
-    """The options that start or resume the same run, without RESTART_SCHEDULE: the checkpoint has the step."""
-    train = command.config.train.model_copy(update={"restart_schedule": False})
-    config = command.config.model_copy(update={"name": command.run_name, "train": train})
+    """The options that start or resume the same run."""
+    config = command.config.model_copy(update={"name": command.run_name})
     return to_yaml(config if config.eval.enabled else config.with_model(resume=None))

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from configs.schema import Parallel
 from engine.parallel.blocks import blocks_of
-from engine.parallel.strategy import Sharding, Strategy
+from engine.parallel.strategy import DtypeOf, Strategy
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.sharded import local_tensor
@@ -36,18 +36,16 @@ class FSDP(Strategy):
     is_sharded = True
 
     def __init__(self, options: Parallel, context: ProcessContext) -> None:
-        """Raises UserError: the ranks cannot be divided into groups of SHARDS_PER_GROUP; OFFLOAD without a GPU."""
+        """Raises UserError: the ranks cannot be divided into groups of SHARDS_PER_GROUP."""
         self.options, self.device, self.world_size = options, context.device, context.world_size
         self.shards = _shards_per_group(options, context)
-        if options.offload and context.device.type == "cpu":
-            raise UserError("PARALLEL.OFFLOAD: without a GPU the parameters are in host memory; set it to false")
 
-    def shard(self, model: nn.Module, average: nn.Module | None, sharding: Sharding) -> str:
+    def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
         _refuse_batch_norm(model)
         # The backward pass starts with the parameters outside of blocks: they are not freed in between.
-        units = self._shard_model(model, sharding, self.options.reshard_after_forward, reshard_rest=False)
+        units = self._shard_model(model, dtype_of, self.options.reshard_after_forward, reshard_rest=False)
         if average is not None:
-            self._shard_model(average, sharding, reshard=True, reshard_rest=True)
+            self._shard_model(average, dtype_of, reshard=True, reshard_rest=True)
         groups = "" if self.shards == self.world_size else f", {self.world_size // self.shards} groups"
         return f"{units} units over {self.shards} ranks each{groups}, gradients summed in {self.options.reduce_dtype}"
 
@@ -64,25 +62,24 @@ class FSDP(Strategy):
                 set_process_group_timeout(timeout, mesh.get_group(name))
         return mesh
 
-    def _shard_model(self, model: nn.Module, sharding: Sharding, reshard: bool, reshard_rest: bool) -> int:
+    def _shard_model(self, model: nn.Module, dtype_of: DtypeOf, reshard: bool, reshard_rest: bool) -> int:
         """Makes units: each block, each norm that stays in fp32, and the rest of the model; returns their number.
 
         reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
         reshard_rest: the same for the other gathered parameters.
         """
         reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
-        offload = CPUOffloadPolicy() if self.options.offload else OffloadPolicy()
-        common: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}
         # Autocast casts the inputs, as it does without sharding.
-        policy = MixedPrecisionPolicy(sharding.half, reduce_dtype, cast_forward_inputs=False)
+        half = dtype_of(model)
+        policy = MixedPrecisionPolicy(half, reduce_dtype, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        norms = [] if sharding.half is None else _with_parameters(model, sharding.keeps_fp32)
+        norms = _with_parameters(model, lambda module: dtype_of(module) != half)
         for norm in norms:
-            fully_shard(norm, reshard_after_forward=reshard, mp_policy=fp32, **common)
+            fully_shard(norm, mesh=self.mesh, reshard_after_forward=reshard, mp_policy=fp32)
         blocks = _separate_blocks(model)
         for block in reversed(blocks):  # inner ones first
-            fully_shard(block, reshard_after_forward=reshard, mp_policy=policy, **common)
-        fully_shard(model, reshard_after_forward=reshard_rest, mp_policy=policy, **common)
+            fully_shard(block, mesh=self.mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_rest, mp_policy=policy)
         _prefetch(model, blocks)
         return len(blocks) + len(norms) + 1
 
@@ -96,7 +93,7 @@ class FSDP(Strategy):
 
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         local_norm = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients])
-        squared = local_norm.to(self.device).square()
+        squared = local_norm.square()
         dist.all_reduce(squared, group=self.mesh.get_group(_SHARD))
         return squared.sqrt()
 

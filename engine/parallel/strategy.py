@@ -8,17 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-
-@dataclass(frozen=True)
-class Sharding:
-    """The precision in which a sharded model computes.
-
-    half: dtype to which gathered parameters are cast; None: they stay in fp32. keeps_fp32: whether the parameters of a
-    module are not cast.
-    """
-
-    half: torch.dtype | None
-    keeps_fp32: Callable[[nn.Module], bool]
+DtypeOf = Callable[[nn.Module], torch.dtype | None]
 
 
 @dataclass(frozen=True)
@@ -49,11 +39,13 @@ class Strategy:
 
     is_sharded = False
 
-    def shard(self, model: nn.Module, average: nn.Module | None, sharding: Sharding) -> str:
+    def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
         """Shards the fp32 `model` and the `average` of its weights in place, before the optimizer is built.
 
         Called if `is_sharded`. Returns a description for the log.
 
+        Args:
+            dtype_of: module -> dtype to which its gathered parameters are cast; None: they stay in fp32.
         Raises:
             UserError: the model cannot be sharded.
         """

@@ -83,10 +83,9 @@ class LossScaler(torch.amp.GradScaler):
         divisor = scale
         if max_norm:  # the formula of clip_grad_norm_, with all terms multiplied by the scale
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
-        divisor = divisor.to(parameters[0].device)  # the host's with PARALLEL.OFFLOAD
         if torch_compat.unscales_in_step(optimizer):
             fused: Any = optimizer
-            fused.grad_scale, fused.found_inf = divisor, self._overflow.to(divisor.device)
+            fused.grad_scale, fused.found_inf = divisor, self._overflow
             try:
                 fused.step()
             finally:
@@ -95,10 +94,6 @@ class LossScaler(torch.amp.GradScaler):
             torch._foreach_div_(gradients, divisor)
             optimizer.step()
         return scaled_norm / scale
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Not supported: `step` would unscale the gradients a second time."""
-        raise NotImplementedError("LossScaler.step unscales the gradients")
 
     def update(self) -> None:  # type: ignore[override]  # no new scale by hand
         """Counts the step and updates the scale."""

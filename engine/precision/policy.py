@@ -14,7 +14,7 @@ from configs.schema import Amp
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.master_weights import MasterWeights, check_equal_rounding, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
-from engine.precision.norms import set_norm_dtypes
+from engine.precision.norms import keeps_fp32_weights, set_norm_dtypes
 from engine.precision.op_lists import apply_op_lists
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -121,16 +121,15 @@ class Precision:
         if self.level in ("O2", "O3"):
             set_norm_dtypes(model, self.dtype, self.device, listed)
 
-    @property
-    def gathered_dtype(self) -> torch.dtype | None:
-        """The dtype to which the gathered parameters of a sharded model are cast, except fp32 norms; None: fp32.
+    def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
+        """The dtype to which gathered parameters of a module in a sharded model are cast; None: they stay in fp32.
 
         Raises:
             UserError: O3, which has no fp32 weights to shard.
         """
         if self.level == "O3":
             raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp and hsdp shard fp32 weights; use AMP.LEVEL=O2")
-        return self.dtype if self.level == "O2" else None
+        return self.dtype if self.level == "O2" and not keeps_fp32_weights(module) else None
 
     @property
     def has_lists(self) -> bool:

@@ -10,8 +10,7 @@ from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.build import build_strategy
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import Sharding, Strategy
-from engine.precision.norms import keeps_fp32_weights
+from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
@@ -114,13 +113,10 @@ def _shard(
     name, train = config.parallel.strategy, config.train
     if not strategy.is_sharded:
         return [] if name == "ddp" else [f"Parallel: one process; PARALLEL.STRATEGY {name} has no effect"]
-    check_sharded_optimizer(train.optimizer, config.parallel.offload)
+    check_sharded_optimizer(train.optimizer)
     if train.model_ema_force_cpu:
-        raise UserError(
-            f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false, or PARALLEL.OFFLOAD=true"
-        )
-    sharding = Sharding(precision.gathered_dtype, keeps_fp32_weights)
-    about = strategy.shard(model, average and average.module, sharding)
+        raise UserError(f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false")
+    about = strategy.shard(model, average and average.module, precision.gathered_dtype)
     if average:
         average.follow(model)
     return [f"Parallel: {name}: {about}"]

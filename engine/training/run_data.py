@@ -96,6 +96,7 @@ def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -
         whole_steps,
         windows.size if windows else 0,
         windows.crc if windows else 0,
+        data.balanced_sampling,
     )
     return batches, layout
 

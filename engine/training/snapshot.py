@@ -18,7 +18,6 @@ from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger
 from engine.training.optimization.optimizer import set_lr
-from engine.training.optimization.schedule import RESTART_SCHEDULE, SCHEDULE_OPTIONS
 from engine.training.state import TrainState
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
@@ -77,7 +76,6 @@ def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequenc
         "model": strategy.model_state(state.precision.weights.saved),
         "ema": strategy.model_state(average.module) if average else None,
         "optimizer": strategy.optimizer_state(state.optimizer),
-        "optimizer_name": config.train.optimizer.name,
         "precision": state.precision.state_dict(),
         "epoch": progress.epoch,
         "done_steps": progress.done_steps,
@@ -87,7 +85,6 @@ def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequenc
         "train_seconds": position.clock.seconds,
         "images": position.clock.images,
         "options": to_yaml(config),
-        "schedule_start": state.schedule.start_step / state.layout.steps_per_epoch,
         **describe_data(config.data, class_names),
     }
 
@@ -107,64 +104,28 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     _load_state(state, checkpoint)
     progress = state.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
-    logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}")
+    progress.lr = schedule.lr_at(max(progress.step - 1, 0))
+    set_lr(state.optimizer, progress.lr)
+    rate = schedule.lr_at(progress.step)
+    logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
+    if progress.epoch == state.config.train.num_epochs:
+        logger.info(f"----- Resume: all {progress.epoch} epochs are done; a larger -epochs continues the training")
     if changed_batch := state.layout.changed_global_batch(checkpoint):
         logger.info(f"----- Resume: {changed_batch}")
-    has_changed = bool(changed.keys() & SCHEDULE_OPTIONS)
-    for line in _resume_schedule(state, checkpoint["schedule_start"], progress, has_changed):
-        logger.info(f"----- {line}")
-    progress.lr = schedule.lr_at(max(progress.step - 1, schedule.start_step))
-    set_lr(state.optimizer, progress.lr)
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
     clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
-    if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key != RESTART_SCHEDULE]:
+    if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
         logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
     return RunPosition(progress, clock, *_restore_best(found, state.context))
 
 
-def _resume_schedule(state: TrainState, start: float, progress: EpochProgress, has_changed: bool) -> list[str]:
-    """Continues the schedule, which starts after `start` epochs, or restarts it; returns lines for the log.
-
-    A requeued job repeats its command with the options of its checkpoint, and does not restart the schedule again.
-    """
-    schedule, train, lines = state.schedule, state.config.train, []
-    num_epochs, steps_per_epoch = train.num_epochs, state.layout.steps_per_epoch
-    schedule.start_step = round(start * steps_per_epoch)
-    if progress.epoch == num_epochs:
-        lines.append(f"Resume: all {num_epochs} epochs are done; a larger -epochs continues the training")
-    if not has_changed:
-        return lines
-    title = f"Schedule: from epoch {progress.epoch + 1}, step {progress.done_steps}:"
-    if train.restart_schedule:
-        schedule.restart(progress.step)
-        warmup = schedule.warmup_steps / steps_per_epoch
-        decay = f"then a {schedule.description} to epoch {num_epochs}"
-        line = f"warm-up in {warmup:g} epochs to {schedule.peak_lr:g}, {decay}"
-    else:
-        line = (
-            f"the {schedule.description} of {num_epochs} epochs with the peak {schedule.peak_lr:g}, now at "
-            f"{schedule.lr_at(progress.step):.3g}; {RESTART_SCHEDULE}=true warms up to the peak from here"
-        )
-    return [*lines, f"{title} {line}"]
-
-
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch, train = checkpoint["epoch"], state.config.train
-    if checkpoint["done_steps"] and "DATA.BALANCED_SAMPLING" in changed:
-        raise UserError(
-            f"DATA.BALANCED_SAMPLING: the checkpoint is inside an epoch with "
-            f"{format_value(changed['DATA.BALANCED_SAMPLING'][0])}; set it as before, or resume from a checkpoint at "
-            "the end of an epoch (epoch-*.pth)"
-        )
-    if "DATA.MULTI_LABEL" in changed:
-        raise UserError("DATA.MULTI_LABEL: differs from the checkpoint; set it to the same value to resume")
-    if (checkpoint["ema"] is None) != (state.average is None):
-        raise UserError("TRAIN.MODEL_EMA: differs from the checkpoint; set it to the same value to resume")
-    if checkpoint["optimizer_name"] != train.optimizer.name:
-        raise UserError(
-            f"TRAIN.OPTIMIZER.NAME: the checkpoint used {format_value(checkpoint['optimizer_name'])}; use it to resume"
-        )
+    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME"):
+        if key in changed:
+            then = format_value(changed[key][0])
+            raise UserError(f"{key}: differs from the checkpoint's {then}; set it to the same value to resume")
     if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > train.num_epochs:

@@ -26,7 +26,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         aligned_table(_SPEED, [_speed_row(row, plan) for row in plan["strategies"]], _MAX_CELL),
         f"\nPredicted, not measured. Images/s: {-lower:.0%} lower to {higher:.0%} higher; {plan['mfu_source']}. "
         "Memory: within 10%, less with -compile. Not included: loading, the start of ops by the host (small models and "
-        "batches), evaluation, checkpoints, a teacher, PARALLEL.OFFLOAD.",
+        "batches), evaluation, checkpoints, a teacher.",
     ]
     if plan["devices"] > 1 and plan["sharding_problem"]:
         lines.append(f"No FSDP, no HSDP: {plan['sharding_problem']}.")

@@ -15,8 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Parallel
 from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import Sharding
-from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
 from models.build import build_model
 from scripts.planning.devices import parse_cluster
@@ -51,7 +49,7 @@ def tracked_bytes(config: Config, options: Parallel, batch_size: int) -> float:
     try:
         precision = Precision(config.amp, torch.device("cpu"), is_sharded=True)
         strategy = FSDP(options, ProcessContext(0, 0, RANKS, RANKS, torch.device("cpu")))
-        strategy.shard(model, None, Sharding(precision.gathered_dtype, keeps_fp32_weights))
+        strategy.shard(model, None, precision.gathered_dtype)
         with fake_tensors.FakeTensorMode(allow_non_fake_inputs=True):
             model.train().to_empty(device="cpu")
             images = torch.empty(batch_size, 3, config.data.image_size, config.data.image_size)

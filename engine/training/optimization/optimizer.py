@@ -14,7 +14,6 @@ from utils.sharded import is_sharded
 _FUSED = ("adam", "adamw", "sgd")
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
-_NORM_BASED = ("lamb", "lars")  # the ranks sum their norms, which NCCL cannot do in host memory
 _PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
 
 
@@ -60,21 +59,13 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     return optimizer
 
 
-def check_sharded_optimizer(options: Optimizer, offload: bool = False) -> None:
-    """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones.
-
-    offload: whether they are in host memory.
-    """
+def check_sharded_optimizer(options: Optimizer) -> None:
+    """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones."""
     if options.name.lower() not in SHARDED_OPTIMIZERS:
         names = ", ".join(sorted(SHARDED_OPTIMIZERS))
         raise UserError(
             f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones; use one "
             f"of {names}, or PARALLEL.STRATEGY=ddp"
-        )
-    if offload and options.name.lower() in _NORM_BASED:
-        raise UserError(
-            f"TRAIN.OPTIMIZER.NAME: {options.name} needs norms of whole weights, which PARALLEL.OFFLOAD keeps in host "
-            "memory; use AdamW, or set PARALLEL.OFFLOAD=false"
         )
 
 

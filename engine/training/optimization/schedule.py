@@ -1,33 +1,21 @@
-"""The learning rate: a pure function of the step, and of the step at which a resumed run restarted its schedule."""
+"""The learning rate: a pure function of the step."""
 
 import math
 from dataclasses import dataclass
 
 from configs.schema import Train
-from utils.errors import UserError
 
-RESTART_SCHEDULE = "TRAIN.RESTART_SCHEDULE"
-SCHEDULE_OPTIONS = {RESTART_SCHEDULE} | {
-    f"TRAIN.{key}"
-    for key in (
-        "NUM_EPOCHS", "WARMUP_EPOCHS", "BASE_LR", "WARMUP_START_LR", "END_LR", "LINEAR_SCALED_LR", "SQRT_SCALED_LR",
-        "LR_SCHEDULER.NAME", "LR_SCHEDULER.DECAY_EPOCHS", "LR_SCHEDULER.DECAY_RATE",
-    )
-}  # fmt: skip
-_DESCRIPTIONS = {"cosine": "cosine", "step": "step decay", "linear": "linear decay", "wsd": "WSD schedule"}
 _EPOCHS_PER_REDUCTION = 30  # timm's default
 _WSD_DECAY_SHARE = 1 / 5  # of NUM_EPOCHS
 
 
-@dataclass
+@dataclass(frozen=True)
 class Schedule:
     """Linear warm-up from `start_lr` to `peak_lr`, then the decay `name`.
 
     cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
     `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
     linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
-
-    `total_steps`: of the run. The warm-up starts at `start_step`, which is 0 unless a resumed run restarted.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
@@ -37,42 +25,22 @@ class Schedule:
     end_lr: float
     warmup_steps: float
     total_steps: int
-    start_step: int = 0
     name: str = "cosine"
     decay_steps: float = math.inf
     decay_rate: float = 1.0
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
-        step -= self.start_step
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
         if self.name == "step":
             return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, step // self.decay_steps))
-        steps = self.total_steps - self.start_step
-        decay_start = max(self.warmup_steps, steps - self.decay_steps) if self.name == "wsd" else self.warmup_steps
-        share = min(1.0, max(0.0, step - decay_start) / max(1, steps - decay_start))
+        decay_start = self.warmup_steps
+        if self.name == "wsd":
+            decay_start = max(decay_start, self.total_steps - self.decay_steps)
+        share = min(1.0, max(0.0, step - decay_start) / max(1, self.total_steps - decay_start))
         left = (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else 1 - share
         return self.end_lr + (self.peak_lr - self.end_lr) * left
-
-    @property
-    def description(self) -> str:
-        """The decay, in words."""
-        return _DESCRIPTIONS[self.name]
-
-    def restart(self, step: int) -> None:
-        """Starts the warm-up at `step`.
-
-        Raises:
-            UserError: the warm-up does not end before the last step.
-        """
-        left = self.total_steps - step
-        if self.warmup_steps >= left:
-            raise UserError(
-                f"{RESTART_SCHEDULE}: {left} steps are left, but the warm-up takes {self.warmup_steps:g}; "
-                "raise -epochs or lower TRAIN.WARMUP_EPOCHS"
-            )
-        self.start_step = step
 
 
 def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int) -> Schedule:

@@ -46,7 +46,7 @@ class WeightAverage(ModelEmaV3):
         `on_host` this allocates the size of the weights in host memory.
         """
         averages, values = self._averaged
-        device = averages[0].device  # the host's if the average, or the sharded model, is kept there
+        device = averages[0].device  # the host's if the average is kept there
         if device != skipped.device:
             skipped, values = skipped.to(device), [value.to(device) for value in values]
         if device.type == "cpu":

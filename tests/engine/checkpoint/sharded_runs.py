@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from shard_files import content
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -87,7 +88,7 @@ def check_writer(context: ProcessContext, folder: Path) -> tuple[bool, str]:
     if context.is_main:
         folder.mkdir()
     writer = ShardWriter(folder, 2, lambda *_: None, context, 60)
-    state = content(model, optimizer)
+    state = content(model=model.state_dict(), optimizer=optimizer.state_dict(), epoch=1)
     before = [tensor.clone() for tensor in tensors(state)]
     writer.save(state, is_best=True, periodic="epoch-001")
     with torch.no_grad():
@@ -117,15 +118,6 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def tensors(state: dict) -> list[torch.Tensor]:
     moments = state["optimizer"]["state"]
     return [*state["model"].values(), *(value for values in moments.values() for value in values.values())]
-
-
-def content(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    return {
-        "model": model.state_dict(), "ema": None, "optimizer": optimizer.state_dict(), "optimizer_name": "AdamW",
-        "precision": {}, "epoch": 1, "done_steps": 0, "sums": torch.zeros(7),
-        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
-        "images": 0, "options": "SEED: 0", "schedule_start": 0.0, "class_names": None, "preprocessing": None,
-    }  # fmt: skip
 
 
 def content_like(opened: dict, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:

@@ -6,13 +6,9 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, step_rows, train, training_samples
 
-from configs.reading.command_line import parse_command_line
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.reader import load_checkpoint
-from engine.commands.run import run
-from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 GLOBAL_BATCH = 96  # 1,437 samples: 14 steps per epoch; without the option 15, the last of 64 or fewer samples
@@ -60,7 +56,8 @@ def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
         for tensor, value in unbroken[part].items():
             assert torch.allclose(value, resumed[part][tensor], rtol=0, atol=1e-6), f"{part}.{tensor}"
     log = (runs[name] / "log.txt").read_text()
-    assert "the global batch size is" not in log and f"Resume: epoch 1, step {STOP}\n" in log
+    assert "the global batch size is" not in log and f"Resume: epoch 1, step {STOP}," in log
+    assert f"ACCUM_ITER: {6 if name == '2 to 1' else 3}\n" in (runs[name] / "config.yaml").read_text()
 
 
 @pytest.mark.slow
@@ -72,36 +69,11 @@ def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     assert resumed_samples[:count] == expected.tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("resumed_samples")
-def test_the_log_and_the_options_say_what_was_derived(runs):
-    log = (runs["2 to 1"] / "log.txt").read_text()
-    for factors in ("2 rank(s) x 3", "1 rank(s) x 6"):
-        line = f"Global batch: 96 = batch size 16 x {factors} accumulation step(s); TRAIN.ACCUM_ITER is not used\n"
-        assert line in log
-    assert "ACCUM_ITER: 6\n" in (runs["2 to 1"] / "config.yaml").read_text()
-
-
 def test_a_global_batch_that_changes_on_resume_is_one_line(digits_argv, cpu, capsys):
     """As in an elastic run from two ranks to one, or with another -batch_size."""
     stopped = train([*digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
     train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=9"], cpu)
-    line = "----- Resume: the global batch size is 32, before 64; DATA.GLOBAL_BATCH_SIZE=64 keeps it on any number of "
-    assert capsys.readouterr().out.count(line) == 1
+    log = capsys.readouterr().out
+    assert log.count("the global batch size is 32, before 64") == log.count("DATA.GLOBAL_BATCH_SIZE=64") == 1
     train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=16", "DATA.GLOBAL_BATCH_SIZE=32"], cpu)
     assert "global batch size is" not in capsys.readouterr().out
-
-
-def test_dry_run_prints_the_derived_steps(digits_argv, cpu, capsys):
-    options = ["DATA.GLOBAL_BATCH_SIZE=96", "DATA.BATCH_SIZE=32"]
-    run(parse_command_line(["-dry_run", *digits_argv, *options]), cpu)
-    printed = capsys.readouterr().out
-    assert "global batch size: 96 = batch size 32 x 1 rank(s) x 3 accumulation step(s)" in printed
-    assert "steps per epoch: 14" in printed
-
-
-def test_a_number_of_ranks_that_does_not_fit_is_refused_before_the_data_is_read(monkeypatch, digits_argv):
-    monkeypatch.setattr("engine.training.run_data.read_samples", None)
-    config = parse_command_line([*digits_argv, "DATA.GLOBAL_BATCH_SIZE=96", "DATA.BATCH_SIZE=16"]).config
-    with pytest.raises(UserError, match=r"DATA\.GLOBAL_BATCH_SIZE 96"):
-        read_run_data(config, ProcessContext(0, 0, 5, 5, torch.device("cpu")))

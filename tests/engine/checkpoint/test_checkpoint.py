@@ -1,48 +1,55 @@
-"""A complete checkpoint is on disk at any time; invalid ones are detected, reported, and skipped where possible."""
+"""Checkpoints as files and as folders: one is complete at any moment, and a damaged one is skipped."""
 
-import hashlib
 import os
-import random
-import signal
-import subprocess
-import sys
+import shutil
 import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, train
+import torch.distributed as dist
+from conftest import TINY_RESNET, assert_same_state, train
+from shard_files import content
 
-from engine.checkpoint.background import BackgroundWriter
 from engine.checkpoint.paths import BEST, LAST, PREVIOUS, checkpoints_by_progress
-from engine.checkpoint.reader import FORMAT, find_checkpoint, load_checkpoint
-from engine.checkpoint.writer import CheckpointWriter
-from utils.atomic_file import atomic_save
+from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_best
+from engine.checkpoint.shard_writer import ShardWriter
+from engine.checkpoint.writer import BackgroundWriter, CheckpointWriter
+from utils.distributed import ProcessContext
 from utils.errors import UserError
+
+ALONE = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+Writer = CheckpointWriter | ShardWriter
 
 
 def make_state(epoch: int = 0, **changes) -> dict:
-    state = {
-        "model": {"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, "ema": None, "optimizer": {},
-        "optimizer_name": "AdamW", "precision": {}, "epoch": epoch, "done_steps": 0, "sums": torch.zeros(7),
-        "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0}, "best": None, "train_seconds": 0.0,
-        "images": 0, "options": "SEED: 0", "schedule_start": 0.0, "class_names": None, "preprocessing": None,
-    }  # fmt: skip
-    return state | changes
+    return content(epoch=epoch, model={"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, **changes)
 
 
-PREPROCESSING = {
-    "image_size": 8, "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
-    "interpolation": "bicubic",
-}  # fmt: skip
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone, without a network."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
-def writer(folder: Path, keep: int = 2) -> CheckpointWriter:
-    return CheckpointWriter(folder, keep, lambda path, state: None)
+def file_writer(folder: Path) -> CheckpointWriter:
+    return CheckpointWriter(folder, 2, lambda *_: None)
 
 
-def saved_epochs(folder: Path) -> dict[str, int]:
+def shard_writer(folder: Path) -> ShardWriter:
+    return ShardWriter(folder, 2, lambda *_: None, ALONE, 60)
+
+
+def save(writer: Writer, epoch: int, is_best: bool = False, **changes) -> None:
+    writer.save(make_state(epoch, **changes), is_best, f"epoch-{epoch:03d}")
+    writer.wait()
+
+
+def epochs(folder: Path) -> dict[str, int]:
     return {path.name: load_checkpoint(path)["epoch"] for path in folder.iterdir()}
 
 
@@ -56,14 +63,17 @@ def run_folder(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
-def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, monkeypatch, in_background):
+@pytest.mark.parametrize(("make", "suffix"), [(file_writer, ".pth"), (shard_writer, ".shards")])
+def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, group, monkeypatch, make, suffix, in_background):
     if not in_background:
-        monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
-    checkpoints = writer(tmp_path)
+        monkeypatch.setattr(f"{make(tmp_path).__module__}.available_bytes", lambda: 0)
+    writer = make(tmp_path)
     for epoch in range(1, 6):
-        checkpoints.save(make_state(epoch), is_best=epoch == 2, periodic=f"epoch-{epoch:03d}")
-    checkpoints.wait()
-    assert saved_epochs(tmp_path) == {LAST: 5, PREVIOUS: 4, BEST: 2, "epoch-004.pth": 4, "epoch-005.pth": 5}
+        save(writer, epoch, is_best=epoch == 2)
+    names = {"last": 5, "previous": 4, "best": 2, "epoch-004": 4, "epoch-005": 5}
+    assert epochs(tmp_path) == {f"{name}{suffix}": epoch for name, epoch in names.items()}
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".pth", ".safetensors")]
+    assert len({path.stat().st_ino for path in files}) == 3  # epochs 2, 4 and 5: the others are hard links
 
 
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
@@ -80,13 +90,12 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     """Training continues while the disk does not answer."""
     sync, answers = os.fsync, threading.Event()
     monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (answers.wait(60), sync(file)))
-    state = make_state(1)
-    checkpoints = writer(tmp_path)
-    checkpoints.save(state, is_best=False, periodic=None)
+    state, writer = make_state(1), file_writer(tmp_path)
+    writer.save(state, is_best=False, periodic=None)
     assert not (tmp_path / LAST).exists()
     state["model"]["weight"] += 7
     answers.set()
-    checkpoints.wait()
+    writer.wait()
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
 
 
@@ -97,9 +106,7 @@ def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     for uses_gpu in (False, True):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
-        checkpoints = writer(tmp_path)
-        checkpoints.save(make_state(1), is_best=False, periodic=None)
-        checkpoints.wait()
+        save(file_writer(tmp_path), 1)
     assert calls == [(3, "checkpoint_0")]
 
 
@@ -115,102 +122,37 @@ def test_the_thread_finds_the_last_gpu_selected():
 
 
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
-    checkpoints = writer(tmp_path)
-    checkpoints.save(make_state(1), is_best=False, periodic=None)
-    checkpoints.wait()
-    with (
-        monkeypatch.context() as full_disk,
-        pytest.raises(UserError, match=r"last\.pth: cannot be saved: No space left"),
-    ):
+    writer = file_writer(tmp_path)
+    save(writer, 1)
+    with monkeypatch.context() as full_disk, pytest.raises(UserError, match=r"last\.pth: .*No space left"):
         full_disk.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
-        checkpoints.save(make_state(2), is_best=True, periodic="epoch-002")
-        checkpoints.wait()
-    checkpoints.check()
-    assert saved_epochs(tmp_path) == {LAST: 1}
-
-
-INVALID = {
-    "format": (make_state() | {"format": FORMAT - 1}, rf"is not a checkpoint of format {FORMAT}"),
-    "weights": ({"model": {}}, r"has weights only; start from them with -pretrained="),
-    "only weights": ({"format": FORMAT, "model": {}}, r"is not a checkpoint of this program: ema, optimizer.* missing"),
-    "type": (make_state(epoch="3") | {"format": FORMAT}, r"epoch missing or of a wrong type"),
-    "geometry": (make_state(geometry={}) | {"format": FORMAT}, r"its entries contradict"),
-    "sums": (make_state(sums=torch.zeros(5)) | {"format": FORMAT}, r"its entries contradict"),
-    "options": (make_state(options="5") | {"format": FORMAT}, r"its entries contradict"),
-    "steps": (make_state(done_steps=11) | {"format": FORMAT}, r"its entries contradict"),
-    "schedule": (make_state(schedule_start=2.0) | {"format": FORMAT}, r"its entries contradict"),
-    "class names": (make_state(class_names=["cat", 3]) | {"format": FORMAT}, r"its entries contradict"),
-    "preprocessing": (make_state(preprocessing=PREPROCESSING) | {"format": FORMAT}, r"its entries contradict"),
-    "best": (make_state(best={"epoch": 1}) | {"format": FORMAT}, r"its entries contradict"),
-    "best score": (
-        make_state(best={"mean_ap": float("nan"), "epoch": 1, "loss": 0.5}) | {"format": FORMAT},
-        r"its entries contradict",
-    ),
-    "string": (make_state(model={"head": "x"}) | {"format": FORMAT}, r"model head is not a tensor"),
-    "stride": (make_state(model={"head": torch.zeros(1).expand(10**9)}) | {"format": FORMAT}, r"declares tensors"),
-    "nan": (make_state(model={"head": torch.tensor([1.0, torch.nan])}) | {"format": FORMAT}, r"NaN .* model head"),
-    "inf": (make_state(ema={"head": torch.tensor([torch.inf])}) | {"format": FORMAT}, r"infinite .* ema head"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "expected"), INVALID.values(), ids=INVALID.keys())
-def test_invalid_checkpoint_is_rejected(tmp_path, content, expected):
-    atomic_save(tmp_path / "x.pth", content)
-    with pytest.raises(UserError, match=rf"x\.pth: .*{expected}"):
-        load_checkpoint(tmp_path / "x.pth")
-
-
-def rewrite_with_checksum(path: Path, content: bytes) -> None:
-    """Writes the content with a valid checksum, as an attacker could."""
-    digest = hashlib.sha256(content + b"\0\0").hexdigest()
-    path.write_bytes(content + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
-
-
-def test_file_with_a_checksum_that_is_not_an_archive_is_rejected(tmp_path):
-    rewrite_with_checksum(tmp_path / "x.pth", b"no archive")
-    with pytest.raises(UserError, match=r"x\.pth: is not a checkpoint of this program"):
-        load_checkpoint(tmp_path / "x.pth")
-
-
-def test_archive_with_a_damaged_directory_is_rejected(tmp_path):
-    atomic_save(tmp_path / "x.pth", make_state() | {"format": FORMAT})
-    content = (tmp_path / "x.pth").read_bytes()[:-73]
-    assert b"PK\x01\x02" in content
-    rewrite_with_checksum(tmp_path / "x.pth", content.replace(b"PK\x01\x02", b"PK\x01\x03"))
-    with pytest.raises(UserError, match=r"x\.pth: is a damaged archive \(BadZipFile\)"):
-        load_checkpoint(tmp_path / "x.pth")
-
-
-def save_twice(folder: Path) -> None:
-    checkpoints = writer(folder)
-    for epoch in (1, 2):
-        checkpoints.save(make_state(epoch), is_best=False, periodic=None)
-    checkpoints.wait()
+        save(writer, 2, is_best=True)
+    writer.check()
+    assert epochs(tmp_path) == {LAST: 1, "epoch-001.pth": 1}
 
 
 def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
-    save_twice(run_folder)
+    writer = file_writer(run_folder)
+    for epoch in (1, 2):
+        writer.save(make_state(epoch), is_best=False, periodic=None)
+    writer.wait()
     last = run_folder / LAST
     last.write_bytes(last.read_bytes()[:-100])
     for resume in (str(run_folder), "auto"):
         found = find_checkpoint(resume, run_folder.parent)
         assert found.path == run_folder / PREVIOUS and found.state["epoch"] == 1
-        assert len(found.notes) == 1 and "last.pth: is damaged" in found.notes[0]
-    with pytest.raises(UserError, match=r"last\.pth: is damaged"):
+        assert len(found.notes) == 1 and str(last) in found.notes[0]
+    with pytest.raises(UserError, match=r"last\.pth"):
         find_checkpoint(str(last), run_folder.parent)
     (run_folder / PREVIOUS).write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 2 checkpoints is valid: .*(last|previous)\.pth: is damaged"):
+    with pytest.raises(UserError, match=r"none of 2 .*(last|previous)\.pth"):
         find_checkpoint("auto", run_folder.parent)
 
 
 def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
-    assert find_checkpoint("auto", tmp_path) is None
-    assert find_checkpoint("auto", tmp_path / "missing") is None
-    save_twice(run_folder)
-    other = tmp_path / "train-0"
-    other.mkdir()
-    for path in filter(Path.is_file, run_folder.iterdir()):
-        (other / path.name).write_bytes(path.read_bytes())
+    assert find_checkpoint("auto", tmp_path) is find_checkpoint("auto", tmp_path / "missing") is None
+    save(file_writer(run_folder), 1)
+    other = Path(shutil.copytree(run_folder, tmp_path / "train-0", copy_function=shutil.copyfile))
     assert find_checkpoint("auto", tmp_path).path == other / LAST
     (tmp_path / "train-2").mkdir()
     (tmp_path / "train-2" / "last.pth").write_bytes(b"not a checkpoint")
@@ -220,46 +162,122 @@ def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
 @pytest.mark.parametrize("resume", ["nothing", "."])
 def test_nothing_to_resume(tmp_path, monkeypatch, resume):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"-resume {resume}: no checkpoint found; give a .pth file, the folder"):
+    with pytest.raises(UserError, match=f"-resume {resume}"):
         find_checkpoint(resume, tmp_path)
 
 
-SAVE_LOOP = """
-import sys
-sys.path[:0] = [{root!r}, {tests!r}]
-from pathlib import Path
-from test_checkpoint import make_state, writer
-checkpoints = writer(Path({folder!r}))
-for epoch in range(1, 10**6):
-    checkpoints.save(make_state(epoch), is_best=epoch % 3 == 0, periodic=f"epoch-{{epoch:07d}}")
-    print(epoch, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path):
-    """A short version of tests/stress/fault_bench.py. A new writer deletes the temporary files of a killed one."""
-    code = SAVE_LOOP.format(root=str(ROOT), tests=str(Path(__file__).parent), folder=str(tmp_path))
-    rng = random.Random(0)
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-        )
-        process.stdout.readline(), process.stdout.readline()  # the first checkpoint is on disk
-        time.sleep(rng.uniform(0, 0.05))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        found = find_checkpoint(str(tmp_path), tmp_path)
-        assert not found.notes and found.state["model"]["weight"].unique() == found.state["epoch"]
-    writer(tmp_path)
-    assert not list(tmp_path.glob(".*.tmp"))
-
-
-def test_a_model_with_batch_norm_is_saved_without_a_copy(digits_argv, cpu, monkeypatch, tmp_path):
+def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_path):
     """Its running statistics are views of one tensor. Host memory is too small for a copy of the state."""
     monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
-    vit_keys = tuple(f"MODEL.{key}" for key in ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH"))
-    argv = [word for word in digits_argv if not word.startswith(vit_keys)]
-    resnet = ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "TRAIN.MAX_STEPS=2"]
-    model = load_checkpoint(train([*argv, *resnet], cpu) / LAST)["model"]
+    argv = ["-dataset=fake", "-batch_size=8", f"-output={tmp_path}", "-opts", *TINY_RESNET, "MODEL.NUM_CLASSES=1000"]
+    model = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=2"], cpu) / LAST)["model"]
     assert model["bn1.num_batches_tracked"] == 2 and model["bn1.running_mean"].any()
+
+
+# Folders, and changes of the kind
+
+
+def test_a_large_part_is_divided_into_files(tmp_path, group, monkeypatch):
+    monkeypatch.setattr("engine.checkpoint.shard_writer._FILE_BYTES", 400)
+    model = {f"layer.{number}": torch.full((100,), float(number)) for number in range(3)}
+    writer = shard_writer(tmp_path)
+    writer.save(content(model=model), False, None)
+    writer.wait()
+    files = sorted(path.name for path in (tmp_path / "last.shards").glob("*.safetensors"))
+    assert files == [f"shard-00001-model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+    assert_same_state(load_checkpoint(tmp_path / "last.shards")["model"], model)
+
+
+def test_a_save_of_one_kind_replaces_the_checkpoint_of_the_other(tmp_path, group):
+    save(file_writer(tmp_path), 1, is_best=True)
+    save(file_writer(tmp_path), 2)
+    save(shard_writer(tmp_path), 3)
+    assert epochs(tmp_path) == {
+        "last.shards": 3, "previous.pth": 2, "best.pth": 1, "epoch-002.pth": 2, "epoch-003.shards": 3
+    }  # fmt: skip
+    save(shard_writer(tmp_path), 4, is_best=True)
+    names = {"last": 4, "previous": 3, "best": 4, "epoch-003": 3, "epoch-004": 4}
+    assert epochs(tmp_path) == {f"{name}.shards": epoch for name, epoch in names.items()}
+    save(file_writer(tmp_path), 5, is_best=True)
+    assert epochs(tmp_path) == {
+        "last.pth": 5, "previous.shards": 4, "best.pth": 5, "epoch-004.shards": 4, "epoch-005.pth": 5
+    }  # fmt: skip
+
+
+class Killed(BaseException):
+    pass
+
+
+def dies_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The process dies before the given change of a name, or in the middle of a deletion. Returns a counter."""
+    calls = 0
+
+    def counted(real: Callable) -> Callable:
+        def function(*args, **options):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                if real is rmtree and Path(args[0]).exists():
+                    os.unlink(next(Path(args[0]).iterdir()))  # a part of it
+                raise Killed
+            return real(*args, **options)
+
+        return function
+
+    rmtree = shutil.rmtree
+    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree"), (Path, "unlink")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    return lambda: calls
+
+
+KINDS = {
+    "files": (file_writer, file_writer, file_writer),
+    "folders": (shard_writer, shard_writer, shard_writer),
+    "to folders": (file_writer, file_writer, shard_writer),
+    "to a file": (shard_writer, shard_writer, file_writer),
+    "and back": (shard_writer, file_writer, shard_writer),
+}
+
+
+@pytest.mark.parametrize("writers", KINDS.values(), ids=KINDS.keys())
+def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, group, writers):
+    """At every change of a name of the third save. A new writer then deletes what is left."""
+    before = tmp_path / "before"
+    before.mkdir()
+    for epoch, make in enumerate(writers[:2], 1):
+        save(make(before), epoch, is_best=True)
+    for call in range(1, 100):
+        folder = Path(shutil.copytree(before, tmp_path / f"killed-{call}"))
+        with pytest.MonkeyPatch.context() as patch:
+            writer = writers[2](folder)
+            counter = dies_at(call, patch)
+            with suppress(Killed):
+                save(writer, 3, is_best=True)
+        found = find_checkpoint(str(folder), folder)
+        assert not found.notes and found.state["epoch"] in (2, 3), call
+        assert found.state["model"]["weight"].unique() == found.state["epoch"]
+        writers[2](folder)
+        assert not list(folder.glob(".*.tmp"))
+        assert set(epochs(folder).values()) <= {1, 2, 3}  # nothing is damaged
+        if counter() < call:
+            break
+    assert call > 3 and found.state["epoch"] == 3
+
+
+@pytest.mark.parametrize("make", [file_writer, shard_writer])
+def test_the_best_is_read_from_either_kind(tmp_path, group, make):
+    assert read_best(tmp_path, ALONE) is None
+    best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
+    save(make(tmp_path), 1, is_best=True, best=best)
+    assert read_best(tmp_path, ALONE) == best
+    (tmp_path / BEST if make is file_writer else tmp_path / "best.shards" / "content.json").write_text("{}")
+    assert read_best(tmp_path, ALONE) is None
+
+
+def test_a_named_folder_is_read_and_no_other(tmp_path, group):
+    for epoch in (1, 2):
+        save(shard_writer(tmp_path), epoch)
+    assert find_checkpoint(str(tmp_path / "previous.shards") + "/", tmp_path).state["epoch"] == 1
+    (tmp_path / "previous.shards" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"previous\.shards: .*manifest\.json"):
+        find_checkpoint(str(tmp_path / "previous.shards"), tmp_path)

@@ -2,32 +2,23 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from conftest import GREY, TINY_VIT
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy
 
 from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
-from configs.schema import Parallel
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.parallel.build import build_strategy
-from engine.parallel.strategy import Sharding, Strategy
-from engine.precision.norms import keeps_fp32_weights
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.state import TrainState
 from engine.training.step import train_steps
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.metrics import MetricSums
 from utils.sharded import local_tensor
 
@@ -152,55 +143,23 @@ def hsdp(context: ProcessContext) -> Any:
     return [against_ddp(context, options, pairs), against_ddp(alone, options, sharded)]
 
 
-def offload(context: ProcessContext) -> Any:
-    """Parameters, gradients, moments and average in host memory, against the same run without OFFLOAD."""
-    options = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-    found = []
-    for more in ([], ["AMP.ENABLED=true", "AMP.DTYPE=float16"], ["AMP.ENABLED=true", "AMP.LEVEL=O2"]):
-        results = []
-        for offloads in (False, True):
-            with offload_on_a_cpu() if offloads else nullcontext():
-                state = build([*FSDP, *options, *more], context)
-            norms = train(state, context)
-            results.append((weights(state), norms))
-        found.append([difference(results[0][0], results[1][0]), results[0][1] == results[1][1]])
-    return found
-
-
-@contextmanager
-def offload_on_a_cpu() -> Iterator[None]:
-    """Makes PARALLEL.OFFLOAD work without a GPU: the check, and pinned memory, which needs one, are left out."""
-
-    def offloading(options: Parallel, context: ProcessContext) -> Strategy:
-        strategy = build_strategy(options, context)
-        strategy.options = options.model_copy(update={"offload": True})
-        return strategy
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.training.build.build_strategy", offloading)
-        patch.setattr("engine.parallel.fsdp.CPUOffloadPolicy", partial(CPUOffloadPolicy, pin_memory=False))
-        yield
-
-
-def measured_step(step: Callable, sizes: list[int], optimizer: torch.optim.Optimizer, *rest: Any) -> torch.Tensor:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    sizes.append(num_bytes(parameter.grad for parameter in parameters))
-    return step(optimizer, *rest)
-
-
 def memory(context: ProcessContext) -> Any:
     """Bytes per rank: parameters, gradients, moments, average; of DDP and sharded."""
     results = []
     for strategy in ([], FSDP):
         state = build(["TRAIN.MODEL_EMA=true", *strategy], context)
-        gradients: list[int] = []
-        state.precision.step = partial(measured_step, state.precision.step, gradients)
+        model, gradients, step = state.precision.weights.master, [], state.precision.step
+
+        def measured(*arguments: Any, model: Any = model, gradients: Any = gradients, step: Any = step) -> torch.Tensor:
+            gradients.append(num_bytes(parameter.grad for parameter in model.parameters()))
+            return step(*arguments)
+
+        state.precision.step = measured
         train(state, context, steps=1)
         states = state.optimizer.state.values()
         moments = [value for values in states for name, value in values.items() if name != "step"]
-        model, average = state.precision.weights.master, state.average.module
-        parts = [num_bytes(model.parameters()), *gradients, num_bytes(moments), num_bytes(average.parameters())]
-        results.append(parts)
+        average = num_bytes(state.average.module.parameters())
+        results.append([num_bytes(model.parameters()), *gradients, num_bytes(moments), average])
     return results
 
 
@@ -252,26 +211,3 @@ def evaluation(context: ProcessContext) -> Any:
                     logits.append(model.eval()(images).clone())
         results.append(torch.stack(logits))
     return [float((result - results[0]).abs().max()) for result in results[1:]]
-
-
-def refused(context: ProcessContext) -> Any:
-    """The error of each list of options."""
-    cases = {
-        "O3": ["AMP.ENABLED=true", "AMP.LEVEL=O3"],
-        "optimizer": ["TRAIN.OPTIMIZER.NAME=muon"],
-        "average": ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"],
-        "offload": ["PARALLEL.OFFLOAD=true"],
-        "groups": ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=3"],
-    }
-    errors = {}
-    for name, options in cases.items():
-        try:
-            build([*FSDP, *options], context)
-        except UserError as error:
-            errors[name] = str(error)
-    try:
-        strategy = build_strategy(parse_command_line(["-opts", *FSDP]).config.parallel, context)
-        strategy.shard(nn.Sequential(nn.BatchNorm1d(2)), None, Sharding(None, keeps_fp32_weights))
-    except UserError as error:
-        errors["batch norm"] = str(error)
-    return errors

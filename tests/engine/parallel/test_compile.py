@@ -15,8 +15,6 @@ from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import Sharding
-from engine.precision.norms import keeps_fp32_weights
 from engine.precision.policy import Precision
 from models.build import build_model
 from models.vit import build_vit
@@ -175,7 +173,7 @@ def test_sharded_model_is_compiled_block_by_block(cpu, group_of_one, monkeypatch
         torch.manual_seed(0)
         model, strategy = build_vit(config.model, config.data), FSDP(Parallel(STRATEGY="fsdp"), cpu)
         nn.init.normal_(model.head.weight, std=0.1)
-        strategy.shard(model, None, Sharding(None, keeps_fp32_weights))
+        strategy.shard(model)
         if compiled:
             assert compile_model(model, Train(COMPILE="default"), cpu, is_sharded=True) == "3 blocks"
         names = list(model.state_dict())

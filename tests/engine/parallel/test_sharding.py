@@ -2,20 +2,24 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sharding_cases as cases
 import torch
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, train
 from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.build import build_strategy
-from engine.parallel.strategy import Sharding
+from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.precision.non_finite import first_non_finite
-from engine.precision.norms import keeps_fp32_weights
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, check_sharded_optimizer
+from engine.training.build import build_train_state
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
 from utils.distributed import ProcessContext, set_collective_timeout
 from utils.errors import UserError
 from utils.torch_compat import process_group_timeout
@@ -113,12 +117,6 @@ def test_all_groups_of_a_mesh_have_the_timeout(both):
 
 
 @pytest.mark.slow
-def test_parameters_in_host_memory_train_as_others(both):
-    """PARALLEL.OFFLOAD in fp32, fp16 with its scaler, and O2, bit for bit, with the norms of all steps."""
-    assert both(cases.offload) == [[[0.0, True]] * 3] * 2
-
-
-@pytest.mark.slow
 def test_o2_gathers_half_weights_and_fp32_norms(both):
     report, _ = both(cases.o2_dtypes)
     assert report["kept"] == ["torch.float32"]
@@ -155,7 +153,7 @@ def origin(context: ProcessContext) -> Any:
     config = parse_command_line(["-opts", *FSDP]).config
     strategy = build_strategy(config.parallel, context)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    strategy.shard(model, None, Sharding(None, keeps_fp32_weights))
+    strategy.shard(model)
     images = torch.ones(2, 4) * (1e10 if context.rank == 1 else 1.0)
     found = first_non_finite(model, lambda: (model(images) * 1e30).sum().backward(), strategy.gather_in_turn(model))
     return found and str(found)
@@ -187,7 +185,7 @@ def shared_modules(context: ProcessContext) -> Any:
     torch.manual_seed(0)
     plain, images = SharingBlocks(), torch.ones(2, 4)
     sharded = copy.deepcopy(plain)
-    about = build_strategy(config.parallel, context).shard(sharded, None, Sharding(None, keeps_fp32_weights))
+    about = build_strategy(config.parallel, context).shard(sharded)
     for model in (plain, sharded):
         model(images).square().sum().backward()
     gradients = [
@@ -203,20 +201,43 @@ def test_blocks_that_share_a_module_are_not_separate_units(both):
     assert units == "3" and gradients < 1e-6
 
 
-def test_optimizers_with_norms_of_whole_weights_are_refused_in_host_memory():
-    lamb = parse_command_line(["-opts", "TRAIN.OPTIMIZER.NAME=lamb"]).config.train.optimizer
-    check_sharded_optimizer(lamb)
-    with pytest.raises(UserError, match=r"lamb .* PARALLEL\.OFFLOAD=false$"):
-        check_sharded_optimizer(lamb, offload=True)
+TWO = ProcessContext(0, 0, 2, 2, torch.device("cpu"))  # without a process group: refused before it is used
+REFUSED = {
+    r"AMP\.LEVEL": [*TINY_VIT, "AMP.ENABLED=true", "AMP.LEVEL=O3"],
+    r"TRAIN\.OPTIMIZER\.NAME: muon": [*TINY_VIT, "TRAIN.OPTIMIZER.NAME=muon"],
+    r"TRAIN\.MODEL_EMA_FORCE_CPU": [*TINY_VIT, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_FORCE_CPU=true"],
+    r"PARALLEL\.SHARDS_PER_GROUP: .* 3;": [*TINY_VIT, "PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=3"],
+    r"PARALLEL\.STRATEGY: .*conv1": TINY_RESNET,
+}
 
 
-@pytest.mark.slow
-def test_options_that_do_not_work_are_refused_in_one_line(both):
-    errors, _ = both(cases.refused)
-    assert "\n" not in "".join(errors.values())
-    assert "batch norms (0)" in errors["batch norm"]
-    assert "AMP.LEVEL=O2" in errors["O3"]
-    assert all(name in errors["optimizer"] for name in SHARDED_OPTIMIZERS)
-    assert "TRAIN.MODEL_EMA_FORCE_CPU" in errors["average"]
-    assert "PARALLEL.OFFLOAD" in errors["offload"]
-    assert "groups of 3" in errors["groups"]
+@pytest.mark.parametrize(("named", "options"), REFUSED.items())
+def test_options_that_do_not_work_are_refused(named, options):
+    config = parse_command_line(["-opts", *FSDP, *options]).config
+    with pytest.raises(UserError, match=named):
+        build_train_state(config, TWO, EpochLayout(100, 8, 1, 0))
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+@pytest.mark.usefixtures("nondeterministic_after_test")
+def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
+    """Clipping, average, evaluation, loss scale, checkpoint parts."""
+    monkeypatch.setattr("engine.training.build.build_strategy", FullyShardedDataParallel)  # one rank would use none
+
+    def argv(output: str, *more: str) -> list[str]:
+        options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "DETERMINISTIC=true"]
+        options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
+        flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
+        return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
+
+    whole = last(train(argv("whole"), group_of_one))
+    parts = train(argv("parts", "TRAIN.MAX_STEPS=9"), group_of_one)
+    assert last(parts)["done_steps"] == 9
+    train([f"-resume={parts}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
+    assert_same_state(last(parts), whole)
+
+
+def last(folder: Path) -> dict:
+    content = load_checkpoint(folder / "last.shards")
+    del content["train_seconds"], content["options"], content["best"]
+    return content

@@ -8,7 +8,6 @@ from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler
 
 from configs.schema import Train
 from engine.training.optimization.schedule import build_schedule, lr_warning
-from utils.errors import UserError
 
 
 def paddlevit_lr(epoch: int, train: Train) -> float:
@@ -67,14 +66,10 @@ def test_schedule_equals_timm_at_every_epoch(name):
 
 
 @pytest.mark.parametrize("name", DECAY)
-def test_schedules_reach_the_minimum_and_restart(name):
+def test_schedules_reach_the_minimum(name):
     schedule = build_schedule(train_options(name, END_LR=1e-4), steps_per_epoch=7, global_batch_size=64)
     rates = [schedule.lr_at(step) for step in range(21, 141)]
     assert rates[0] == 3e-3 and rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(1e-4)
-    schedule.restart(70)  # warm-up to step 91, of 140
-    restarted = [schedule.lr_at(step) for step in (70, 91, 139, 140)]
-    assert restarted[:2] == [1e-6, 3e-3] and 1e-4 <= restarted[3] <= restarted[2] < 3e-3
-    assert restarted[3] == pytest.approx({"step": 3e-3 * 0.3**2}.get(name, 1e-4))
 
 
 def test_defaults_of_the_decay():
@@ -97,15 +92,6 @@ def test_scaling_doubles_all_three_learning_rates(key, batch_size):
     for step in (0, 100, 320, 1000, 2999):
         assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))
     assert lr_warning(train, 1024) is None
-
-
-def test_restarted_schedule_warms_up_and_ends_with_the_run():
-    values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": 1, "BASE_LR": 2e-4, "WARMUP_START_LR": 0.0, "END_LR": 1e-6}
-    schedule = build_schedule(Train.model_validate(values), steps_per_epoch=8, global_batch_size=64)
-    schedule.restart(40)
-    assert [schedule.lr_at(step) for step in (40, 44, 48, 80)] == pytest.approx([0.0, 1e-4, 2e-4, 1e-6])
-    with pytest.raises(UserError, match=r"8 steps are left, but the warm-up takes 8; raise -epochs or lower"):
-        schedule.restart(72)
 
 
 def test_warning_about_a_learning_rate_for_another_batch_size():

@@ -1,0 +1,263 @@
+"""Checkpoints, as files and as folders, that are damaged, incomplete or hostile are refused with one line."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same_state
+from safetensors.torch import load_file, save_file
+from shard_files import checkpoint_state, content, seal, write_shard, write_shards
+
+from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.trained_on import read_trained_on
+from models.weights.read import read_weights
+from utils.atomic_file import atomic_save
+from utils.errors import UserError
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST
+from utils.file_formats.json_content import decode_content, encode_content
+
+FIRST = "shard-00001-model-00001-of-00001.safetensors"
+
+
+PREPROCESSING = {
+    "image_size": 8, "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
+    "interpolation": "bicubic",
+}  # fmt: skip
+
+
+INVALID = {  # content -> what the error names
+    "format": ({"format": FORMAT - 1}, str(FORMAT)),
+    "epoch": ({"epoch": "3"}, "epoch"),
+    "geometry": ({"geometry": {}}, ""),
+    "sums": ({"sums": torch.zeros(5)}, ""),
+    "options": ({"options": "5"}, ""),
+    "steps": ({"done_steps": 11}, ""),
+    "class names": ({"class_names": ["cat", 3]}, ""),
+    "preprocessing": ({"preprocessing": PREPROCESSING}, ""),
+    "best": ({"best": {"epoch": 1}}, ""),
+    "best score": ({"best": {"mean_ap": float("nan"), "epoch": 1, "loss": 0.5}}, ""),
+    "string": ({"model": {"head": "x"}}, "model head"),
+    "stride": ({"model": {"head": torch.zeros(1).expand(10**9)}}, ""),
+    "nan": ({"model": {"head": torch.tensor([1.0, torch.nan])}}, "model head"),
+    "inf": ({"ema": {"head": torch.tensor([torch.inf])}}, "ema head"),
+}
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        load_checkpoint(path)
+    message = str(error.value)
+    assert "\n" not in message and str(path) in message and len(message) < 600, message
+    return message
+
+
+@pytest.mark.parametrize(("changes", "named"), INVALID.values(), ids=INVALID.keys())
+def test_invalid_content_is_refused(tmp_path, changes, named):
+    atomic_save(tmp_path / "x.pth", {"format": FORMAT} | content() | changes)
+    assert named in refusal(tmp_path / "x.pth")
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "x.pth"
+    atomic_save(path, {"model": {}})
+    assert "-pretrained=" in refusal(path)
+    atomic_save(path, {"format": FORMAT} | content())
+    archive = path.read_bytes()[:-73]
+    assert b"PK\x01\x02" in archive
+    for data in (b"no archive", archive.replace(b"PK\x01\x02", b"PK\x01\x03")):
+        digest = hashlib.sha256(data + b"\0\0").hexdigest()  # a valid checksum, as an attacker could write it
+        path.write_bytes(data + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
+        refusal(path)
+
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("sharded") / "last.shards", checkpoint_state(), 2)
+
+
+@pytest.fixture
+def folder(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "last.shards"))
+
+
+def test_the_content_of_a_folder(folder):
+    assert_same_state(load_checkpoint(folder), checkpoint_state())
+
+
+def test_every_damage_is_detected(folder):
+    """Flipped bits, cuts and missing files."""
+    rng = random.Random(0)
+    for file in sorted(folder.iterdir()):
+        original = file.read_bytes()
+        for _ in range(40):
+            data = bytearray(original)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            file.write_bytes(data)
+            refusal(folder)
+            file.write_bytes(original[: rng.randrange(len(original))])
+            refusal(folder)
+        file.write_bytes(original + b"\0")
+        refusal(folder)
+        file.unlink()
+        refusal(folder)
+        file.write_bytes(original)
+
+
+def edit_content(folder: Path, change: Callable[[str], str]) -> None:
+    content = folder / CONTENT
+    content.write_text(change(content.read_text()))
+    seal(folder)
+
+
+def edit_manifest(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][name] = {"bytes": 3, "sha256": "0" * 64}
+    manifest["files"] = dict(sorted(manifest["files"].items()))
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def edit_part(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / FIRST)
+    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
+    change(tensors)
+    offsets |= {name: {"saved_offsets": [0] * tensors[name].dim()} for name in tensors.keys() - offsets.keys()}
+    save_file(tensors, folder / FIRST, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+    seal(folder)
+
+
+def link_outside(folder: Path) -> None:
+    outside = folder.parent / "outside.safetensors"
+    (folder / FIRST).rename(outside)
+    (folder / FIRST).symlink_to(outside)
+
+
+def save_whole_twice(folder: Path) -> None:
+    """Both parts hold all rows of every tensor."""
+    _, tensors = encode_content(checkpoint_state())
+    for path in folder.glob("*.safetensors"):
+        write_shard(path, tensors, 0, 1)
+    seal(folder)
+
+
+def forge_offsets(folder: Path) -> None:
+    tensors = load_file(folder / FIRST)
+    offsets = {name: {"saved_offsets": [2**40, *[0] * (tensor.dim() - 1)]} for name, tensor in tensors.items()}
+    save_file(tensors, folder / FIRST, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+    seal(folder)
+
+
+def forge_header(folder: Path) -> None:
+    data = (folder / FIRST).read_bytes()
+    (folder / FIRST).write_bytes((2**62).to_bytes(8, "little") + data[8:])
+    seal(folder)
+
+
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    """In the JSON of the content."""
+
+    def change(folder: Path) -> None:
+        assert old in (folder / CONTENT).read_text()
+        edit_content(folder, lambda text: text.replace(old, new))
+
+    return change
+
+
+def without_parts(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    seal(folder)
+
+
+HOSTILE: dict[str, Callable[[Path], Any]] = {
+    "another file": lambda folder: (folder / "x.safetensors").touch(),
+    "another folder": lambda folder: (folder / "x").mkdir(),
+    "a pickle": lambda folder: ((folder / ".metadata").write_bytes(b"x"), seal(folder)),
+    "a link": link_outside,
+    "a pipe": lambda folder: ((folder / FIRST).unlink(), os.mkfifo(folder / FIRST)),
+    "no manifest": lambda folder: (folder / MANIFEST).rename(folder.parent / "m"),
+    "a name above": lambda folder: edit_manifest(folder, "../x.safetensors"),
+    "an absolute name": lambda folder: edit_manifest(folder, "/etc/passwd"),
+    "manifest: a long name": lambda folder: edit_manifest(folder, "x" * 10**5),
+    "manifest: a list": lambda folder: (folder / MANIFEST).write_text("[1]"),
+    "manifest: deep": lambda folder: (folder / MANIFEST).write_text("[" * 10**6),
+    "manifest: large": lambda folder: (folder / MANIFEST).write_bytes(b" " * (9 << 20)),
+    "content: no JSON": lambda folder: edit_content(folder, lambda text: text[:-1]),
+    "content: deep": lambda folder: edit_content(folder, lambda _: "[" * 10**5 + "]" * 10**5),
+    "content: a list": lambda folder: edit_content(folder, lambda _: "[]"),
+    "content: NaN": replaced('"train_seconds":1.0', '"train_seconds":NaN'),
+    "content: infinite": replaced('"train_seconds":1.0', '"train_seconds":1e999'),
+    "content: a key twice": replaced('"epoch":3', '"epoch":3,"epoch":4'),
+    "content: an unknown mark": replaced('"$tuple"', '"$python"'),
+    "content: another format": replaced('"format":6', '"format":1'),
+    "content: a wrong type": replaced('"epoch":3', '"epoch":"3"'),
+    "content: forged steps": replaced('"done_steps":0', '"done_steps":99'),
+    "content: another shape": replaced("[1,5,12]", "[1,5,999999999999]"),
+    "content: another dtype": replaced('norm.bias","float32"', 'norm.bias","int8"'),
+    "content: a tensor twice": replaced(
+        '"options":"', '"ema2":{"$tensor":["model.norm.bias","float32",[140737488355328]]},"options":"'
+    ),
+    "content: an object as dtype": replaced('norm.bias","float32"', 'norm.bias","load"'),
+    "parts: NaN": lambda folder: edit_part(folder, lambda tensors: tensors["model.norm.bias"].fill_(torch.nan)),
+    "parts: another dtype": lambda folder: edit_part(
+        folder, lambda tensors: tensors.update({"model.norm.bias": tensors["model.norm.bias"].double()})
+    ),
+    "parts: a tensor less": lambda folder: edit_part(folder, lambda tensors: tensors.pop("model.norm.bias")),
+    "parts: a tensor more": lambda folder: edit_part(folder, lambda tensors: tensors.update(other=torch.ones(1))),
+    "parts: rows twice": save_whole_twice,
+    "parts: forged offsets": forge_offsets,
+    "parts: a forged header": forge_header,
+    "parts: no parts": without_parts,
+}
+
+
+def test_hostile_folders_are_refused(whole, tmp_path):
+    for number, (name, change) in enumerate(HOSTILE.items()):
+        folder = Path(shutil.copytree(whole, tmp_path / str(number) / "last.shards"))
+        change(folder)
+        message = refusal(folder)
+        assert name != "parts: NaN" or "norm.bias" in message
+
+
+def test_pretrained_reads_its_weights(folder):
+    state = checkpoint_state()
+    assert_same_state(read_weights(str(folder)), state["model"])
+    assert_same_state(read_weights(str(folder.with_suffix(""))), state["model"])  # without the extension
+    (folder / FIRST).write_bytes(b"")
+    with pytest.raises(UserError, match=r"last\.shards: is damaged"):
+        read_weights(str(folder))
+
+
+def test_no_description_of_its_data(folder):
+    assert read_trained_on(str(folder)) is None  # the example has no preprocessing
+    (folder / CONTENT).write_text("{}")
+    assert read_trained_on(str(seal(folder))) is None
+
+
+def test_json_keeps_every_type():
+    content = {
+        "tuple": (1, (2.5, None)), "keys": {0: "a", None: True, -1: {}}, "$mark": {"$tensor": [1]}, "text": "é\ud800\n",
+        "numbers": [2**70, 1e-320, 0.1, -0.0], "scalar": torch.tensor(2, dtype=torch.int64),
+    }  # fmt: skip
+    text, tensors = encode_content(content)
+    read = decode_content(text, Path("x"))
+    stored = read.pop("scalar")
+    assert (stored.name, stored.dtype, stored.shape) == ("scalar", "int64", ())
+    assert tensors == {"scalar": content.pop("scalar")}
+    assert read == content and type(read["tuple"]) is tuple and list(read["keys"]) == [0, None, -1]
+
+
+def test_json_refuses_other_content():
+    two_of_one_name = {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}
+    for values in ({"a": float("nan")}, {"a": {1, 2}}, two_of_one_name):
+        with pytest.raises(ValueError):
+            encode_content(values)
