@@ -135,7 +135,7 @@ def test_a_training_command_imports_no_other_command_and_no_page():
     loaded = modules_reached_from("main_single_gpu", "engine.commands.run", "engine.commands.train")
     unused = r"datasets\.shards|engine\.(profiling|report\.[a-z]|parallel\.(ddp|fsdp))"
     unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
-    assert {"engine.training.step", "engine.parallel.build"} < loaded
+    assert {"engine.training.step", "engine.parallel.strategy"} < loaded
     assert not {module for module in loaded if re.match(unused, module)}
 
 

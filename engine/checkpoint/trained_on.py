@@ -156,11 +156,3 @@ def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
 
 
 _READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
-
-
-def resolve_path(path: Any) -> str | None:
-    """The path of a data folder with links resolved, to compare it with another; None if it is not a path."""
-    try:
-        return str(Path(path).resolve())
-    except (TypeError, ValueError, OSError, RuntimeError):
-        return None

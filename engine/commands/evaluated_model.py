@@ -1,5 +1,6 @@
 """The options and the class names of an evaluation that follow its weights."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,7 +11,7 @@ from configs.reading.model_flag import architecture
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import MODEL_SECTIONS
 from datasets.sources.samples import Samples
-from engine.checkpoint.trained_on import TrainedOn, resolve_path
+from engine.checkpoint.trained_on import TrainedOn
 from utils.errors import UserError
 
 _OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
@@ -75,7 +76,15 @@ def is_training_data(data: Data, trained_on: TrainedOn) -> bool:
     """Returns whether the checkpoint was trained on these data: only images that were held out may count then."""
     if trained_on.data.get("DATASET") != data.dataset:
         return False
-    return resolve_path(trained_on.data.get("DATA_PATH")) == resolve_path(data.data_path)
+    return _resolved(trained_on.data.get("DATA_PATH")) == _resolved(data.data_path)
+
+
+def _resolved(path: Any) -> str | None:
+    """The path of a data folder with links resolved, None if it is not a path."""
+    try:
+        return str(Path(path).resolve())
+    except (TypeError, ValueError, OSError, RuntimeError):
+        return None
 
 
 def name_classes(samples: Samples, trained_on: TrainedOn | None, model: Model) -> str:

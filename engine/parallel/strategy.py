@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.schema import Parallel
+from utils.distributed import ProcessContext
+
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
 
 
@@ -108,3 +111,20 @@ class Strategy:
 
 class Single(Strategy):
     """The strategy of one process."""
+
+
+def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
+    """Builds the strategy of the run; one process uses none.
+
+    Raises:
+        UserError: as `FSDP`.
+    """
+    if context.world_size == 1:
+        return Single()
+    if options.strategy == "ddp":
+        from engine.parallel.ddp import DDP  # imported where it is used
+
+        return DDP(context.device, options)
+    from engine.parallel.fsdp import FSDP
+
+    return FSDP(options, context)

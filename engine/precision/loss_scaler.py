@@ -1,5 +1,6 @@
 """Dynamic loss scaling with the rules of Paddle's Fleet, decided on the device."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,18 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.schema import Amp
 from utils import torch_compat
 
 _READ_DELAY = 2  # steps
 _SAVED_KEYS = ("scale", "_growth_tracker")
+_DEFAULTS = Amp()
 
 
 class LossScaler(torch.amp.GradScaler):
     """A `GradScaler` with the rules of Paddle's Fleet and without host syncs.
 
     The scale shrinks after `backoff_after` consecutive overflows (an overflow is a step with a non-finite gradient) and
-    grows after `growth_interval` consecutive steps without one; it stays in [`min_scale`, the largest fp32 value]. With
-    `dynamic=False` it is constant. A constant scale of 1 protects fp32 and bf16 training: a step with a non-finite
+    grows after `growth_interval` consecutive steps without one; it stays in [`min_scale`, the largest fp32 value]. A
+    constant scale of 1 protects fp32 and bf16 training: a step with a non-finite
     gradient does not change the weights.
 
     Averaged gradients are non-finite on all ranks or on none, so all ranks take the same decision.
@@ -27,21 +30,17 @@ class LossScaler(torch.amp.GradScaler):
     def __init__(
         self,
         device: torch.device,
-        *,
-        init_scale: float = 1.0,
-        dynamic: bool = False,
-        growth_factor: float = 2.0,
-        growth_interval: int = 2000,
-        backoff_factor: float = 0.5,
-        backoff_after: int = 1,
-        min_scale: float = 1.0,
-        max_skipped: int | None = None,
+        options: Amp = _DEFAULTS,
+        scales: bool = False,
         total_norm: Callable[[Iterable[torch.Tensor]], torch.Tensor] = nn.utils.get_total_norm,
     ) -> None:
-        super().__init__(device.type, init_scale, growth_factor, backoff_factor, growth_interval)
-        self.dynamic, self.backoff_after, self.min_scale = dynamic, backoff_after, min_scale
-        self.max_skipped, self.total_norm = max_skipped, total_norm
-        self.initial_scale = init_scale
+        """`scales`: whether to scale the loss as `options` say; else the scale is 1."""
+        self.initial_scale = options.init_loss_scaling if scales else 1.0
+        rules = options.incr_ratio, options.decr_ratio, options.incr_every_n_steps
+        super().__init__(device.type, self.initial_scale, *rules)
+        self.dynamic = scales and options.use_dynamic_loss_scaling
+        self.backoff_after, self.min_scale = options.decr_every_n_nan_or_inf, options.min_loss_scaling
+        self.max_skipped, self.total_norm = _max_skipped_steps(options), total_norm
         self.scale(torch.zeros((), device=device))  # creates the tensors of the base class
         self._counts = torch.zeros(2, device=device)  # skipped steps: in total, and consecutive
         self.last_skipped = torch.zeros((), dtype=torch.bool, device=device)  # whether the last step was skipped
@@ -147,3 +146,12 @@ class LossScaler(torch.amp.GradScaler):
         saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
         super().load_state_dict(super().state_dict() | saved)
         self._counts.copy_(torch.tensor(state["counts"]))
+
+
+def _max_skipped_steps(options: Amp) -> int | None:
+    """The limit of consecutive skipped steps; None: no limit. Default: the steps in which the loss scale falls to its
+    minimum, plus 2."""
+    if options.max_skipped_steps is not None:
+        return options.max_skipped_steps or None
+    shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
+    return math.ceil(shrinks - 1e-9) * options.decr_every_n_nan_or_inf + 2

@@ -3,7 +3,6 @@
 A training step calls the same methods in every precision. A precision that does not need a method makes it empty.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
@@ -59,26 +58,8 @@ class Precision:
         self.tf32 = options.enabled if options.tf32 is None else options.tf32
         self._caches_casts = not is_sharded
         self.scales_loss = self.dtype == torch.float16
-        self.scaler = self._build_scaler(total_norm)
+        self.scaler = LossScaler(device, options, self.scales_loss, total_norm)
         self._set_tf32()
-
-    def _build_scaler(self, total_norm: TotalNorm) -> LossScaler:
-        options = self.options
-        max_skipped = _max_skipped_steps(options)
-        if not self.scales_loss:
-            return LossScaler(self.device, max_skipped=max_skipped, total_norm=total_norm)
-        return LossScaler(
-            self.device,
-            init_scale=options.init_loss_scaling,
-            dynamic=options.use_dynamic_loss_scaling,
-            growth_factor=options.incr_ratio,
-            growth_interval=options.incr_every_n_steps,
-            backoff_factor=options.decr_ratio,
-            backoff_after=options.decr_every_n_nan_or_inf,
-            min_scale=options.min_loss_scaling,
-            max_skipped=max_skipped,
-            total_norm=total_norm,
-        )
 
     def _set_tf32(self) -> None:
         """Sets TF32 for fp32 matrix products and convolutions on a GPU; torch enables only the latter by default.
@@ -132,15 +113,9 @@ class Precision:
         return self.dtype if self.level == "O2" and not keeps_fp32_weights(module) else None
 
     @property
-    def has_lists(self) -> bool:
-        listed = (*self.options.custom_white_list, *self.options.custom_black_list)
-        return self.dtype != torch.float32 and len(listed) > 0
-
-    @property
-    def lists_softmax(self) -> bool:
-        """Whether an op list names softmax, which fused attention does not expose."""
-        listed = (*self.options.custom_white_list, *self.options.custom_black_list)
-        return self.dtype != torch.float32 and "softmax" in listed
+    def listed(self) -> tuple[str, ...]:
+        """The entries of the op lists; empty in fp32, which has none."""
+        return self.options.custom_white_list + self.options.custom_black_list if self.dtype != torch.float32 else ()
 
     def compute_copy(self, model: nn.Module) -> nn.Module:
         """The module that runs the forward passes of the fp32 `model`: the model itself, or a half copy.
@@ -246,15 +221,6 @@ def _compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
     if not options.enabled:
         return torch.float32
     return _DTYPES[options.dtype or ("float16" if device.type == "cuda" else "bfloat16")]
-
-
-def _max_skipped_steps(options: Amp) -> int | None:
-    """The limit of consecutive skipped steps; None: no limit. Default: the steps in which the loss scale falls to its
-    minimum, plus 2."""
-    if options.max_skipped_steps is not None:
-        return options.max_skipped_steps or None
-    shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
-    return math.ceil(shrinks - 1e-9) * options.decr_every_n_nan_or_inf + 2
 
 
 class _InputCast:

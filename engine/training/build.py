@@ -8,9 +8,8 @@ from torch import nn
 from configs.schema import Config
 from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.parallel.build import build_strategy
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import Strategy
+from engine.parallel.strategy import Strategy, build_strategy
 from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta

@@ -77,8 +77,8 @@ def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> No
 
     Lists also apply to the convolution of a patch embedding, which is a linear layer only without them.
     """
-    if precision.lists_softmax and attention == AUTO:
+    if "softmax" in precision.listed and attention == AUTO:
         use_attention(model, EXPLICIT)
-    if precision.device.type == "cuda" and not precision.has_lists:
+    if precision.device.type == "cuda" and not precision.listed:
         use_linear_patches(model)
     precision.apply_op_lists(model)

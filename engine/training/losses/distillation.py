@@ -7,6 +7,7 @@ Legend: B images per batch, S pixels on a side.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,8 @@ from engine.training.losses.teacher import build_teacher
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # (outputs, targets, images that the student received) -> loss (), summed over the samples
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
-# (student, teacher, padding), as `SoftTargets` -> loss (), summed over the samples
-Comparison = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-_UNUSED_TEACHER = (
-    "Warning: TRAIN.TEACHER_WEIGHTS is not used, because TRAIN.DISTILLATION_TYPE is none; set it to soft or hard"
-)
+_UNUSED_TEACHER = "Warning: TRAIN.TEACHER_WEIGHTS is not used; set TRAIN.DISTILLATION_TYPE to soft or hard"
 
 
 def build_step_loss(
@@ -56,7 +52,7 @@ def build_step_loss(
     if set_distilled_training := getattr(student, "set_distilled_training", None):
         set_distilled_training(True)
     tau, alpha = options.distillation_tau, options.distillation_alpha
-    compare: Comparison = SoftTargets(tau) if options.distillation_type == "soft" else hard_targets
+    compare = partial(soft_targets, tau=tau) if options.distillation_type == "soft" else hard_targets
 
     def loss(outputs: Outputs, targets: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         class_logits, logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
@@ -71,27 +67,23 @@ def class_logits(outputs: Outputs) -> torch.Tensor:
     return outputs if isinstance(outputs, torch.Tensor) else (outputs[0] + outputs[1]) / 2
 
 
-class SoftTargets:
+def soft_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor, tau: float) -> torch.Tensor:
     """tau^2 x KL(teacher || student) of probabilities softened by `tau`, summed over classes and samples.
 
     As Hinton et al. (2015) and timm's LogitDistillationTask. DeiT's code also divides by the number of classes, so its
     ALPHA corresponds to a much smaller one here. PaddleViT's is defective: it passes log-probabilities as targets.
+
+    student, teacher: logits float32 (B, classes); padding: bool (B,), the samples that do not count.
     """
-
-    def __init__(self, tau: float) -> None:
-        self.tau = tau
-
-    def __call__(self, student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        """logits float32 (B, classes) of both; padding bool (B,): samples that do not count."""
-        ours, theirs = (F.log_softmax(logits / self.tau, dim=-1) for logits in (student, teacher))
-        divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
-        return self.tau**2 * divergence.masked_fill(padding, 0).sum()
+    ours, theirs = (F.log_softmax(logits / tau, dim=-1) for logits in (student, teacher))
+    divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+    return tau**2 * divergence.masked_fill(padding, 0).sum()
 
 
 def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
     """The cross-entropy of the student with the teacher's most probable class (Touvron et al., 2021), summed.
 
-    Without label smoothing. Arguments as `SoftTargets`.
+    Without label smoothing. Arguments as `soft_targets`.
     """
     labels = teacher.argmax(-1).masked_fill(padding, PADDING)
     return F.cross_entropy(student, labels, reduction="sum", ignore_index=PADDING)

@@ -4,15 +4,14 @@ Legend: B images per batch, C channels, S pixels on a side.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from torch import nn
 
+from configs.reading.checks import check_options
 from configs.reading.model_family import read_family
 from configs.reading.model_flag import architecture, model_sections
 from configs.reading.option_layers import OptionLayers
@@ -68,17 +67,6 @@ def _rescale(own: Data, student: Data, device: torch.device) -> tuple[torch.Tens
     return factor, offset
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A teacher before it is built. num_classes: None if only the tensors of the file have it."""
-
-    name: str
-    weights: str
-    config: Config
-    num_classes: int | None
-    class_names: Sequence[str] | None
-
-
 def build_teacher(
     options: Distillation,
     student: Model,
@@ -94,38 +82,6 @@ def build_teacher(
         UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
             model does not accept, or weights that do not fit.
     """
-    source = _find_source(options)
-    own = source.config.data
-    _check_outputs(source, student, class_names)
-    changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": source.weights}
-    try:
-        config = source.config.with_model(**changes)
-        model, notes = build_model(config.model, own, precision.device, needs_head=True)
-    except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {source.name}: {_for_a_teacher(error)}") from error
-    if own.image_channels != data.image_channels:
-        raise UserError(
-            f"TRAIN.TEACHER_MODEL: {source.name} takes images of {own.image_channels} channels, and "
-            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
-        )
-    weights, *others = notes or [f"weights: {TIMM}"]
-    about = (
-        f"{source.name}, {weights}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
-        f"{list(own.imagenet_std)}, {student.num_logits} classes"
-    )
-    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
-
-
-def _for_a_teacher(error: UserError) -> str:
-    """The message names the flag of the teacher's weights in place of the student's."""
-    return str(error).removeprefix("MODEL.PRETRAINED: ").replace("-pretrained", "-teacher_model_path")
-
-
-def _find_source(options: Distillation) -> _Source:
-    """Finds the model: TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension.
-
-    The preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
-    """
     weights = options.teacher_file
     if weights is None:
         raise UserError(
@@ -136,6 +92,38 @@ def _find_source(options: Distillation) -> _Source:
         checkpoint = None if weights == TIMM else read_trained_on(weights)
     except UserError as error:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS: {error}") from error
+    name, config, num_classes = _find_model(options, weights, checkpoint)
+    own = config.data
+    if num_classes not in (None, student.num_logits):
+        raise UserError(
+            f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
+            f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
+        )
+    _check_names(checkpoint, class_names)
+    if own.image_channels != data.image_channels:
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {name} takes images of {own.image_channels} channels, and "
+            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
+        )
+    changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": weights}
+    try:
+        model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
+    except UserError as error:
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
+    source, *others = notes or [f"weights: {TIMM}"]
+    about = (
+        f"{name}, {source}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
+        f"{list(own.imagenet_std)}, {student.num_logits} classes"
+    )
+    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
+
+
+def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | None) -> tuple[str, Config, int | None]:
+    """The name, the options and the number of classes, which is None if only the tensors of the file have it.
+
+    The model is TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension. The
+    preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
+    """
     if checkpoint and not options.named_teacher:
         name, model, data = str(checkpoint.model.get("NAME")), architecture(checkpoint.model), {}
     else:
@@ -143,25 +131,32 @@ def _find_source(options: Distillation) -> _Source:
         model, data = model_sections(name).values()
     published = _timm_config(name, model, weights)
     if checkpoint:
-        data = _preprocessing_of(checkpoint)
+        recorded = {option.upper(): value for option, value in checkpoint.preprocessing_options().items()}
+        data = checkpoint.data | recorded
     elif published and not data:
-        data = _preprocessing_of_timm(published)
-    config = _with_family_defaults(name, model, data)
-    if checkpoint:
-        return _Source(name, weights, config, checkpoint.num_classes, checkpoint.class_names)
-    return _Source(name, weights, config, published.num_classes if weights == TIMM else None, None)
-
-
-def _with_family_defaults(name: str, model: dict[str, Any], data: dict[str, Any]) -> Config:
+        channels, *_, width = published.input_size
+        data = dict(zip(_PREPROCESSING, (width, channels, list(published.mean), list(published.std)), strict=True))
     layers = OptionLayers({"MODEL": model, "DATA": data})
     sections = complete(layers, read_family(layers)).values
     preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
     try:
-        return Config.model_validate({"MODEL": sections["MODEL"], "DATA": preprocessing})
-    except ValidationError as invalid:
-        error = invalid.errors()[0]
-        problem = " ".join([*map(str, error["loc"]), error["msg"].removeprefix("Value error, ")])
-        raise UserError(f"TRAIN.TEACHER_MODEL {name}: {problem}; choose another teacher") from None
+        config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)
+    except UserError as error:
+        raise UserError(f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
+    if checkpoint:
+        return name, config, checkpoint.num_classes
+    return name, config, published.num_classes if weights == TIMM else None
+
+
+def _check_names(checkpoint: TrainedOn | None, class_names: Sequence[str] | None) -> None:
+    """Raises UserError if the teacher was trained on classes of other names."""
+    names = checkpoint.class_names if checkpoint else None
+    for number, (theirs, ours) in enumerate(zip(names or (), class_names or (), strict=False)):
+        if theirs != ours:
+            raise UserError(
+                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, of the data {ours[:80]}; "
+                "give a teacher that was trained on the same classes"
+            )
 
 
 def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
@@ -181,30 +176,3 @@ def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
     if weights == TIMM and not published.has_weights:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: timm has no weights of {timm_name}; give a file of weights")
     return published
-
-
-def _preprocessing_of_timm(published: Any) -> dict[str, Any]:
-    channels, *_, width = published.input_size
-    values = (width, channels, list(published.mean), list(published.std))
-    return dict(zip(_PREPROCESSING, values, strict=True))
-
-
-def _preprocessing_of(checkpoint: TrainedOn) -> dict[str, Any]:
-    recorded = {option.upper(): value for option, value in checkpoint.preprocessing_options().items()}
-    return checkpoint.data | recorded
-
-
-def _check_outputs(source: _Source, student: Model, class_names: Sequence[str] | None) -> None:
-    """Raises UserError if the teacher has other classes than the student, as far as its options tell."""
-    if source.num_classes not in (None, student.num_logits):
-        raise UserError(
-            f"TRAIN.TEACHER_WEIGHTS: the teacher {source.name} has {source.num_classes} classes and the student "
-            f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
-        )
-    pairs = zip(source.class_names or (), class_names or (), strict=False)
-    for number, (theirs, ours) in enumerate(pairs):
-        if theirs != ours:
-            raise UserError(
-                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, of the data {ours[:80]}; "
-                "give a teacher that was trained on the same classes"
-            )

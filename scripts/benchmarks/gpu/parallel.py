@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.checkpoint.save_trigger import SaveTrigger
-from engine.parallel.build import build_strategy
 from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import Single, Strategy
+from engine.parallel.strategy import Single, Strategy, build_strategy
 from scripts.benchmarks.common import parse_batch_sizes, parse_names, print_progress, write_json
 from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
 from scripts.flags import add_flag, flag_parser, split_flags

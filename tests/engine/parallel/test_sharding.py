@@ -15,8 +15,8 @@ from torch import nn
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.reader import load_checkpoint
-from engine.parallel.build import build_strategy
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
+from engine.parallel.strategy import build_strategy
 from engine.precision.non_finite import first_non_finite
 from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS

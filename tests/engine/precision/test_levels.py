@@ -14,7 +14,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Parallel
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.parallel.build import build_strategy
+from engine.parallel.strategy import build_strategy
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext

@@ -7,13 +7,14 @@ import torch
 from conftest import train
 from torch import nn
 
+from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.loss_scaler import LossScaler
 
 
 @pytest.mark.gpu
 def test_gpu_reports_skipped_steps_two_steps_late():
-    scaler = LossScaler(torch.device("cuda"), max_skipped=2)
+    scaler = LossScaler(torch.device("cuda"), Amp(MAX_SKIPPED_STEPS=2))
     model = nn.Linear(1, 1, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     results = []

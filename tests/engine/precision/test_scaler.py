@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from configs.schema import Amp, Parallel, Train
-from engine.parallel.build import build_strategy
+from engine.parallel.strategy import build_strategy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import build_optimizer
@@ -210,7 +210,7 @@ def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm, scal
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False))
         optimizer = optimizer_class(model.parameters(), lr=0.01, fused=fused)
-        scaler = LossScaler(CPU, init_scale=scale)
+        scaler = LossScaler(CPU, fp16({"INIT_LOSS_SCALING": scale, "USE_DYNAMIC_LOSS_SCALING": False}), scales=True)
         for step in range(8):
             loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
             scaler.scale(loss).backward()
@@ -246,7 +246,7 @@ def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
             return torch.zeros(())
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    scaler = LossScaler(CPU, max_skipped=2)
+    scaler = LossScaler(CPU, Amp(MAX_SKIPPED_STEPS=2))
     scaler._counts = Counts()
     assert [scaler.skipped_too_often() for _ in range(3)] == [False, False, False]
     waiting = ["blocking", "record"]
