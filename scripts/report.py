@@ -20,8 +20,6 @@ from configs.reading.flags import Parser
 from configs.reading.yaml_io import format_value
 from engine.report import REPORT
 from engine.report.contents import RunContents, read_contents
-from engine.report.formats import NO_VALUE
-from engine.report.overview import metric_of, split_of
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, ranked, results
 from utils.atomic_file import atomic_write
@@ -105,8 +103,7 @@ def _tables(runs: Sequence[RunContents]) -> str:
         for index, cells in table.rows:
             more = len(options[index]) - _MAX_OPTIONS
             shown = ", ".join(options[index][:_MAX_OPTIONS]) + (f", {more} more in the CSV" if more > 0 else "")
-            texts = (cell.text.replace(NO_VALUE, "-") for cell in cells)
-            rows.append([runs[index].summary.name, *texts, shown])
+            rows.append([runs[index].name, *(text or "-" for text, _ in cells), shown])
         header = ["run", *table.header, "options that differ"]
         parts.append(f"{table.caption}:\n{aligned_table(header, rows, _MAX_COLUMN_CHARS)}")
     return "\n\n".join(parts)
@@ -117,14 +114,13 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(COLUMNS)
     for run, options in zip(runs, _options(runs), strict=True):
-        summary = run.summary
-        metric, value = metric_of(run)
-        epoch = summary.best[0] if summary.best else None
-        epochs = None if summary.is_evaluation else summary.num_epochs
+        metric, value = run.metric
+        epoch = run.best[0] if run.best else None
+        epochs = None if run.is_evaluation else run.options["TRAIN.NUM_EPOCHS"]
         top1, mean_ap = (value, None) if metric == "top-1" else (None, value)
-        measured = summary.train_seconds, summary.images_per_second, summary.peak_memory_bytes
-        state = summary.short_status, ", ".join(options)
-        writer.writerow([summary.name, top1, epoch, epochs, *measured, *state, mean_ap, split_of(run)])
+        measured = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
+        state = run.short_status, ", ".join(options)
+        writer.writerow([run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split])
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_private_names_of_torch_are_in_one_file():
 
 
 # The only modules that import an optional package when they are imported: `utils.packages.require` comes before them.
-NEED_OPTIONAL_PACKAGES = ("datasets.shards.", "engine.run.loggers.tensorboard")
+NEED_OPTIONAL_PACKAGES = ("datasets.shards.",)
 BENCHMARKS = {f"scripts.benchmarks.{name}" for name in ("benchmark_gpu", "benchmark_train", "benchmark_input")}
 BENCHMARKS |= {"scripts.benchmarks.gpu.machine", "scripts.benchmarks.gpu.parallel"}
 

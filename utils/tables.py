@@ -25,7 +25,7 @@ def to_float(text: str | float | None) -> float | None:
     """The finite number in a cell of a table; None if there is none."""
     try:
         value = float(text or "nan")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None
 

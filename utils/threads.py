@@ -35,10 +35,6 @@ class DaemonPool:
         self._calls.put((future, function, args))
         return future
 
-    def num_waiting(self) -> int:
-        """The number of calls that have not begun."""
-        return self._calls.qsize()
-
     def close(self) -> None:
         """Cancels the calls that have not begun, and waits for none."""
         self._end()

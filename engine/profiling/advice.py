@@ -9,7 +9,7 @@ import torch
 
 from engine.parallel.strategy import Communication
 from engine.profiling.step_times import StepTimes
-from engine.run.mfu.meter import MFUMeter
+from engine.run.facts import Model
 from engine.run.timing.phases import (
     BACKWARD,
     COMMUNICATION,
@@ -63,7 +63,7 @@ class Profile:
     times: StepTimes
     ops: list[Op]
     images_per_second: float
-    meter: MFUMeter
+    model: Model
     peak_memory_bytes: int
     communication: Communication | None = None
 

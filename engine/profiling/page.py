@@ -2,7 +2,6 @@
 
 from engine.parallel.strategy import Communication
 from engine.profiling.advice import Profile, bottlenecks
-from engine.run.mfu.meter import format_rates
 from engine.run.timing.phases import BACKWARD, COMMUNICATION, FORWARD, PHASES
 from utils.columns import three_digits
 from utils.tables import markdown_table
@@ -12,16 +11,15 @@ _TOP_OPS = 10
 
 def profile_page(profile: Profile) -> str:
     """The page in Markdown."""
-    speed, meter = profile.images_per_second, profile.meter
     figures = [
-        f"images/s: {three_digits(speed)}",
-        *format_rates(meter.tflops_per_second(speed), meter.utilization(speed)),
+        f"images/s: {three_digits(profile.images_per_second)}",
+        *profile.model.rates(profile.images_per_second),
         f"memory: {profile.peak_memory_bytes / 1e9:.2f} GB",
     ]
     return "\n\n".join(
         (
             f"# Profile of {profile.model_name}, batch size {profile.batch_size}",
-            f"{profile.title}; {meter}.",
+            f"{profile.title}; {profile.model.flops}.",
             f"**{', '.join(figures)}**",
             "\n".join(_advice(profile)),
             f"## Time of a step by phase\n\n{_phase_table(profile)}",

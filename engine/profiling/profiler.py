@@ -109,7 +109,7 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            meter=run.reporter.meter,
+            model=run.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
         )

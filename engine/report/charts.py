@@ -6,7 +6,6 @@ reads out at the pointer and with the arrow keys.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -43,7 +42,7 @@ class Chart:
     """Curves in one frame.
 
     unit: of the values, '' if they have none. log_base: of the y axis, if the values vary by more than a factor of
-    100. steps: the value stays until the next point. best: a marked point.
+    100. best: a marked point.
     """
 
     title: str
@@ -51,8 +50,18 @@ class Chart:
     series: list[Series]
     unit: str = ""
     log_base: int | None = None
-    steps: bool = False
     best: Point | None = None
+
+    @property
+    def constant(self) -> str:
+        """The value of each curve if none changes, else ''."""
+        if any(len({y for _, y in one.points}) > 1 for one in self.series):
+            return ""
+        unit = self.unit if self.unit.startswith("%") else f" {self.unit}".rstrip()
+        values = {one.name: f"{number(one.points[0][1])}{unit}" for one in self.series}
+        if len(set(values.values())) == 1:
+            return next(iter(values.values()))
+        return ", ".join(f"{name}: {value}" for name, value in values.items())
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
@@ -81,12 +90,11 @@ class Chart:
     def _curve(self, series: Series, x_axis: Axis, y_axis: Axis) -> Markup:
         points = downsample(series.points)
         pixels = [_pixel(point, x_axis, y_axis) for point in points]
-        corners = _as_steps(pixels) if self.steps else pixels
         if len(pixels) == 1:  # a line of one point would be invisible
-            corners = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
+            pixels = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
         return Markup('<polyline class="{}" points="{}" data-name="{}" data-x="{}" data-y="{}"/>').format(
             series_class(series.index),
-            " ".join(f"{x:.1f},{y:.1f}" for x, y in corners),
+            " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels),
             series.name,
             " ".join(f"{x:.10g}" for x, _ in points),
             " ".join(f"{y:.6g}" for _, y in points),
@@ -124,13 +132,6 @@ def _pixel(point: Point, x_axis: Axis, y_axis: Axis) -> Point:
     return x, HEIGHT - _BOTTOM - y_axis.position(point[1]) * (HEIGHT - _TOP - _BOTTOM)
 
 
-def _as_steps(pixels: Sequence[Point]) -> list[Point]:
-    corners = list(pixels[:1])
-    for (_, before), (x, y) in pairwise(pixels):
-        corners += [(x, before), (x, y)]
-    return corners
-
-
 def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
     bottom, middle = HEIGHT - _BOTTOM, (_LEFT + WIDTH - _RIGHT) / 2
     parts = []
@@ -146,24 +147,11 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
     return Markup("<g>" + "".join(parts) + label + "</g>")
 
 
-@dataclass(frozen=True)
-class Bin:
-    """A bin of the confidence, in percent. confidence, accuracy: means; None for an empty bin."""
+def reliability_diagram(bins: Sequence[tuple[float, float, int, float]]) -> Markup:
+    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal.
 
-    low: float
-    high: float
-    count: int
-    confidence: float | None
-    accuracy: float | None
-
-
-def reliability_diagram(bins: Sequence[Bin]) -> Markup:
-    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal."""
-    filled = [(part, part.accuracy) for part in bins if part.count and part.accuracy is not None]
-    texts = [
-        f"Confidence {number(part.low)} to {number(part.high)}%: accuracy {percent(accuracy)} of {part.count:,} "
-        "images." for part, accuracy in filled
-    ]  # fmt: skip
+    bins: lowest and highest confidence in percent, images, accuracy in percent; without empty bins.
+    """
     edge = _SIDE - _LEFT - _RIGHT
     bottom = _TOP + edge
 
@@ -180,11 +168,13 @@ def reliability_diagram(bins: Sequence[Bin]) -> Markup:
             f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>',
             f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>',
         ]
-    for (part, accuracy), text in zip(filled, texts, strict=True):
-        top, width = y(accuracy), x(part.high) - x(part.low) - 1
+    texts = []
+    for low, high, count, accuracy in bins:
+        top, width = y(accuracy), x(high) - x(low) - 1
+        texts.append(f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,} images.")
         parts.append(
-            f'<rect class="bar" x="{x(part.low) + 0.5:.1f}" y="{top:.1f}" width="{width:.1f}" '
-            f'height="{bottom - top:.1f}"><title>{text}</title></rect>'
+            f'<rect class="bar" x="{x(low) + 0.5:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'height="{bottom - top:.1f}"><title>{texts[-1]}</title></rect>'
         )
     parts += [
         f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(100)} {y(100)}"/>',

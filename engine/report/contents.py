@@ -1,17 +1,17 @@
-"""Reads the files in the folder of a run, for its page.
-
-A file that is missing or damaged leaves its part of the page out.
-"""
+"""Reads the files in the folder of a run, for its page. A part whose file is missing or damaged is left out."""
 
 import csv
+import os
+import socket
+import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.reading.compare import with_defaults
-from configs.reading.option_layers import RECIPE_OPTIONS
-from configs.reading.yaml_io import read_yaml
+from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.reading.yaml_io import read_yaml, shorten
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
@@ -22,71 +22,174 @@ from engine.evaluation.file_names import (
     SUMMARY,
     TEST_EVALUATION,
 )
-from engine.report.charts import Bin
 from engine.run.facts import FACTS, Facts, read_facts
-from engine.run.result import MIN_CLASSES_FOR_TOP5
-from engine.run.summary import Rows, RunSummary, read_json, read_run
+from engine.run.result import MIN_CLASSES_FOR_TOP5, RESULT
+from engine.run.summary import Rows, best_epoch, read_json, score_column
 from utils.errors import UserError
+from utils.status import STATUS
 from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+_METRICS = {"mean_ap": "mean AP", "top1": "top-1"}
+_WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
+_NEEDED = {PER_CLASS: {"class"}, PAIRS: {"true", "predicted", "count", "share"}, MISTAKES: {"kind", "index"}}
+_MAX_STATUS_CHARS = 50
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """counts: of the samples of each true class (rows) by predicted class (columns)."""
-
-    names: list[str]
-    counts: list[list[int]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The files of an evaluation. A part whose file is missing is empty or None. Names are without apostrophes.
 
-    confusion: up to 50 classes. pairs: of `confused_pairs.csv`, the most frequent first.
+    confusion: names of the classes, and images by true class (rows) and predicted class; up to 50 classes.
+    bins: of the confidence, in percent: lowest and highest confidence, images, accuracy; without empty bins.
     """
 
     folder: Path
     summary: dict[str, Any]
     classes: Rows
-    confusion: Confusion | None
+    confusion: tuple[list[str], list[list[int]]] | None
     pairs: Rows
-    calibration: list[Bin]
+    bins: list[tuple[float, float, int, float]]
     mistakes: Rows
+
+    @property
+    def split(self) -> str:
+        """The evaluated images: validation, training or test; '' if they are no known split."""
+        return SPLITS.get(str(self.summary.get("split")), "")
 
 
 @dataclass(frozen=True)
 class RunContents:
-    """Attributes:
-    steps: rows of `steps.csv`. class_names, preprocessing: of `classes.json`.
-    evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
-    recipe: the options of the recipe by dotted key; None if the run does not know it.
-    problems: a line for each file that cannot be read.
+    """A run that trained or evaluated.
+
+    Attributes:
+        options: all options by dotted key. recipe: the options of the recipe; None if the run does not know it.
+        epochs, steps: rows of `metrics.csv`, none for an evaluation, and of `steps.csv`.
+        status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
+        classes: the content of `classes.json`. problems: a line for each file that cannot be read.
+        evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
     """
 
-    summary: RunSummary
-    steps: Rows
-    facts: Facts
-    class_names: list[str]
-    preprocessing: dict[str, Any]
+    folder: Path
+    options: dict[str, Any]
     recipe: dict[str, Any] | None
+    epochs: Rows
+    steps: Rows
+    status: dict[str, Any]
+    result: dict[str, Any]
+    classes: dict[str, Any]
+    facts: Facts
     evaluation: Evaluation | None
     test: Evaluation | None
-    problems: list[str] = field(default_factory=list)
+    problems: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.options["EVAL.ENABLED"] is True
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the metric is mean AP, else top-1."""
+        return self.options["DATA.MULTI_LABEL"] is True or score_column(self.epochs) == "val_mean_ap"
 
     @property
     def shows_top5(self) -> bool:
-        return (to_float(self.summary.options["MODEL.NUM_CLASSES"]) or 0) >= MIN_CLASSES_FOR_TOP5
+        return (to_float(self.options["MODEL.NUM_CLASSES"]) or 0) >= MIN_CLASSES_FOR_TOP5
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The best epoch (from 1) and its metric in percent; None without an evaluation."""
+        return best_epoch(self.epochs)
+
+    @property
+    def split(self) -> str:
+        """The images of the result: validation, training or test; '' if `-eval` knows no split."""
+        if not self.is_evaluation:
+            return SPLITS["val"]
+        return self.evaluation.split if self.evaluation else ""
+
+    @property
+    def metric(self) -> tuple[str, float | None]:
+        """The name and the best value of the metric, in percent; None without an evaluation."""
+        evaluated = self.evaluation.summary if self.evaluation else {}
+        best = {score_column(self.epochs): self.best[1]} if self.best else {}
+        for key, name in _METRICS.items():
+            for value in (self.result.get(key), best.get(f"val_{key}"), evaluated.get(key)):
+                if (number := to_float(value)) is not None:
+                    return name, number
+        return _METRICS["mean_ap" if self.is_multi_label else "top1"], None
+
+    @property
+    def test_metric(self) -> tuple[str, float | None]:
+        """The name and the value of the metric on the held-out test images; None if there are none."""
+        values = ((name, to_float(self.test_result.get(key))) for key, name in _METRICS.items())
+        return next((one for one in values if one[1] is not None), ("", None))
+
+    @property
+    def test_result(self) -> dict[str, Any]:
+        test = self.result.get("test")
+        return test if isinstance(test, dict) else {}
+
+    def measured(self, name: str) -> float | None:
+        """train_seconds, images_per_second or peak_memory_bytes, of the run or up to its last complete epoch."""
+        value = self.result.get(name)
+        return to_float(value if value is not None or not self.epochs else self.epochs[-1].get(name))
+
+    @property
+    def state(self) -> str:
+        """running, finished, stopped, interrupted, failed, killed or unknown."""
+        state = self.status.get("state")
+        if not isinstance(state, str):
+            return "finished" if self.result else "unknown"  # an evaluation has no status.json
+        return "killed" if state == "running" and _has_ended(self.status) else state
+
+    @property
+    def short_status(self) -> str:
+        """The state, and the reason of a failure; at most 50 characters."""
+        text = f"failed: {self.status.get('message')}" if self.state == "failed" else self.state
+        return textwrap.shorten(text, _MAX_STATUS_CHARS, placeholder="...")
+
+
+def _has_ended(status: dict[str, Any]) -> bool:
+    """Returns whether the process of a run on this machine does not exist any more."""
+    pid = status.get("pid")
+    if status.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def read_contents(folder: Path) -> RunContents:
-    """Raises UserError if it is not the folder of a run, or its options or `metrics.csv` are damaged."""
-    summary = read_run(folder)
+    """Raises UserError if the folder has no run that trained or evaluated, or its options or `metrics.csv` are damaged.
+
+    A run that failed early has no `metrics.csv` and `result.json`.
+    """
+    if not (folder / RUN_OPTIONS).is_file():
+        raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
+    has_status = any((folder / name).is_file() for name in (STATUS, RESULT))
+    if not has_status or folder.resolve().name.startswith(_WITHOUT_PAGE):
+        raise UserError(
+            f"{folder}: is not the folder of a training or an evaluation; predictions and profiles have no page"
+        )
+    options = _read_options(folder / RUN_OPTIONS)
+    try:
+        epochs = read_rows(folder / "metrics.csv") if (folder / "metrics.csv").exists() else []
+    except (ValueError, OSError, csv.Error) as error:
+        raise UserError(f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
     problems: list[str] = []
 
     def read(name: str, reader: Callable[[Path], _T], missing: _T) -> _T:
@@ -98,15 +201,18 @@ def read_contents(folder: Path) -> RunContents:
             problems.append(f"{name} cannot be read: {str(error) or type(error).__name__}")
             return missing
 
-    classes = read_json(folder / "classes.json")
-    names = classes.get("class_names")
+    status = read_json(folder / STATUS)
     return RunContents(
-        summary=summary,
-        steps=read("steps.csv", read_rows, []),
-        facts=read(FACTS, read_facts, Facts()),
-        class_names=list(map(str, names)) if isinstance(names, list) else [],
-        preprocessing=preprocessing if isinstance(preprocessing := classes.get("preprocessing"), dict) else {},
+        folder=folder,
+        options=options,
         recipe=read(RECIPE_OPTIONS, _read_options, None),
+        epochs=epochs,
+        steps=read("steps.csv", read_rows, []),
+        status=status,
+        # While a run is running, its result is from before it was resumed.
+        result={} if status.get("state") == "running" else read_json(folder / RESULT),
+        classes=read_json(folder / "classes.json"),
+        facts=read(FACTS, read_facts, Facts()),
         evaluation=_read_evaluation(folder, EVALUATION, read),
         test=_read_evaluation(folder, TEST_EVALUATION, read),
         problems=problems,
@@ -121,16 +227,14 @@ def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[...,
     if not (folder / name).is_dir():
         return None
     classes = read(f"{name}/{PER_CLASS}", _read_texts, [])
-    confusion = None
-    if len(classes) <= MAX_MATRIX_CLASSES:  # the matrix of 1,000 classes has a million cells
-        confusion = read(f"{name}/{CONFUSION}", _read_matrix, None)
+    has_matrix = len(classes) <= MAX_MATRIX_CLASSES  # the matrix of 1,000 classes has a million cells
     return Evaluation(
         folder=folder / name,
         summary=read_json(folder / name / SUMMARY),
         classes=classes,
-        confusion=confusion,
+        confusion=read(f"{name}/{CONFUSION}", _read_matrix, None) if has_matrix else None,
         pairs=read(f"{name}/{PAIRS}", _read_texts, []),
-        calibration=read(f"{name}/{CALIBRATION}", _read_bins, []),
+        bins=read(f"{name}/{CALIBRATION}", _read_bins, []),
         mistakes=read(f"{name}/{MISTAKES}", _read_texts, []),
     )
 
@@ -138,32 +242,29 @@ def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[...,
 def _read_texts(path: Path) -> Rows:
     """The rows, with the texts as they were before `safe_cell`; of several true classes, each."""
     rows = read_rows(path)
+    if rows and (missing := _NEEDED[path.name] - rows[0].keys()):
+        raise ValueError(f"it has no column {', '.join(missing)}")
     for row in rows:
         texts = {column: row[column] or "" for column in _TEXTS if column in row}
         row |= {column: SEVERAL.join(map(unescaped_cell, text.split(SEVERAL))) for column, text in texts.items()}
     return rows
 
 
-def _read_matrix(path: Path) -> Confusion | None:
+def _read_matrix(path: Path) -> tuple[list[str], list[list[int]]] | None:
     """The first row and the first column have the names; None if there are too many classes."""
     with open(path, newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     if len(rows) > MAX_MATRIX_CLASSES:
         return None
     counts = [list(map(int, row[1:])) for row in rows]
-    if any(len(row) != len(rows) for row in counts) or len(header) != len(rows) + 1:
-        raise ValueError("the matrix is not square")
-    return Confusion(list(map(unescaped_cell, header[1:])), counts)
+    if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
+        raise ValueError("it is no square matrix of counts")
+    return list(map(unescaped_cell, header[1:])), counts
 
 
-def _read_bins(path: Path) -> list[Bin]:
+def _read_bins(path: Path) -> list[tuple[float, float, int, float]]:
     return [
-        Bin(
-            low=float(row["low"]),
-            high=float(row["high"]),
-            count=int(row["count"]),
-            confidence=to_float(row["confidence"]),
-            accuracy=to_float(row["accuracy"]),
-        )
+        (float(row["low"]), float(row["high"]), int(row["count"]), float(row["accuracy"]))
         for row in read_rows(path)
+        if row["accuracy"]
     ]

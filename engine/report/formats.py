@@ -1,4 +1,4 @@
-"""Numbers and names as the page shows them."""
+"""Numbers and names as the page shows them. A value that is missing is ''."""
 
 import math
 from typing import Any
@@ -7,14 +7,13 @@ from configs.reading.yaml_io import format_value
 from utils.columns import format_duration
 from utils.errors import escape_control_characters
 
-NO_VALUE = "–"
 MAX_NAME_CHARS = 60
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """Four significant digits, thousands separated: '0.09312', '12.5', '12,500'; exponents below 0.0001."""
-    if not math.isfinite(value):
-        return NO_VALUE
+    if value is None or not math.isfinite(value):
+        return ""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
@@ -24,15 +23,15 @@ def number(value: float) -> str:
 
 def percent(value: float | None) -> str:
     """'99.17%' of 99.17."""
-    return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.2f}%"
+    return "" if value is None else f"{value:.2f}%"
 
 
 def duration(seconds: float | None) -> str:
-    return NO_VALUE if seconds is None else format_duration(seconds)
+    return "" if seconds is None else format_duration(seconds)
 
 
 def gigabytes(value: float | None) -> str:
-    return NO_VALUE if value is None else f"{value / 1e9:.2f} GB"
+    return "" if value is None else f"{value / 1e9:.2f} GB"
 
 
 def option(value: Any) -> str:

@@ -17,23 +17,14 @@ from engine.report import REPORT
 from engine.report.charts import element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
-from engine.report.formats import MAX_NAME_CHARS, option, percent, shortened, visible
-from engine.report.mistakes import Gallery, galleries_of, without_last_pictures
-from engine.report.overview import SPLITS, details_of, evaluates_average, status_of, tiles_of
-from engine.report.tables import (
-    class_table,
-    compared_options,
-    matrix_rows,
-    most_confused,
-    options_off_defaults,
-    options_off_recipe,
-    results,
-)
+from engine.report.formats import MAX_NAME_CHARS, number, option, percent, shortened, visible
+from engine.report.mistakes import galleries_of
+from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
+from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
 from utils.atomic_file import atomic_write
 from utils.tables import to_float
 
 COMPARISON = "compare.html"
-MAX_BYTES = 5_000_000
 _MAX_TITLE_CHARS = 1000
 _STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed")
 
@@ -51,70 +42,33 @@ def write_report(folder: Path) -> Path:
 
 
 def run_page(run: RunContents) -> str:
-    """The page of one run. Beyond 5 MB the last pictures are left out, with a line."""
+    """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
     values = {
-        "folder": run.summary.folder.resolve().name,
-        "summary": run.summary,
+        "run": run,
         "states": _STATES,
         "status": status,
         "resume": resume,
         "tiles": tiles_of(run),
         "details": details_of(run),
-        "problems": run.problems,
-        "curves": curves_of_run(run),
+        "class_names": class_names_of(run),
+        "charts": curves_of_run(run),
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
-        "facts": run.facts,
-        "evaluation": evaluation,
-        **(_judgement(evaluation) if evaluation else {}),
-        "test": run.test,
-        **({"test_evaluated": _evaluated(run.test), "test_classes": class_table(run.test)} if run.test else {}),
+        "galleries": list(galleries_of(evaluation)) if evaluation else [],
+        "reliability": reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
     }
-    galleries = galleries_of(evaluation) if evaluation else []
-    page = _render("run.html", values | _gallery(galleries, 0))
-    excess = len(page.encode()) - MAX_BYTES
-    if excess <= 0:
-        return page
-    galleries, dropped = without_last_pictures(galleries, excess + 1000)  # the line about it needs some
-    return _render("run.html", values | _gallery(galleries, dropped))
-
-
-def _judgement(evaluation: Evaluation) -> dict[str, Any]:
-    """The parts of an evaluation; a part whose file is missing is empty."""
-    matrix = matrix_rows(evaluation.confusion) if evaluation.confusion else []
-    return {
-        "evaluated": _evaluated(evaluation),
-        "no_attention": str(evaluation.summary.get("attention") or "they are drawn for ViT-like models"),
-        "classes": class_table(evaluation),
-        "confusion": evaluation.confusion,
-        "matrix": matrix,
-        "pairs": [] if matrix else most_confused(evaluation),
-        "reliability": reliability_diagram(evaluation.calibration) if evaluation.calibration else "",
-        "ece": to_float(evaluation.summary.get("ece")),
-    }
+    return _render("run.html", values)
 
 
 def _evaluated(evaluation: Evaluation) -> str:
     """The images and the weights of the evaluation; '' if the summary is missing."""
     epoch, samples = evaluation.summary.get("epoch"), to_float(evaluation.summary.get("samples"))
-    split = SPLITS.get(str(evaluation.summary.get("split")), "")
-    images = f"{samples:,.0f} {split} images".replace("  ", " ") if samples else ""
+    images = f"{samples:,.0f} {evaluation.split} images".replace("  ", " ") if samples else ""
     parts = [images, f"of epoch {epoch}" if epoch else ""]
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
-
-
-def _gallery(galleries: list[Gallery], dropped: int) -> dict[str, Any]:
-    mistakes = [mistake for gallery in galleries for mistake in gallery.mistakes]
-    return {
-        "galleries": galleries,
-        "pictures_dropped": dropped,
-        "has_pictures": any(mistake.picture for mistake in mistakes),
-        "has_attention": any(mistake.attention for mistake in mistakes),
-        "limit_megabytes": MAX_BYTES // 10**6,
-    }
 
 
 def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
@@ -123,8 +77,7 @@ def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
     """
     entries = [
-        {"name": run.summary.name, "index": index, "link": _link(run, folder),
-         "has_curves": bool(run.summary.epochs or run.steps)}
+        {"name": run.name, "index": index, "link": _link(run, folder), "has_curves": bool(run.epochs or run.steps)}
         for index, run in enumerate(runs)
     ]  # fmt: skip
     values = {
@@ -132,14 +85,14 @@ def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder
         "tables": results(runs),
         "problems": problems,
         "options": compared_options(runs),
-        "curves": curves_of_runs(runs),
+        "charts": curves_of_runs(runs),
     }
     return _render("comparison.html", values)
 
 
 def _link(run: RunContents, folder: Path) -> str:
     """The relative address of the page of a run; '' if it has none."""
-    page = run.summary.folder / REPORT
+    page = run.folder / REPORT
     return quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
 
 
@@ -161,7 +114,8 @@ def _render(template: str, values: dict[str, Any]) -> str:
 def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"name": _name, "visible": visible, "percent": percent, "option": option}
+    environment.filters |= {"name": _name, "visible": visible, "option": option, "to_float": to_float}
+    environment.filters |= {"number": number, "percent": percent, "class_table": class_table, "evaluated": _evaluated}
     environment.globals |= {"element_id": element_id, "series_class": series_class}
     return environment
 

@@ -71,9 +71,9 @@ def tick_label(value: float) -> str:
     """The number in at most six characters: '0.05', '1,200', '20k', '3.5M', '1e-5'."""
     if abs(value) >= 1e12:
         return f"{value:.0e}".replace("e+", "e")
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
-            return f"{value / min(limit, 1e3 if unit == 'k' else limit):.3g}{unit}"
+            return f"{value / divisor:.3g}{unit}"
     if 0 < abs(value) < 0.0001:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"

@@ -5,7 +5,8 @@ status.json has the present state, result.json has the figures of the end, and t
 """
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from utils.columns import three_digits
 
 FACTS = "facts.jsonl"
-MAX_WARNINGS, MAX_CHARS = 50, 1000  # different warnings that are kept, and the length of each
+MAX_CHARS = 1000  # of a warning
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KIND = "fact"  # the key with the kind of a record
 _SPLITS = {"val": "the validation split", "train": "the training split", "test": "the test split"}
@@ -61,20 +62,40 @@ class Model:
     peak_flops_per_second: float | None
 
     def __str__(self) -> str:
-        return f"Model: {self.size}, {describe_flops(self.flops_per_image, self.peak_flops_per_second)}"
+        return f"Model: {self.size}, {self.flops}"
 
     @property
     def size(self) -> str:
         return f"{self.parameters / 1e6:.3f} M parameters"
 
+    @property
+    def flops(self) -> str:
+        if self.flops_per_image is None:
+            return "the FLOPs of this model cannot be counted: no TFLOP/s, no MFU"
+        flops = f"{three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
+        if self.peak_flops_per_second is None:
+            return f"{flops}; no datasheet peak for this device and dtype: no MFU"
+        return f"{flops}; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
 
-def describe_flops(flops_per_image: int | None, peak_flops_per_second: float | None) -> str:
-    if flops_per_image is None:
-        return "the FLOPs of this model cannot be counted: no TFLOP/s, no MFU"
-    flops = f"{three_digits(flops_per_image / 1e9)} GFLOP per training image"
-    if peak_flops_per_second is None:
-        return f"{flops}; no datasheet peak for this device and dtype: no MFU"
-    return f"{flops}; datasheet peak: {three_digits(peak_flops_per_second / 1e12)} TFLOP/s"
+    def tflops_per_second(self, images_per_second: float) -> float | None:
+        """images_per_second: over all devices."""
+        return None if self.flops_per_image is None else images_per_second * self.flops_per_image / 1e12
+
+    def utilization(self, images_per_second: float) -> float | None:
+        """MFU, 0 to 1: the model FLOP/s of the run / the datasheet peak of its devices.
+
+        Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B. The forward pass of a
+        teacher (TRAIN.DISTILLATION_TYPE) takes time, but its FLOPs do not count.
+        """
+        if self.flops_per_image is None or self.peak_flops_per_second is None:
+            return None
+        return images_per_second * self.flops_per_image / self.peak_flops_per_second
+
+    def rates(self, images_per_second: float) -> list[str]:
+        """['TFLOP/s: 307', 'MFU: 31.0%'], without the rates that are None."""
+        tflops, utilization = self.tflops_per_second(images_per_second), self.utilization(images_per_second)
+        rates = [] if tflops is None else [f"TFLOP/s: {three_digits(tflops)}"]
+        return rates if utilization is None else [*rates, f"MFU: {utilization:.1%}"]
 
 
 @dataclass(frozen=True)
@@ -157,13 +178,12 @@ class Facts:
 
     Attributes:
         latest: the latest fact of each kind, by kind. starts: of the run, resumes included.
-        warnings: how often each occurs, in the order of the file; `more_warnings`: others are left out.
+        warnings: how often each occurs, in the order of the file.
     """
 
     latest: dict[type, Fact] = field(default_factory=dict)
     starts: int = 0
-    warnings: dict[str, int] = field(default_factory=dict)
-    more_warnings: bool = False
+    warnings: Counter[str] = field(default_factory=Counter)
 
     def get(self, kind: type[_F]) -> _F | None:
         fact = self.latest.get(kind)
@@ -173,26 +193,15 @@ class Facts:
         self.latest[type(fact)] = fact
         self.starts += isinstance(fact, Start)
         if isinstance(fact, RunWarning):
-            text = fact.text[:MAX_CHARS]
-            if text in self.warnings or len(self.warnings) < MAX_WARNINGS:
-                self.warnings[text] = self.warnings.get(text, 0) + 1
-            else:
-                self.more_warnings = True
+            self.warnings[fact.text[:MAX_CHARS]] += 1
 
 
 def read_facts(path: Path) -> Facts:
     """Reads the facts; lines that are damaged, or of another version, are left out. Raises OSError."""
     facts = Facts()
     with open(path, encoding="utf-8", errors="replace") as file:
-        for fact in _parsed(file):
-            facts.add(fact)
+        for line in file:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                values = json.loads(line)
+                facts.add(_READERS[values[_KIND]].validate_python(values))
     return facts
-
-
-def _parsed(lines: Iterable[str]) -> Iterable[Fact]:
-    for line in lines:
-        try:
-            values = json.loads(line)
-            yield _READERS[values[_KIND]].validate_python(values)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue

@@ -11,20 +11,21 @@ import torch
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
-from engine.run.mfu.meter import MFUMeter, format_rates
 from engine.run.plots import draw_curves
 from engine.run.result import write_result
 from engine.run.step_bar import StepBar
 from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
 from engine.run.tables import (
-    RunTables,
-    best_scalars,
+    EPOCH_COLUMNS,
+    STEP_COLUMNS,
+    CsvFile,
     cell,
+    step_row,
     training_scalars,
-    validation_cells,
-    validation_scalars,
+    validation_figures,
 )
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
@@ -63,7 +64,7 @@ class Reporter:
         folder: Path,
         logger: RunLogger,
         scaler: LossScaler,
-        meter: MFUMeter,
+        model: Model,
         timer: StepTimer,
         *,
         num_epochs: int,
@@ -73,10 +74,11 @@ class Reporter:
         max_steps: int | None = None,
     ) -> None:
         self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
-        self.meter, self.timer, self.loggers = meter, timer, loggers
+        self.model, self.timer, self.loggers = model, timer, loggers
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
-        self._tables: RunTables | None = None  # of the main process
+        self._epochs: CsvFile | None = None  # these three: of the main process
+        self._steps: CsvFile | None = None
         self._curves: TimeShare | None = None
         self._bar: StepBar  # these three: from the start of an epoch on
         self._epoch_start: _IntervalStart
@@ -86,9 +88,10 @@ class Reporter:
         self._epoch_seconds = 0.0
 
     def start(self, epochs_done: int, steps_done: int) -> None:
-        """Opens the files of the run, new or resumed after these epochs and steps."""
+        """Opens the files of the run, new or resumed after these epochs and steps; later rows are dropped."""
         if self.context.is_main:
-            self._tables = RunTables.open(self.folder, epochs_done, steps_done, self.logger.warn)
+            self._epochs = CsvFile(self.folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, self.logger.warn)
+            self._steps = CsvFile(self.folder / "steps.csv", STEP_COLUMNS, steps_done, self.logger.warn)
             self._curves = TimeShare(partial(draw_curves, self.folder), _CURVES_SHARE)
             self.loggers.start(self.folder, steps_done)
 
@@ -115,8 +118,8 @@ class Reporter:
         if is_due or self._is_first_step:
             self._is_first_step = False
             report = self._report(progress)
-            if is_due and self._tables:
-                self._tables.append_step(report)
+            if is_due and self._steps:
+                self._steps.append(step_row(report))
             if is_last:
                 self._epoch_seconds = time.perf_counter() - self._epoch_start.time
                 self._time_left.end_steps()
@@ -129,8 +132,8 @@ class Reporter:
         `close` is to be called when the checkpoint, which is more urgent, was written.
         """
         self.last = replace(self._report(progress), step=progress.step + 1)
-        if self._tables and self._curves:
-            self._tables.append_step(self.last)
+        if self._steps and self._curves:
+            self._steps.append(step_row(self.last))
             self._curves.update(now=True)
         self._bar.close()
 
@@ -152,23 +155,23 @@ class Reporter:
         if self._epoch_seconds:
             images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
         self._log_epoch(progress, images_per_second)
-        if self._tables:
+        if self._epochs:
             row = self._epoch_row(progress, to_metrics(sums), images_per_second)
-            row |= {"train_seconds": round(train_seconds, 3)}
+            row["train_seconds"] = round(train_seconds, 3)
             for prefix, metrics in (("", validation), ("raw_", raw)):
-                row |= validation_cells(prefix, metrics)
                 if metrics:
-                    self.loggers.scalars(validation_scalars(prefix, metrics), progress.step)
+                    row |= validation_figures(f"{prefix}val_", metrics)
+                    self.loggers.scalars(validation_figures(f"{prefix}val/", metrics), progress.step)
             if is_best and validation:
-                self.loggers.scalars(best_scalars(validation, progress.epoch + 1), progress.step)
-            self._tables.epochs.append(row)
+                # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
+                best = {"best/epoch": progress.epoch + 1, **validation_figures("best/", validation)}
+                self.loggers.scalars(best, progress.step)
+            self._epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
         speed = []
         if images_per_second:
-            tflops_per_second = self.meter.tflops_per_second(images_per_second)
-            rates = format_rates(tflops_per_second, self.meter.utilization(images_per_second))
-            speed = [format_speed(images_per_second), *rates]
+            speed = [format_speed(images_per_second), *self.model.rates(images_per_second)]
         epoch_seconds = time.perf_counter() - self._epoch_start.time
         epoch = f"{progress.epoch + 1:03d}/{self.num_epochs:03d}"
         seconds_left = self._time_left.seconds(progress)
@@ -185,8 +188,8 @@ class Reporter:
             "train_top1": trained.top1 if has_samples else "",
             "images_per_second": round(images_per_second, 2),
             "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
-            "tflops_per_second": cell(self.meter.tflops_per_second(images_per_second), ".4g"),
-            "model_flops_utilization": cell(self.meter.utilization(images_per_second), ".4g"),
+            "tflops_per_second": cell(self.model.tflops_per_second(images_per_second), ".4g"),
+            "model_flops_utilization": cell(self.model.utilization(images_per_second), ".4g"),
             "loss_scale": self.scaler.get_scale(),
             "skipped_steps": self.scaler.skipped,
             "skipped_images": self._unreadable_images(trained),
@@ -198,8 +201,8 @@ class Reporter:
 
     def sync(self) -> None:
         """Returns when the tables are on the disk. To be called before the checkpoint that continues them."""
-        if self._tables:
-            self._tables.sync()
+        for table in filter(None, (self._epochs, self._steps)):
+            table.sync()
 
     def draw(self) -> None:
         """Updates curves.png if it is due. To be called after the checkpoint, which is more urgent."""
@@ -237,8 +240,8 @@ class Reporter:
             average=to_metrics(sums),
             images_per_second=images_per_second,
             data_wait_share=times.data_wait_seconds / seconds,
-            tflops_per_second=self.meter.tflops_per_second(images_per_second),
-            model_flops_utilization=self.meter.utilization(images_per_second),
+            tflops_per_second=self.model.tflops_per_second(images_per_second),
+            model_flops_utilization=self.model.utilization(images_per_second),
             is_scaled=self.scaler.dynamic or loss_scale != 1,
             loss_scale=loss_scale,
             skipped_steps=self.scaler.skipped,

@@ -4,7 +4,6 @@ import csv
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
     "skipped_steps", "grad_norm", "peak_memory_bytes", "launch_bound_share",
 )  # fmt: skip
-_VALIDATED = ("loss", "top1", "top5", "mean_ap")
 
 
 class CsvFile:
@@ -71,31 +69,6 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
     return readable
 
 
-@dataclass(frozen=True)
-class RunTables:
-    """The tables, on the main process. Rows after the position of the checkpoint are dropped: they are repeated."""
-
-    epochs: CsvFile
-    steps: CsvFile
-
-    @classmethod
-    def open(cls, folder: Path, epochs_done: int, steps_done: int, warn: Callable[[str], None]) -> "RunTables":
-        """The tables of a run, new or resumed after these epochs and steps. warn: gets a line about damaged rows."""
-        return cls(
-            CsvFile(folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, warn),
-            CsvFile(folder / "steps.csv", STEP_COLUMNS, steps_done, warn),
-        )
-
-    def append_step(self, report: StepReport) -> None:
-        row = {name: getattr(report, name) for name in STEP_COLUMNS}
-        self.steps.append(row | {"grad_norm": cell(report.grad_norm, ".6g")})
-
-    def sync(self) -> None:
-        """Returns when the tables are on the disk."""
-        self.epochs.sync()
-        self.steps.sync()
-
-
 def training_scalars(report: StepReport) -> dict[str, float]:
     """The curves of training: train/loss and so on."""
     values = {f"train/{name}": value for name in _SCALARS if (value := getattr(report, name)) is not None}
@@ -104,27 +77,14 @@ def training_scalars(report: StepReport) -> dict[str, float]:
     return values
 
 
-def validation_scalars(prefix: str, validation: Metrics) -> dict[str, float]:
-    """The curves of validation: val/loss and so on, with the prefix 'raw_' for raw weights."""
-    return {f"{prefix}val/{name}": value for name, value in _figures(validation).items()}
+def step_row(report: StepReport) -> dict[str, Any]:
+    """A row of `steps.csv`."""
+    return {name: getattr(report, name) for name in STEP_COLUMNS} | {"grad_norm": cell(report.grad_norm, ".6g")}
 
 
-def best_scalars(validation: Metrics, epoch: int) -> dict[str, float]:
-    """The evaluation of the best epoch so far.
-
-    In the alphabet they come first: TensorBoard's table of hyperparameters shows the first five scalars.
-    """
-    return {"best/epoch": epoch} | {f"best/{name}": value for name, value in _figures(validation).items()}
-
-
-def validation_cells(prefix: str, validation: Metrics | None) -> dict[str, Any]:
-    """The cells val_loss, val_top1, ... of `metrics.csv`, with the prefix 'raw_' for raw weights."""
-    values = _figures(validation) if validation else {}
-    return {f"{prefix}val_{name}": values.get(name, "") for name in _VALIDATED}
-
-
-def _figures(validation: Metrics) -> dict[str, float]:
-    return {"loss": validation.loss, **validation.scores()}
+def validation_figures(prefix: str, validation: Metrics) -> dict[str, float]:
+    """The figures of an evaluation by name, with a prefix: 'val/' and so on for loggers, 'val_' for `metrics.csv`."""
+    return {f"{prefix}{name}": value for name, value in {"loss": validation.loss, **validation.scores()}.items()}
 
 
 def cell(value: float | None, spec: str = "") -> str:

@@ -17,7 +17,7 @@ from engine.evaluation.files import EvaluationFiles
 from engine.run.facts import Devices, Fact, Model, TrainingData
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
-from engine.run.mfu.meter import MFUMeter, build_mfu_meter
+from engine.run.mfu.flops import describe_model
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
@@ -83,9 +83,8 @@ def build_run(
     state, notes = build_train_state(config, context, layout, class_weights, splits.class_names)
     _log_parts(state, splits, notes, logger)
     precision = state.precision
-    meter = build_mfu_meter(state.meta_model, data, precision.dtype, precision.tf32, context)
-    parameters = sum(parameter.numel() for parameter in state.meta_model.parameters())
-    logger.record(Model(parameters, meter.flops_per_image, meter.peak_flops_per_second))
+    model = describe_model(state.meta_model, data, precision.dtype, precision.tf32, context)
+    logger.record(model)
     for warning in (*splits.warnings, *_warnings(state)):
         logger.warn(f"Warning: {warning}")
     position = restore(state, logger, found)
@@ -98,7 +97,7 @@ def build_run(
         len(splits.val),
         build_eval_files(config, splits.val, evaluator, folder),
     )
-    reporter = _build_reporter(state, folder, logger, meter)
+    reporter = _build_reporter(state, folder, logger, model)
     return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names), position
 
 
@@ -134,14 +133,14 @@ def _warnings(state: TrainState) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
-def _build_reporter(state: TrainState, folder: Path, logger: RunLogger, meter: MFUMeter) -> Reporter:
+def _build_reporter(state: TrainState, folder: Path, logger: RunLogger, model: Model) -> Reporter:
     config, layout = state.config, state.layout
     return Reporter(
         state.context,
         folder,
         logger,
         state.precision.scaler,
-        meter,
+        model,
         state.timer,
         num_epochs=config.train.num_epochs,
         report_freq=config.report_freq,

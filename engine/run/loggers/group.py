@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.log import RunLogger
-from engine.run.loggers.background import BackgroundLogger
-from engine.run.loggers.logger import LoggedRun, MetricLogger
+from engine.run.loggers.logger import BackgroundLogger, LoggedRun, MetricLogger
 from engine.run.loggers.mlflow import MlflowLogger
+from engine.run.loggers.tensorboard import TensorBoardLogger
 from engine.run.loggers.wandb import WandbLogger
 from utils.errors import UserError
 from utils.packages import is_installed, require
 
-_OPTIONAL: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+_TENSORBOARD = "tensorboard"
+_LOGGERS: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {
+    _TENSORBOARD: lambda log: TensorBoardLogger(),
+    "wandb": WandbLogger,
+    "mlflow": MlflowLogger,
+}
 
 
 class LoggerGroup:
@@ -25,16 +30,13 @@ class LoggerGroup:
 
     def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
         self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
-        self._loggers: list[MetricLogger] = []
+        self._loggers: list[BackgroundLogger] = []
 
     def start(self, folder: Path, steps_done: int) -> None:
         """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
-        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in self.names]
-        if is_installed("tensorboard"):
-            from engine.run.loggers.tensorboard import TensorBoardLogger
-
-            self._loggers.insert(0, TensorBoardLogger())
+        names = [*([_TENSORBOARD] if is_installed(_TENSORBOARD) else []), *self.names]
+        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
         for logger in self._loggers:
             logger.start(run)
 
@@ -43,20 +45,10 @@ class LoggerGroup:
             logger.scalars(values, step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        """result: the content of `result.json`; None: the run failed. An error of one logger does not stop the others.
-
-        Raises:
-            OSError: the first error of a logger, such as a full disk.
-        """
+        """result: the content of `result.json`; None: the run failed."""
         loggers, self._loggers = self._loggers, []
-        errors = []
         for logger in loggers:
-            try:
-                logger.finish(result)
-            except OSError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            logger.finish(result)
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -72,11 +64,10 @@ def check_loggers(names: Sequence[str]) -> None:
 
 def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
     try:
-        return _OPTIONAL[name](log)
+        return _LOGGERS[name](log)
     except UserError:
         raise
     except Exception as error:  # a library may fail while it is imported, or be an old version
         raise UserError(
-            f"LOGGERS: {name} cannot be used ({error}); install it with `pip install -U {name}`, or remove it from "
-            "LOGGERS"
+            f"LOGGERS: {name} cannot be used ({error}); install it with `pip install -U {name}`, or remove it"
         ) from None

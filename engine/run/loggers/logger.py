@@ -1,11 +1,15 @@
-"""The interface of a logger, and the facts about a run that every logger receives."""
+"""The interface of a logger, the facts about a run that every logger receives, and the thread that calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from utils.atomic_file import atomic_write
+from utils.errors import to_single_line
+from utils.threads import DaemonPool
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,46 @@ class MetricLogger(Protocol):
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         """Returns when everything is written. result: the content of `result.json`; None: the run failed."""
+
+
+class BackgroundLogger:
+    """Calls a logger in a thread: training does not wait for a slow one, and does not end if one fails.
+
+    A logger that cannot start is not called again. If a later call fails, its values are lost. One warning says so.
+
+    Args:
+        finish_seconds: `finish` waits this long for the calls that are left.
+    """
+
+    def __init__(
+        self, name: str, logger: MetricLogger, warn: Callable[[str], None], finish_seconds: float = 30.0
+    ) -> None:
+        self.name, self.logger, self.finish_seconds = name, logger, finish_seconds
+        self._record = warn
+        self._thread = DaemonPool(1)
+        self._has_warned = self._cannot_start = False
+
+    def start(self, run: LoggedRun) -> None:
+        self._thread.submit(self._call, partial(self.logger.start, run), True)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._thread.submit(self._call, partial(self.logger.scalars, values, step))
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        end = self._thread.submit(self._call, partial(self.logger.finish, result))
+        if wait([end], self.finish_seconds).not_done:
+            self._warn(f"it did not take the last values within {self.finish_seconds:g} s")
+
+    def _call(self, call: Callable[[], None], is_start: bool = False) -> None:
+        if self._cannot_start:
+            return
+        try:
+            call()
+        except BaseException as error:  # a library may call sys.exit()
+            self._cannot_start = is_start
+            self._warn(f"{type(error).__name__}: {error}")
+
+    def _warn(self, problem: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._record(f"Warning: LOGGERS: {self.name}: {to_single_line(problem)}; values are missing there")

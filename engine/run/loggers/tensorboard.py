@@ -4,14 +4,17 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
-
 from engine.run.loggers.logger import LoggedRun
 
 
 class TensorBoardLogger:
-    """Writes event files to the run's folder."""
+    """Writes event files to the run's folder. Raises ImportError if tensorboard is not installed."""
+
+    def __init__(self) -> None:
+        from torch.utils import tensorboard
+        from torch.utils.tensorboard.summary import hparams
+
+        self._writer_type, self._hparams = tensorboard.SummaryWriter, hparams
 
     def start(self, run: LoggedRun) -> None:
         """Hides events after the position of the checkpoint: a resumed run repeats them.
@@ -21,8 +24,8 @@ class TensorBoardLogger:
         one run for all of them. So this differs from `SummaryWriter.add_hparams`, which besides makes a new row for
         each call.
         """
-        self._board: Any = SummaryWriter(run.folder, purge_step=run.steps_done + 1)
-        _, session_start, self._session_end = hparams(dict(run.hyperparameters), {})
+        self._board: Any = self._writer_type(run.folder, purge_step=run.steps_done + 1)
+        _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
         self._board.file_writer.add_summary(session_start)  # type: ignore[attr-defined]  # torch: None
         # Indented text is a code block: Markdown shows it as it is.
         self._board.add_text("options", textwrap.indent(run.options, "    "), run.steps_done)
@@ -34,8 +37,4 @@ class TensorBoardLogger:
     def finish(self, result: Mapping[str, Any] | None) -> None:
         if result and result["finished"]:
             self._board.file_writer.add_summary(self._session_end)
-        try:
-            self._board.close()
-        except OSError:  # such as a full disk
-            if result:
-                raise  # else the run has failed already, and reports why
+        self._board.close()

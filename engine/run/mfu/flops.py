@@ -14,7 +14,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from configs.schema import Data
+from engine.run.facts import Model
+from engine.run.mfu.device_peaks import peak_flops_per_second
 from models.attention import EXPLICIT, use_attention
+from utils.distributed import ProcessContext
+
+
+def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
+    """Counts the parameters and FLOPs of the model, and looks up the peak of the devices.
+
+    Args:
+        dtype: of the matrix products. tf32: whether those in float32 may use TF32.
+    """
+    try:
+        flops = training_flops(model, data)
+    except Exception:  # a model may do anything that tensors without memory do not support
+        flops = None
+    peak = None
+    if context.device.type == "cuda":
+        peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
+    return Model(sum(map(torch.numel, model.parameters())), flops, peak and peak * context.world_size)
 
 
 def forward_flops(model: nn.Module, data: Data) -> int:

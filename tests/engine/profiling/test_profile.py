@@ -17,7 +17,7 @@ from engine.parallel.strategy import Communication
 from engine.profiling.advice import Op, Profile, bottlenecks, has_fast_half_precision
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, StepTimes, step_times
-from engine.run.mfu.meter import MFUMeter
+from engine.run.facts import Model
 from engine.run.timing.phases import (  # fmt: skip
     BACKWARD,
     COMMUNICATION,
@@ -138,7 +138,7 @@ def profile(busy: dict | None = None, idle: dict | None = None, **changes) -> Pr
         times=StepTimes(busy, idle),
         ops=[],
         images_per_second=3000.0,
-        meter=MFUMeter(10**11, 989.4e12),
+        model=Model(10**6, 10**11, 989.4e12),
         peak_memory_bytes=10**9,
     )
     return replace(good, **changes)

@@ -55,7 +55,7 @@ def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox
     return folder
 
 
-def add_evaluation(folder: Path, names: Sequence[str], pictures: bool = True, picture_side: int = 32) -> None:
+def add_evaluation(folder: Path, names: Sequence[str]) -> None:
     """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
     folder = folder / "evaluation"
     (folder / "pictures").mkdir(parents=True)
@@ -94,15 +94,15 @@ def add_evaluation(folder: Path, names: Sequence[str], pictures: bool = True, pi
         for index in range(first, first + 4)
     ]  # fmt: skip
     write_table(folder / "mistakes.csv", list(mistakes[0]), mistakes)
-    for index in range(6 if pictures else 0):
-        noise = Image.effect_noise((picture_side, picture_side), 90)
+    for index in range(6):
+        noise = Image.effect_noise((32, 32), 90)
         noise.save(folder / "pictures" / f"{index}.jpg", quality=95)
         noise.save(folder / "pictures" / f"{index}-attention.jpg", quality=95)
 
 
-def add_split(folder: Path, split: str | None) -> None:
+def add_split(folder: Path, split: str | None, name: str = "evaluation") -> None:
     """The split in the summary of the evaluation."""
-    path = folder / "evaluation" / "summary.json"
+    path = folder / name / "summary.json"
     write_json(path, json.loads(path.read_text()) | {"split": split})
 
 

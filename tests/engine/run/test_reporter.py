@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
-from engine.run.mfu.meter import MFUMeter
 from engine.run.reporter import Reporter
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
@@ -28,7 +28,7 @@ class SimulatedRun:
         self.folder, self.context = folder, context
         logger = RunLogger(folder, context)
         self.reporter = Reporter(
-            context, folder, logger, LossScaler(context.device), MFUMeter(10**9, None), StepTimer(context.device),
+            context, folder, logger, LossScaler(context.device), Model(1, 10**9, None), StepTimer(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),
         )  # fmt: skip
