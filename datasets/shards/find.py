@@ -89,29 +89,20 @@ def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
     return found
 
 
-def _check_text(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"{shorten(text)} contains control characters")
-    return text
-
-
 def _check_name(name: str) -> str:
     if problem := name_problem(name):
         raise ValueError(f"{shorten(name)} {problem}")
     return name
 
 
-_Text = Annotated[str, AfterValidator(_check_text)]
-
-
 class _Split(BaseModel, strict=True):
     filenames: list[Annotated[str, AfterValidator(_check_name)]] = Field(min_length=1, max_length=MAX_NAMES)
-    alt_label: _Text | None = None
+    alt_label: str | None = None
 
 
 class _Info(BaseModel, strict=True):
     splits: dict[str, _Split] = Field(min_length=1)
-    class_names: list[Annotated[_Text, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=10**6)
+    class_names: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=10**6)
 
 
 def _read_info(data: bytes, url: str) -> FoundShards:

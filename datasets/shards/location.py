@@ -2,9 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from math import prod
+from itertools import islice
 from pathlib import Path
-from string import ascii_lowercase, ascii_uppercase
 from urllib.parse import unquote, urlsplit
 
 from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]  # its stub lacks the error
@@ -19,11 +18,7 @@ MAX_NAMES = 10**6
 _MAX_PATTERN_CHARS = 1000
 _MAX_NAME_CHARS = 1024
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_INNERMOST_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
-_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?\d+)?")
-_ALPHABET = ascii_uppercase + ascii_lowercase  # the order of `braceexpand`
-_COUNT = re.compile("\0(\\d+)\0")  # in place of braces
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -105,39 +100,19 @@ def _expand(pattern: str) -> list[str]:
     shown = shorten(pattern)
     if len(pattern) > _MAX_PATTERN_CHARS or not pattern.isprintable():
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} is too long, or contains control characters")
-    if _count_names(pattern) > MAX_NAMES:
-        raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
-    try:
-        names = list(braceexpand(pattern, escape=False))
+    in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
+    try:  # `braceexpand` lists each range as a whole
+        names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if in_ranges <= MAX_NAMES else None
     except (UnbalancedBracesError, RecursionError):
         raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
+    if names is None or len(names) > MAX_NAMES:
+        raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
     for name in names:
         if problem := name_problem(name):
             raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
     if len(set(names)) < len(names):
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
     return names
-
-
-def _count_names(pattern: str) -> int:
-    """An upper bound of the names of a pattern, computed without a list: `braceexpand` holds all of them at once."""
-
-    def product(text: str) -> int:
-        return prod(map(int, _COUNT.findall(text)))
-
-    def count(braces: re.Match[str]) -> str:
-        if numbers := _RANGE.fullmatch(braces[1]):
-            size = abs(int(numbers[2]) - int(numbers[1])) // (int(numbers[3] or 1) or 1) + 1
-        elif letters := _LETTERS.fullmatch(braces[1]):
-            size = abs(_ALPHABET.index(letters[2]) - _ALPHABET.index(letters[1])) + 1
-        else:
-            size = sum(map(product, braces[1].split(",")))
-        return f"\0{size}\0"
-
-    replaced = 1
-    while replaced:
-        pattern, replaced = _INNERMOST_BRACES.subn(count, pattern)
-    return product(pattern)
 
 
 def name_problem(name: str) -> str | None:

@@ -1,16 +1,13 @@
 """Reads bytes of the shards of a data set, from files of this machine, the cache or their source."""
 
 import os
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, BinaryIO
 
 from datasets.shards.shard import Shard
-from datasets.shards.storage.cache import ShardCache
-from datasets.shards.storage.read_ahead import ReadAhead
+from datasets.shards.storage.cache import ReadAhead, ShardCache
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported
 from utils.errors import UserError
@@ -34,8 +31,9 @@ class ShardReader:
 
     def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
         self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
-        self._files: OrderedDict[Shard, BinaryIO] = OrderedDict()  # also of shards that the cache has removed
-        self._lock = threading.Lock()
+        open_shard = partial(_open_local, store) if store.is_local else cache and cache.open
+        # An open file stays readable after the cache has removed it.
+        self._open = open_shard and lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(open_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.cache, self.shards_in_use)
@@ -54,7 +52,7 @@ class ShardReader:
     def _read_ahead(self) -> ReadAhead:
         assert self.cache
         ahead = ReadAhead(self.cache, self.shards_in_use)
-        weakref.finalize(self, ahead.close)
+        weakref.finalize(self, ahead.pool.close)
         return ahead
 
     def follow(self, shards: Sequence[Shard]) -> None:
@@ -67,7 +65,7 @@ class ShardReader:
 
         Remote ranges are requested all at once: one wait for a batch instead of one per image.
         """
-        if self.store.is_local or self._open(shard):
+        if self._file(shard):
             return [partial(self.read, shard, part) for part in ranges]
         request = self._requests.submit(self.store.read_many, shard.name, ranges)
 
@@ -81,42 +79,32 @@ class ShardReader:
 
     def read(self, shard: Shard, part: Range) -> bytes:
         """Reads a range; raises OSError or UserError. A server that sends whole files only needs the cache."""
-        file = self._open(shard)
+        file = self._file(shard)
         if file is None:
             try:
                 return self.store.read_many(shard.name, [part])[0]
             except RangesNotSupported:
-                if not (self.cache and self.cache.download(shard, wait=True) and (file := self._open(shard))):
+                if not (self.cache and self.cache.download(shard, wait=True) and (file := self._file(shard))):
                     raise
         return os.pread(file.fileno(), part[1], part[0])
 
     def drop(self, shard: Shard) -> None:
         """Removes the copy of a remote shard on this machine."""
-        if self.store.is_local:
-            return
-        with self._lock:
-            self._files.pop(shard, None)
-        if self.cache:
+        if self.cache and self._open:
+            self._open.cache_clear()
             self.cache.drop(shard)
 
-    def _open(self, shard: Shard) -> BinaryIO | None:
+    def _file(self, shard: Shard) -> BinaryIO | None:
         """Opens a shard that is a file on this machine, or in the cache; None if there is no such file."""
-        with self._lock:
-            if shard in self._files:
-                self._files.move_to_end(shard)
-                return self._files[shard]
-            file = self._open_file(shard)
-            if file:
-                self._files[shard] = file
-                if len(self._files) > min(self.shards_in_use, _MAX_OPEN_FILES):
-                    self._files.popitem(last=False)
-            return file
-
-    def _open_file(self, shard: Shard) -> BinaryIO | None:
-        if not self.store.is_local:
-            return self.cache.descriptor(shard) if self.cache else None
-        path = self.store.url(shard.name)
         try:
-            return open_regular_file(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}); {FIX}, then resume") from error
+            return self._open(shard) if self._open else None
+        except OSError:  # not in the cache
+            return None
+
+
+def _open_local(store: ShardStore, shard: Shard) -> BinaryIO:
+    path = store.url(shard.name)
+    try:
+        return open_regular_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {FIX}, then resume") from error

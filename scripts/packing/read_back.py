@@ -32,7 +32,7 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
         path = folder / shard.name
         try:
             with open_regular_file(path) as file:
-                records = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes).records
+                records, _ = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes)
         except DamagedShard as error:
             raise UserError(f"{error}; {REPAIR}") from error
         if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:

@@ -8,12 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
 
-from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, Label, is_encodable
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
@@ -31,11 +29,6 @@ COLUMNS = {
 }  # fmt: skip
 _OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
 _FORMAT = "AmpViT shards 1"
-_FIX = "remove it, and the index is built again"
-
-
-class _Damaged(Exception):
-    """A problem of the content of an index."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +78,10 @@ class Index:
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     """The index of one shard; raises UserError if labels are both numbers and names."""
-    by_kind = {type(record.label): record for record in reversed(records) if record.label is not None}
-    if len(by_kind) > 1:
-        raise _two_kinds(*(f"{origin}: {record.name}" for record in (by_kind[int], by_kind[str])))
-    class_names = sorted({record.label for record in records if isinstance(record.label, str)}) or None
+    labels = {record.label for record in records if record.label is not None}
+    class_names = sorted(label for label in labels if isinstance(label, str)) or None
+    if class_names and len(class_names) < len(labels):
+        raise UserError(f"{origin}: has numbers and names as labels; use numbers or names for all samples")
     number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
     columns = {
         "ends": [len(records)],
@@ -108,47 +101,35 @@ def join(indexes: Sequence[Index], label_key: str = "") -> Index:
     Raises:
         UserError: some labels are numbers and others are names.
     """
-    examples: dict[bool, str] = {}
-    for index in indexes:
-        labelled = np.flatnonzero(index.arrays["targets"] >= 0)
-        if len(labelled):
-            first = index.select(labelled[:1])
-            name = f"{first.shards[0].name}: {strings_in(first.arrays, 'names')[0]}"
-            examples.setdefault(index.class_names is None, name)
-    if len(examples) > 1:
-        raise _two_kinds(examples[True], examples[False])
-    class_names, targets = _number_classes(indexes) if False in examples else (None, None)
+    labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
+    example = {index.class_names is None: index.shards[0].name for index in labelled}
+    if len(example) > 1:
+        raise UserError(
+            f"{example[True]}: has numbers as labels, but {example[False]} names; use numbers or names for all samples"
+        )
+    columns = {name: [index.arrays[name] for index in indexes] for name in COLUMNS}
+    class_names = None
+    if False in example:
+        class_names, columns["targets"] = _number_classes(indexes)
     arrays = {}
-    for name, dtype in COLUMNS.items():
-        parts = [index.arrays[name] for index in indexes]
-        if name == "targets" and targets:
-            parts = targets
+    for name, parts in columns.items():
         is_ends = name in ("ends", "names_ends")
         if is_ends:
             parts = [np.diff(part, prepend=0) for part in parts]
-        joined = np.concatenate([np.empty(0, dtype), *parts])
+        joined = np.concatenate([np.empty(0, COLUMNS[name]), *parts])
         arrays[name] = np.cumsum(joined) if is_ends else joined
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
 
 
-def _two_kinds(number: str, name: str) -> UserError:
-    return UserError(f"{number} has a number as its label, but {name} a name; use numbers or names for all samples")
-
-
 def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
     """The sorted names of all classes with an image, and the targets of each index as positions in them."""
-    lists = {id(index.class_names): index.class_names or [] for index in indexes}  # many shards share one list
-    is_used = {key: np.zeros(len(names), bool) for key, names in lists.items()}
-    for index in indexes:
-        targets = index.arrays["targets"]
-        is_used[id(index.class_names)][targets[targets >= 0]] = True
-    used = {key: [names[label] for label in np.flatnonzero(is_used[key])] for key, names in lists.items()}
-    class_names = sorted(set().union(*used.values()))
+    lists = {id(index.class_names): np.array(index.class_names or [], object) for index in indexes}
+    is_used = {key: np.zeros(len(names) + 1, bool) for key, names in lists.items()}  # the last one is of targets of -1
+    for index in indexes:  # many shards share one list
+        is_used[id(index.class_names)][index.arrays["targets"]] = True
+    class_names = sorted({name for key, names in lists.items() for name in names[is_used[key][:-1]]})
     number = {name: label for label, name in enumerate(class_names)}
-    labels = {}
-    for key, names in lists.items():
-        labels[key] = np.full(len(names) + 1, -1)  # the last one is of targets of -1
-        labels[key][:-1][is_used[key]] = [number[name] for name in used[key]]
+    labels = {key: np.array([*(number.get(name, -1) for name in names), -1]) for key, names in lists.items()}
     return class_names, [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
 
 
@@ -182,62 +163,49 @@ def read_index(data: bytes, origin: str) -> Index:
     """
     try:
         arrays = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata = header.get("__metadata__", {})
-        if metadata.get("format") != _FORMAT:
-            raise _Damaged(f"is not an index of this version, whose format is {_FORMAT}")
-        for name, dtype in COLUMNS.items():
-            if name not in arrays or arrays[name].dtype.str != dtype or arrays[name].ndim != 1:
-                raise _Damaged(f"is damaged (the array {name} is missing, or has a wrong type)")
-        text = metadata.get("index", "")
-        if metadata.get("sha256") != index_digest(text, arrays):
-            raise _Damaged("is damaged (its checksum does not match)")
-        shards, class_names, label_key = _check_text(json.loads(text))
-        index = Index(shards, class_names, {name: arrays[name] for name in COLUMNS}, label_key)
-        _check_arrays(index)
-        return index
-    except _Damaged as error:
-        raise UserError(f"{origin}: {error}; {_FIX}") from error
-    except Exception as error:  # the library raises almost any type for a damaged file
-        raise UserError(f"{origin}: is damaged or not an index ({shorten(str(error))}); {_FIX}") from error
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        rows, class_names, label_key = json.loads(text := metadata["index"])
+        index = Index([Shard(*row) for row in rows], class_names, {name: arrays[name] for name in COLUMNS}, label_key)
+        is_valid = (
+            metadata["format"] == _FORMAT
+            and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in COLUMNS.items())
+            and metadata["sha256"] == index_digest(text, arrays)
+            and _has_valid_names(index)
+            and _has_valid_rows(index)
+        )
+    except Exception:  # the library raises almost any type for a damaged file
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"{origin}: is damaged, or not an index of this version; remove it, and it is built again")
+    return index
 
 
-def _check_text(content: Any) -> tuple[list[Shard], list[str] | None, str]:
-    rows, class_names, label_key = content
-    shards = [Shard(*row) for row in rows]
-    for name, num_bytes, version in shards:
-        if not (isinstance(name, str) and type(num_bytes) is int and 0 <= num_bytes < 2**62):
-            raise _Damaged("is damaged (a shard has no valid name or size)")
-        if not (version is None or isinstance(version, str)):
-            raise _Damaged("is damaged (a shard has no valid version)")
-    if len({shard.name for shard in shards}) < len(shards):
-        raise _Damaged("is damaged (a shard occurs twice)")
-    names = [] if class_names is None else list(class_names)
-    if not all(isinstance(name, str) and len(name) <= MAX_CLASS_NAME_CHARS and is_encodable(name) for name in names):
-        raise _Damaged("is damaged (a class has no valid name)")
-    if names != sorted(set(names)) or not isinstance(label_key, str):
-        raise _Damaged("is damaged (the names of the classes are not in order)")
-    return shards, None if class_names is None else names, label_key
+def _has_valid_names(index: Index) -> bool:
+    names, class_names = [shard.name for shard in index.shards], index.class_names or []
+    return (
+        all(type(name) is str for name in names)
+        and len(set(names)) == len(names)
+        and all(type(shard.num_bytes) is int and 0 <= shard.num_bytes < 2**62 for shard in index.shards)
+        and all(shard.version is None or type(shard.version) is str for shard in index.shards)
+        and all(type(name) is str and len(name) <= MAX_CLASS_NAME_CHARS and is_encodable(name) for name in class_names)
+        and class_names == sorted(set(class_names))
+        and type(index.label_key) is str
+    )
 
 
-def _check_arrays(index: Index) -> None:
+def _has_valid_rows(index: Index) -> bool:
+    """Tells whether each image is inside of its shard, and has a class if it has a label."""
     arrays, num_images = index.arrays, len(index)
-    ends, offsets, lengths = arrays["ends"], arrays["offsets"], arrays["lengths"].astype(np.int64)
     if any(len(arrays[name]) != num_images for name in ("lengths", "crcs", "targets", "names_ends")):
-        raise _Damaged("is damaged (its columns differ in length)")
-    for name, values, last in (("ends", ends, num_images), ("names_ends", arrays["names_ends"], len(arrays["names"]))):
-        edges = np.concatenate([[0], values])
-        if not (edges[1:] >= edges[:-1]).all() or edges[-1] != last:
-            raise _Damaged(f"is damaged ({name} are not in order)")
-    if len(ends) != len(index.shards):
-        raise _Damaged("is damaged (it has another number of shards)")
-    shard_of = index.shard_of
-    sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[shard_of]
-    if not ((lengths >= 0) & (lengths <= MAX_FILE_BYTES) & (offsets >= 0) & (offsets <= sizes - lengths)).all():
-        raise _Damaged("is damaged (an image is outside of its shard)")
-    is_same_shard = shard_of[1:] == shard_of[:-1]
-    if (is_same_shard & (offsets[1:] < offsets[:-1] + lengths[:-1])).any():
-        raise _Damaged("is damaged (images overlap)")
+        return False
+    if len(arrays["ends"]) != len(index.shards):
+        return False
+    for name, last in (("ends", num_images), ("names_ends", len(arrays["names"]))):
+        edges = np.concatenate([[0], arrays[name], [last]])
+        if (edges[1:] < edges[:-1]).any() or edges[-2] != last:
+            return False
+    offsets, lengths, targets = arrays["offsets"], arrays["lengths"].astype(np.int64), arrays["targets"]
+    sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[index.shard_of]
     num_classes = 10**LABEL_DIGITS if index.class_names is None else len(index.class_names)
-    if ((arrays["targets"] < -1) | (arrays["targets"] >= num_classes)).any():
-        raise _Damaged("is damaged (a label has no class)")
+    is_valid = (lengths >= 0) & (lengths <= MAX_FILE_BYTES) & (offsets >= 0) & (offsets <= sizes - lengths)
+    return bool((is_valid & (targets >= -1) & (targets < num_classes)).all())

@@ -1,7 +1,8 @@
 """The cache of remote shards on this host, shared by all processes of all runs.
 
-A shard is downloaded once, into a `.part` file that its downloader locks and renames when it is complete. Readers
-verify a checksum of each sample, so that a file that a power cut has damaged is found.
+A shard is downloaded into a `.part` file, which its downloader locks, and renamed when it is complete. Parts appear and
+disappear only under the lock of the folder. Readers verify a checksum of each sample, so that they find a file that a
+power cut has damaged.
 """
 
 import fcntl
@@ -10,21 +11,25 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
-from utils.errors import to_single_line
+from utils.errors import UserError, to_single_line
 from utils.files import open_regular_file
 from utils.status import RUN_LOG
+from utils.threads import DaemonPool
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
 _PAUSE_SECONDS = 60.0  # after an error of the disk
 _POLL_SECONDS = 0.2
 _COMPLETE, _PART = ".tar", ".part"
+_THREADS = 4
+_RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -32,17 +37,6 @@ def cache_folder(cache_dir: str | None) -> Path:
     if cache_dir:
         return Path(cache_dir)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit"
-
-
-class _CachedFile(NamedTuple):
-    last_used: float
-    path: Path
-    num_bytes: int
-    disk_bytes: int
-
-
-class _CompleteError(Exception):
-    """The shard is in the cache: another process was faster."""
 
 
 class ShardCache:
@@ -56,51 +50,37 @@ class ShardCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder.parent, self.max_bytes, self.store)
 
-    def descriptor(self, shard: Shard) -> BinaryIO | None:
-        """Opens the file of a shard; None if it is not in the cache. It stays readable if the cache removes it."""
-        path = self._path(shard)
-        try:
-            file = open_regular_file(path)
-        except OSError:
-            return None
+    def open(self, shard: Shard) -> BinaryIO:
+        """Opens a shard; raises OSError if it is not in the cache. It stays readable if the cache removes it."""
+        file = open_regular_file(self._path(shard))
         with suppress(OSError):
             os.utime(file.fileno())  # the time of its last use
-        if os.fstat(file.fileno()).st_size == shard.num_bytes:
-            return file
-        file.close()
-        self.drop(shard)
-        return None
+        return file
 
     def drop(self, shard: Shard) -> None:
         """Removes a damaged file."""
         with suppress(OSError):
-            self._path(shard).unlink(missing_ok=True)
+            self._path(shard).unlink()
 
-    def download(
-        self,
-        shard: Shard,
-        keep: Collection[Shard] = (),
-        wait: bool = False,
-        is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> bool:
+    def download(self, shard: Shard, keep: Collection[Shard] = (), wait: bool = False) -> bool:
         """Downloads a shard that is not in the cache; returns whether it is in the cache now.
 
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
-        fails, `is_cancelled` returns True or another process downloads the shard; with `wait` it waits for this
-        process.
+        fails, or another process downloads the shard; with `wait` it waits for this process.
 
         Raises:
             StoreError: the shard cannot be read from its source.
         """
-        if shard.num_bytes > self.max_bytes:
-            self._warn(f"is too small for {self.store.url(shard.name)}; raise DATA.CACHE_GB")
-            return False
-        while not is_cancelled() and time.monotonic() >= self._resume_at:
+        while time.monotonic() >= self._resume_at:
             try:
-                part = self._reserve(shard, keep)
-                return part is not None and self._fill(part, shard, is_cancelled)
-            except _CompleteError:
-                return True
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with self._locked():
+                    if self._path(shard).exists():
+                        return True
+                    part = self._reserve(shard, {self._path(other) for other in keep})
+                if part:
+                    self._fill(part, shard)
+                return part is not None
             except BlockingIOError:
                 if not wait:
                     return False
@@ -114,81 +94,65 @@ class ShardCache:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
         return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
 
-    def _reserve(self, shard: Shard, keep: Collection[Shard]) -> BinaryIO | None:
-        """Locks a file as large as the shard, so that others count it; returns None if there is no room.
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lets one process at a time look for room, or complete a shard."""
+        with open(self.folder / "lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
-        Raises _CompleteError if the shard is there, BlockingIOError if another process downloads it.
+    def _reserve(self, shard: Shard, keep: Collection[Path]) -> BinaryIO | None:
+        """Creates and locks a part as large as the shard, so that others count it; returns None if there is no room.
+
+        Raises BlockingIOError if another process downloads the shard.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(shard).with_suffix(_PART)
-        with self._locked():
-            if self._path(shard).exists():
-                raise _CompleteError
-            part, has_room = _lock(path, os.O_CREAT), False
-            try:
-                os.ftruncate(part.fileno(), 0)  # a killed downloader has left it
-                if self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
-                    os.ftruncate(part.fileno(), shard.num_bytes)
-                    has_room = True
-            finally:
-                if not has_room:
-                    _remove(part, path)
-            return part if has_room else None
+        for part in self.folder.glob(f"*{_PART}"):
+            with open(part, "ab") as file, suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()  # its downloader was killed
+        if path.exists():
+            raise BlockingIOError
+        if not self._make_room(shard.num_bytes, keep):
+            return None
+        reserved = open(path, "xb")  # noqa: SIM115 - `_fill` closes it
+        fcntl.flock(reserved, fcntl.LOCK_EX)
+        os.ftruncate(reserved.fileno(), shard.num_bytes)
+        return reserved
 
-    def _fill(self, part: BinaryIO, shard: Shard, is_cancelled: Callable[[], bool]) -> bool:
-        """Downloads into a file that `_reserve` has made, and renames it; returns False if it is cancelled."""
-        path = self._path(shard).with_suffix(_PART)
-        try:
-            for chunk in self.store.stream(shard):
-                if is_cancelled():
-                    break
-                part.write(chunk)
-            part.flush()
-            if is_complete := part.tell() == shard.num_bytes:
-                with self._locked():  # no process counts it twice, or not at all
-                    os.replace(path, self._path(shard))
-            return is_complete
-        finally:
-            _remove(part, path)
+    def _fill(self, part: BinaryIO, shard: Shard) -> None:
+        """Downloads a shard into its part, and renames the part; removes it after an error."""
+        with part:  # locked until it has been renamed or removed
+            try:
+                for chunk in self.store.stream(shard):
+                    part.write(chunk)
+                part.flush()
+                with self._locked():
+                    os.replace(part.name, self._path(shard))
+            except BaseException:
+                os.unlink(part.name)
+                raise
 
     def _make_room(self, num_bytes: int, keep: Collection[Path]) -> bool:
         """Removes the least recently used files that are not in `keep`, none if that is not enough."""
-        files = sorted(self._files())
+        files = {path: path.stat() for path in self.folder.iterdir() if path.suffix in (_COMPLETE, _PART)}
         free_bytes = shutil.disk_usage(self.folder).free - _FREE_BYTES
-        max_bytes = min(self.max_bytes, sum(file.disk_bytes for file in files) + free_bytes)
-        excess = sum(file.num_bytes for file in files) + num_bytes - max_bytes
-        unused = [file for file in files if file.path.suffix == _COMPLETE and file.path not in keep]
-        if excess > sum(file.num_bytes for file in unused):
+        on_disk = sum(512 * state.st_blocks for state in files.values())  # a part has its full size at once
+        max_bytes = min(self.max_bytes, on_disk + free_bytes)
+        excess = sum(state.st_size for state in files.values()) + num_bytes - max_bytes
+        unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
+        if excess > sum(state.st_size for state in unused.values()):
             self._warn(
                 f"has no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); some samples are read from "
                 "their source; raise DATA.CACHE_GB, or free space"
             )
             return False
-        while excess > 0:
-            file = unused.pop(0)
-            file.path.unlink(missing_ok=True)
-            excess -= file.num_bytes
+        for path, state in sorted(unused.items(), key=lambda item: item[1].st_mtime):
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess -= state.st_size
         return True
-
-    def _files(self) -> Iterator[_CachedFile]:
-        """Yields all files of the cache; removes the parts that killed downloaders have left."""
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                path = Path(entry.path)
-                with suppress(FileNotFoundError):  # it has just been removed
-                    if path.suffix == _PART:
-                        with suppress(BlockingIOError):
-                            _remove(_lock(path), path)
-                    if path.suffix in (_COMPLETE, _PART):
-                        state = path.stat()
-                        yield _CachedFile(state.st_mtime, path, state.st_size, 512 * state.st_blocks)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lets one process at a time look for room or complete a shard."""
-        with open(self.folder / "lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
@@ -197,26 +161,35 @@ class ShardCache:
             logging.getLogger(RUN_LOG).info(f"----- {warning}", extra={"warning": warning})
 
 
-def _lock(path: Path, flags: int = 0) -> BinaryIO:
-    """Opens a file for writing and locks it; raises BlockingIOError if another downloader has locked it."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), "r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            raise FileNotFoundError
-    except FileNotFoundError:  # its downloader has just removed it
-        file.close()
-        raise BlockingIOError from None
-    except OSError:
-        file.close()
-        raise
-    return file
+class ReadAhead:
+    """Downloads the first `ahead` shards of a list into a cache, in threads. It never waits for a download or raises.
 
+    Errors are ignored: a reader of the shard reports them if it cannot read it either.
+    """
 
-def _remove(part: BinaryIO, path: Path) -> None:
-    """Removes a locked file, unless it has been renamed, and then unlocks it."""
-    with suppress(OSError):
-        if os.path.samestat(os.fstat(part.fileno()), os.stat(path)):
-            path.unlink()
-    with suppress(OSError):  # it may fail to write its last bytes
-        part.close()
+    def __init__(self, cache: ShardCache, ahead: int) -> None:
+        self.cache, self.ahead = cache, ahead
+        self._shards: Sequence[Shard] = ()
+        self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
+        self.pool = DaemonPool(_THREADS)
+
+    def follow(self, shards: Sequence[Shard]) -> None:
+        """Starts to download `shards`, which are needed now and later, in this order. Call it before each batch.
+
+        The cache removes none of these shards to make room for another of them. With all shards in use, it fills up,
+        and the other shards are read from their source.
+        """
+        self._shards, wanted = shards, shards[: self.ahead]
+        for shard in self._downloads.keys() - set(wanted):
+            self._downloads.pop(shard).cancel()
+        for shard in wanted:
+            download = self._downloads.get(shard)
+            if download is None or (download.done() and download.result() <= time.monotonic()):
+                self._downloads[shard] = self.pool.submit(self._download, shard)
+
+    def _download(self, shard: Shard) -> float:
+        try:
+            is_cached = self.cache.download(shard, self._shards)
+        except UserError:
+            is_cached = False
+        return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS

@@ -13,8 +13,7 @@ from obstore.exceptions import NotSupportedError, PermissionDeniedError, Unauthe
 
 from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
-from datasets.shards.storage.local_files import LocalFiles
-from datasets.shards.storage.remote_files import RemoteFiles
+from datasets.shards.storage.files import LocalFiles, RemoteFiles
 from datasets.shards.storage.store_errors import (
     STORE_ERRORS,
     RangesNotSupported,
@@ -28,15 +27,9 @@ from utils.threads import DaemonPool
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_MAX_SHORT_ANSWERS = 3
 _SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
 _told_at = float("-inf")  # when the last line about a wait was printed
 _telling = threading.Lock()
-_INDEX_AGAIN = "has changed since it was indexed; start the run again, which indexes it again"
-
-
-class _ShortAnswer(Exception):
-    """An answer with fewer bytes than requested."""
 
 
 class ShardStore:
@@ -48,13 +41,10 @@ class ShardStore:
 
     def __init__(self, root: str, timeout_seconds: float) -> None:
         self.root, self.timeout_seconds = root, timeout_seconds
+        self.is_local = is_local(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self.timeout_seconds)
-
-    @property
-    def is_local(self) -> bool:
-        return is_local(self.root)
 
     @property
     def can_list(self) -> bool:
@@ -90,18 +80,13 @@ class ShardStore:
             ShardChanged: the file is shorter.
             RangesNotSupported: the server sends whole files only.
         """
-
-        def read() -> list[bytes]:
-            assert isinstance(self._files, RemoteFiles)
-            parts = self._files.read_ranges(name, ranges)
-            if [len(part) for part in parts] != [length for _, length in ranges]:
-                raise _ShortAnswer
-            return parts
-
-        if any(not length for _, length in ranges):  # servers refuse them
-            filled = iter(self.read_many(name, [part for part in ranges if part[1]]))
-            return [next(filled) if length else b"" for _, length in ranges]
-        return self._retry(name, read) if ranges else []
+        assert isinstance(self._files, RemoteFiles)
+        wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
+        parts = self._retry(name, partial(self._files.read_ranges, name, wanted)) if wanted else []
+        if [len(part) for part in parts] != [length for _, length in wanted]:
+            raise self._changed(name)
+        filled = iter(parts)
+        return [next(filled) if length else b"" for _, length in ranges]
 
     def read_small(self, name: str, max_bytes: int) -> bytes | None:
         """Reads a whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
@@ -113,10 +98,7 @@ class ShardStore:
                 return None
             if found.num_bytes > max_bytes:
                 raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
-            data = b"".join(chunks)
-            if len(data) != found.num_bytes:
-                raise _ShortAnswer
-            return data
+            return b"".join(chunks)
 
         return self._retry(name, read)
 
@@ -127,9 +109,7 @@ class ShardStore:
             try:
                 found, chunks, skip = self._open_at(shard.name, position)
                 if not found.is_same_as(shard):
-                    if found.version is None or found.version != shard.version:
-                        raise ShardChanged(f"{self.url(shard.name)}: {_INDEX_AGAIN}")
-                    raise _ShortAnswer  # the same file, but a wrong length
+                    raise self._changed(shard.name)
                 shard = shard._replace(version=shard.version or found.version)
                 for chunk in chunks:
                     unread, skip = chunk[skip:], max(0, skip - len(chunk))
@@ -138,14 +118,19 @@ class ShardStore:
                         yield unread
                         attempts.restart()
                 if position < shard.num_bytes:
-                    raise _ShortAnswer
-            except (*STORE_ERRORS, _ShortAnswer) as error:
+                    raise self._changed(shard.name)
+            except STORE_ERRORS as error:
                 attempts.pause(error)
 
     def check_unchanged(self, shard: Shard) -> None:
         """Raises ShardChanged if the file is no longer `shard`. Call it where a checksum does not match."""
         if not self.head([shard.name])[0].is_same_as(shard):
-            raise ShardChanged(f"{self.url(shard.name)}: {_INDEX_AGAIN}")
+            raise self._changed(shard.name)
+
+    def _changed(self, name: str) -> ShardChanged:
+        return ShardChanged(
+            f"{self.url(name)}: has changed since it was indexed; start the run again, which indexes it again"
+        )
 
     def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes], int]:
         """Opens a stream; returns also the number of its first bytes that the caller already has."""
@@ -155,26 +140,25 @@ class ShardStore:
             return *self._files.open_stream(name, 0), position
 
     def _attempts(self, name: str) -> "_Attempts":
-        return _Attempts(
-            self.root, self.url(name) if name else self.root, self.timeout_seconds - self._files.attempt_seconds
-        )
+        return _Attempts(self, name, self.timeout_seconds - self._files.attempt_seconds)
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         attempts = self._attempts(name)
         while True:
             try:
                 return call()
-            except (*STORE_ERRORS, _ShortAnswer) as error:
+            except STORE_ERRORS as error:
+                if is_beyond_end(error):
+                    raise self._changed(name) from None
                 attempts.pause(error)
 
 
 class _Attempts:
     """Decides whether a failed call is repeated, and waits before."""
 
-    def __init__(self, root: str, url: str, max_seconds: float) -> None:
+    def __init__(self, store: ShardStore, name: str, max_seconds: float) -> None:
         """`max_seconds`: the time after the first call until the start of the last one."""
-        self.root, self.url, self.max_seconds = root, url, max_seconds
-        self.short_answers = 0
+        self.root, self.url, self.max_seconds = store.root, store.url(name) if name else store.root, max_seconds
         self.restart()
 
     def restart(self) -> None:
@@ -184,21 +168,13 @@ class _Attempts:
     def pause(self, error: Exception) -> None:
         """Returns after a pause, or raises a StoreError."""
         problem = describe(error, self.root)
-        if isinstance(error, _ShortAnswer) or is_beyond_end(error):
-            self.short_answers += 1
-            if self.short_answers >= _MAX_SHORT_ANSWERS:
-                raise ShardChanged(
-                    f"{self.url}: is shorter than when it was indexed, or the server sends too little; start the run "
-                    "again, which indexes a changed file again"
-                ) from None
-        elif isinstance(error, NotSupportedError):
+        if isinstance(error, NotSupportedError):
             raise RangesNotSupported(f"{self.url}: {problem.text}; {problem.fix}") from None
-        else:
-            waited = time.monotonic() - self.started
-            if waited + self.pause_seconds > min(problem.retry_seconds, self.max_seconds):
-                tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
-                raise StoreError(f"{self.url}: {problem.text}{tried}; {problem.fix}") from None
-            _tell_user(f"waiting for {self.url}: {problem.text}", waited)
+        waited = time.monotonic() - self.started
+        if waited + self.pause_seconds > min(problem.retry_seconds, self.max_seconds):
+            tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
+            raise StoreError(f"{self.url}: {problem.text}{tried}; {problem.fix}") from None
+        _tell_user(f"waiting for {self.url}: {problem.text}", waited)
         time.sleep(self.pause_seconds)
         self.pause_seconds = min(2 * self.pause_seconds, _MAX_PAUSE_SECONDS)
 

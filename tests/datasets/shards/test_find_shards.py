@@ -129,7 +129,6 @@ def with_names(*names):
         (INFO | {"class_names": ["a", "a"]}, "a class twice"),
         (INFO | {"class_names": ["a", ""]}, "class_names.1"),
         (INFO | {"class_names": ["a", 3]}, "class_names.1"),
-        (INFO | {"class_names": ["a", "\x1b"]}, "class_names.1"),
     ],
 )
 def test_hostile_info(tmp_path, info, problem):

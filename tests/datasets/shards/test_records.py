@@ -7,17 +7,17 @@ import webdataset
 from tar_files import numbered, tar_of
 
 from datasets.shards.indexing.archive import DamagedShard
-from datasets.shards.indexing.records import ShardRecords, read_records
+from datasets.shards.indexing.records import Record, Remarks, read_records
 from utils.errors import UserError
 
 
-def records_of(files, label_key: str = "") -> ShardRecords:
+def records_of(files, label_key: str = "") -> tuple[list[Record], Remarks]:
     data = tar_of(files)
     return read_records([data[:700], data[700:]], "a.tar", len(data), label_key)
 
 
 def labels_of(files, label_key: str = "") -> dict[str, object]:
-    return {record.name: record.label for record in records_of(files, label_key).records}
+    return {record.name: record.label for record in records_of(files, label_key)[0]}
 
 
 def error_of(files, label_key: str = "") -> str:
@@ -48,7 +48,7 @@ def test_keys_and_extensions_are_those_of_webdataset(tmp_path):
     data = tar_of(files)
     found = [
         (record.name.rpartition(".")[0], data[record.offset :][: record.length])
-        for record in read_records([data], "a", len(data)).records
+        for record in read_records([data], "a", len(data))[0]
     ]
     assert found == expected
     assert [key for key, _ in found] == ["./a.b/c", "x", "y", "d.e/z"]
@@ -78,9 +78,9 @@ def test_a_label_key_selects_the_samples_as_timm_does():
     files = {}
     for number, label in enumerate((4, -1, "dog")):
         files |= {f"{number}.jpg": b"", f"{number}.cls": b"1", f"{number}.json": json.dumps({"alt": label}).encode()}
-    result = records_of(files, "alt")
-    assert [(record.name, record.label) for record in result.records] == [("0.jpg", 4), ("2.jpg", "dog")]
-    assert result.remarks.notes() == ["1 samples are left out: their label 'alt' is -1, such as '1.jpg'"]
+    records, remarks = records_of(files, "alt")
+    assert [(record.name, record.label) for record in records] == [("0.jpg", 4), ("2.jpg", "dog")]
+    assert remarks.notes() == ["1 samples are left out: their label 'alt' is -1, such as '1.jpg'"]
     assert ".json has no label 'other'" in error_of(files, "other")
     assert "has no .json, which contains the label 'alt'" in error_of({"a.jpg": b"", "a.cls": b"1"}, "alt")
 
@@ -112,9 +112,9 @@ def test_invalid_labels_are_named(name, content, problem):
 
 def test_samples_without_an_image_are_counted():
     files = {"a.txt": b"", "b.jpg": b"", "c.cls": b"1", "README": b"", "n.2020.jpg": b"", "d.jpg": b"", "d.png": b""}
-    result = records_of(files)
-    assert [record.name for record in result.records] == ["b.jpg", "d.jpg"]
-    assert result.remarks.notes() == [
+    records, remarks = records_of(files)
+    assert [record.name for record in records] == ["b.jpg", "d.jpg"]
+    assert remarks.notes() == [
         "4 samples have no image (.jpg, .jpeg, .png, .webp, .bmp, .gif, .tif, .tiff, .ppm, .pgm), such as 'a.txt'",
         "1 samples have several images, of which one is used, such as 'd.jpg'",
     ]
