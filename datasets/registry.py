@@ -204,8 +204,6 @@ def _find_problems(samples: Samples, split: str, data: Data, context: ProcessCon
     findings = find_no_labels(samples, split)
     if split == "train" and not samples.findings:
         findings += find_too_few_samples(len(samples), data, context.world_size)
-    if context.is_main:  # many ranks at once would overload a shared disk
-        findings += samples.check_files()
-    elif context.local_rank == 0:  # another host, which may have a disk of its own
-        findings += samples.check_some_files()
+    if context.local_rank == 0:  # each host may have a disk of its own
+        findings += samples.find_missing_files()
     return findings

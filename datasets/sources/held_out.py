@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.files.class_folders import class_names_in, held_out_classes
+from datasets.sources.files.class_folders import held_out_classes
 from datasets.sources.files.rows import read_lines, table_columns
 from datasets.sources.tar import tar_shards
 from utils.errors import UserError
@@ -20,8 +20,7 @@ def check_test_split(data: Data) -> None:
         return  # `TarShards` checks it
     root, name = Path(data.data_path), _NAMES[data.dataset]
     if root.exists() and not (root / name).exists():
-        kind = "folder" if data.dataset == "folder" else "file"
-        raise UserError(f"-split test: {root} has no test images (no {kind} {name}); choose another split")
+        raise UserError(f"-split test: {root} has no test images (no {name}); choose another split")
     _, note = find_test_split(data)
     if note:
         raise UserError(note)
@@ -31,49 +30,24 @@ def find_test_split(data: Data) -> tuple[bool, str | None]:
     """Tells whether DATA_PATH has test images with labels; returns also a note if it has some without labels.
 
     They are the folder test, test.csv, test_list.txt or the shards of test. Reading the split reports an unreadable
-    file or folder.
+    folder.
 
     Raises:
-        UserError: as `splits_of_shards`, so that a run waits once for a server that does not answer.
+        UserError: a table or list cannot be read; as `splits_of_shards`, so that a run waits once for a server that
+            does not answer.
     """
     if data.dataset == "tar":
         return "test" in tar_shards().splits_of_shards(data), None
-    find = {"folder": _in_folder, "csv": _in_table, "imagenet2012": _in_list}.get(data.dataset)
-    if find is None:
+    path = Path(data.data_path, _NAMES.get(data.dataset, ""))
+    if data.dataset not in _NAMES or not path.exists():
         return False, None
-    has_test, problem = find(Path(data.data_path))
-    path = Path(data.data_path, _NAMES[data.dataset])
-    note = f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
-    return has_test, note if problem else None
-
-
-def _in_folder(root: Path) -> tuple[bool, str | None]:
-    test, train = root / "test", root / "train"
-    if not test.is_dir():
-        return False, None
-    if held_out_classes(root):
+    if data.dataset == "folder":
+        has_labels, problem = bool(held_out_classes(path.parent)), "has no folder with the name of a class"
+    elif data.dataset == "csv":
+        has_labels, problem = "target" in table_columns(path), "has no column target"
+    else:
+        fields = next((line for line in read_lines(path) if line.strip()), "0").split()
+        has_labels, problem = fields[-1].isdecimal(), "its first line ends without a label"
+    if has_labels:
         return True, None
-    try:
-        if train.is_dir():
-            class_names_in(train)
-        elif any(entry.is_dir() for entry in test.iterdir()):
-            return False, None
-    except (UserError, OSError):
-        return False, None
-    return False, "has no folder with the name of a class"
-
-
-def _in_table(root: Path) -> tuple[bool, str | None]:
-    file = root / "test.csv"
-    if not file.is_file():
-        return False, None
-    return (True, None) if "target" in table_columns(file) else (False, "has no column target")
-
-
-def _in_list(root: Path) -> tuple[bool, str | None]:
-    file = root / "test_list.txt"
-    if not file.is_file():
-        return False, None
-    first = next((line for line in read_lines(file) if line.strip()), "")
-    has_label = not first or first.split()[-1].isdecimal()
-    return (True, None) if has_label else (False, "its first line ends without a label")
+    return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"

@@ -105,12 +105,8 @@ class Samples:
         """Names the line of a list or the file in which a user finds the sample."""
         return self.name(index)
 
-    def check_files(self) -> list[str]:
-        """Finds missing and unreadable files, without reading any; adds a note if not all are checked."""
-        return []
-
-    def check_some_files(self) -> list[str]:
-        """Finds missing files with a few calls, which show whether this host has the files at all."""
+    def find_missing_files(self) -> list[str]:
+        """An error message if this host has none of the files; a few of them are looked for."""
         return []
 
 

@@ -120,7 +120,7 @@ def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | 
             with _decoding:
                 samples.open(index, channels).pixels  # noqa: B018  # decodes
     except BadImage as problem:
-        return problem
+        return problem if os.path.isfile(samples.name(index)) else samples.missing_image(index)
     return None
 
 

@@ -1,17 +1,67 @@
-"""Samples with one file per image."""
+"""Samples with one file per image: their listing, before they are read, and the files."""
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage
 from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.files.file_checks import check_files, check_some_files
-from datasets.sources.files.listing import Listing
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from utils.files import open_regular_file
 
 _FIX = "restore the file or remove it from the list"
+_FEW_FILES = 20
+
+
+@dataclass
+class Listing:
+    """N image files: their paths relative to `root`, their labels, and the name of each class.
+
+    `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
+    or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
+    images. Without a `file`, `lines` is empty.
+
+    `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
+    False if the names are only the labels.
+    """
+
+    root: Path
+    class_names: list[str]
+    arrays: Mapping[str, np.ndarray]
+    file: Path | None = None
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    has_class_names: bool = True
+
+    @property
+    def paths(self) -> PackedStrings:
+        return strings_in(self.arrays, "paths")
+
+    def location(self, index: int) -> str:
+        """A line of the list or, without a list, the image file."""
+        return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
+
+    def select(self, indices: np.ndarray) -> "Listing":
+        """The listing of the images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
+        columns = {name: values[indices] for name, values in self.arrays.items() if name in ("targets", "paths_crcs")}
+        columns["lines"] = self.arrays["lines"][indices] if self.file else self.arrays["lines"]
+        return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
+
+
+def listing_arrays(paths: StringPacker, targets: np.ndarray, lines: np.ndarray) -> dict[str, np.ndarray]:
+    """The `arrays` of a `Listing`."""
+    columns = {"paths_crcs": paths.crcs(), "targets": targets, "lines": lines}
+    return to_arrays(paths.strings(), "paths") | columns
+
+
+def unlabelled_arrays(paths: StringPacker) -> dict[str, np.ndarray]:
+    """The `arrays` of a `Listing` without a file, in which each image has the label 0."""
+    return listing_arrays(paths, np.zeros(len(paths), np.int64), np.empty(0, np.int32))
 
 
 class ImageFiles(EncodedImages):
@@ -42,23 +92,12 @@ class ImageFiles(EncodedImages):
     def location(self, index: int) -> str:
         return self.listing.location(index)
 
-    def check_files(self) -> list[str]:
-        listing, problems = self.listing, check_files(self.listing)
-        if problems.num_checked < len(self):
-            self.notes.append(
-                f"{listing.file}: checked that {problems.num_checked} of {len(self)} files exist; the others are "
-                "checked when they are read"
-            )
-        missing = [self._not_a_file(index) for index in problems.missing]
-        unreadable = [
-            f"{self.name(index)}: this user may not read it; change its permissions" for index in problems.unreadable
-        ]
-        return missing + unreadable
+    def find_missing_files(self) -> list[str]:
+        few = range(0, len(self), -(-len(self) // _FEW_FILES) or 1)
+        missing = [index for index in few if not os.path.isfile(self.name(index))]
+        return [str(self.missing_image(missing[0]))] if missing and len(missing) == len(few) else []
 
-    def check_some_files(self) -> list[str]:
-        return [self._not_a_file(index) for index in check_some_files(self.listing)]
-
-    def _not_a_file(self, index: int) -> str:
-        listing = self.listing
-        path = shorten(listing.paths[index])
-        return f"{listing.location(index)}: {path} is not a file in {listing.root}; write paths relative to it"
+    def missing_image(self, index: int) -> BadImage:
+        """The error for an image that is not a file."""
+        reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
+        return BadImage(self.location(index), reason, "restore the file, or write paths relative to the folder")

@@ -1,28 +1,24 @@
-"""Lists and tables of images: PaddleViT's text lists and CSV files.
+"""Lists and tables of images: PaddleViT's text lists, and CSV files with one or several labels per image.
 
-`findings` collects the mistakes, so that one error names all of them. An error is raised at once if nothing can be
-read.
+Legend: N images, C classes.
 """
 
 import re
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.files.listing import Listing
-from datasets.sources.files.multi_label import read_multi_label_table
-from datasets.sources.files.rows import Rows, is_class_number, is_number, make_listing, read_lines, table_rows
+from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_rows
 from datasets.sources.split import split_listing
+from utils.errors import UserError
 
+_SEPARATORS = "|;,"
+_MAX_TARGET_BYTES = 10**10
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
-_SEVERAL_LABELS = (
-    "has several labels; train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
-)
 
 
 def imagenet2012(data: Data, split: str) -> ImageFiles:
@@ -40,18 +36,17 @@ def csv_tables(data: Data, split: str) -> ImageFiles:
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
     """
     path = Path(data.data_path)
-    train_file = path if path.is_file() else path / "train.csv"
-    val_file, test_file = path / "val.csv", path / "test.csv"
-    read = read_multi_label_table if data.multi_label else read_table
+    train_file, val_file = path if path.is_file() else path / "train.csv", path / "val.csv"
     if split == "test":
-        return ImageFiles(read(test_file, train_file if train_file.is_file() else test_file))
-    if split == "all" and path.is_file():
-        return ImageFiles(read(path, path))
-    if split == "all" and val_file.is_file():
-        return ImageFiles(read(val_file, train_file if train_file.is_file() else val_file))
-    if not val_file.is_file():
-        return ImageFiles(split_listing(read(train_file, train_file), data, split))
-    return ImageFiles(read(val_file if split == "val" else train_file, train_file))
+        file = path / "test.csv"
+    elif split == "all" and path.is_file():
+        file = path
+    elif val_file.is_file():
+        file = train_file if split == "train" else val_file
+    else:
+        return ImageFiles(split_listing(read_table(train_file, train_file, data.multi_label), data, split))
+    may_lack_train = split in ("all", "test") and not train_file.is_file()
+    return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label))
 
 
 def read_list(file: Path) -> Listing:
@@ -72,72 +67,150 @@ def read_list(file: Path) -> Listing:
             )
         elif fields:
             rows.add(number, *fields)
-    return _with_numeric_labels(rows)
+    return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), file)
 
 
-def read_table(file: Path, train_file: Path) -> Listing:
+def read_table(file: Path, train_file: Path, multi_label: bool = False) -> Listing:
     """Reads a CSV file with the columns image_path (relative to the file's folder) and target: whole numbers or names.
 
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
 
-    Error messages: see `read_list`; also a name that `train_file` does not contain. A target with several labels gives
-    the only message about targets.
+    With `multi_label`, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8 (N, C).
+    The first of the separators | ; , that occurs in a target of `train_file` separates labels in both files; if none
+    does, the first that occurs in `file`, else white space.
+
+    Error messages: see `read_list`; also a name that `train_file` does not contain.
 
     Raises:
-        UserError: a file cannot be read or lacks a column.
+        UserError: a file cannot be read or lacks a column; several labels per image without `multi_label`.
     """
     rows = table_rows(file)
     train_rows = rows if file == train_file else table_rows(train_file)
-    train_targets = list(filter(None, train_rows.target_ids))
-    if train_targets and is_number(train_targets[0]):
-        return _with_numeric_labels(rows)
-    class_names = sorted(train_targets)
-    label_of = {name: label for label, name in enumerate(class_names)}
-    problem = f"is not in {train_file}; correct it or add it there"
-    listing = _to_listing(rows, label_of, class_names, "target", problem)
-    if file != train_file and any(_has_several_labels(name, class_names) for name in class_names):
-        listing.findings[:] = read_table(train_file, train_file).findings  # all others follow from it
-    return listing
+    if multi_label:
+        separator = _find_separator(train_rows.target_ids) or _find_separator(rows.target_ids)
+        known = dict.fromkeys(name for target in train_rows.target_ids for name in split_labels(target, separator))
+        names_of = {target: split_labels(target, separator) for target in rows.target_ids}
+        return _to_listing(rows, names_of, known, train_file, multi_label=True)
+    known = dict.fromkeys(filter(None, train_rows.target_ids))
+    if several := next((target for target in known if _has_several_labels(target, known)), None):
+        raise UserError(
+            f"{train_file}: target {shorten(several)} has several labels; train with several: -dataset=csv -opts "
+            "DATA.MULTI_LABEL=true, or write one per image"
+        )
+    return _to_listing(rows, {target: [target] if target else [] for target in rows.target_ids}, known, train_file)
 
 
-def _with_numeric_labels(rows: Rows) -> Listing:
-    """The listing of rows whose targets are the labels."""
-    label_of = {text: int(text) for text in rows.target_ids if is_class_number(text)}
-    class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
-    listing = _to_listing(rows, label_of, class_names, "label", "is not a class number; number the classes from 0")
-    return replace(listing, has_class_names=False)
+def _find_separator(targets: Iterable[str]) -> str | None:
+    """Returns the separator of labels; None is white space."""
+    text = "\n".join(targets)
+    return next((mark for mark in _SEPARATORS if mark in text), None)
 
 
-def _to_listing(rows: Rows, label_of: dict[str, int], class_names: list[str], noun: str, problem: str) -> Listing:
-    if not rows.target_ids and not rows.findings:
-        rows.findings.append(f"{rows.file}: lists no images; add one line per image")
-    texts = list(rows.target_ids)
-    singles = {*texts, *class_names} - {""}
-    several = {text for text in texts if _has_several_labels(text, singles)}
-    labels = np.array([-1 if text in several else label_of.get(text, -1) for text in texts], dtype=np.int64)
-    target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
-    targets = labels[target_ids]
-    wrong = [(lines[index], texts[target_ids[index]]) for index in np.flatnonzero(targets < 0)]
-    with_several = [(line, text) for line, text in wrong if text in several]
-    if with_several:  # the other targets are read differently with DATA.MULTI_LABEL, without which they may look wrong
-        line, text = with_several[0]
-        count = f" ({len(with_several) - 1} other lines too)" if len(with_several) > 1 else ""
-        rows.findings.insert(0, f"{rows.file}:{line}: {noun} {shorten(text)} {_SEVERAL_LABELS}{count}")
-    else:
-        for line, text in wrong:
-            rows.add_finding(line, f"{noun} {shorten(text)} {problem}" if text else _NO_LABEL)
-
-    def conflict(first: int, index: int) -> str:
-        return f"has label {targets[index]}, but label {targets[first]} in line {lines[first]}; remove the wrong line"
-
-    return make_listing(rows, class_names, targets, targets, conflict)
+def split_labels(target: str, separator: str | None) -> list[str]:
+    """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']"."""
+    bare = target.strip()
+    is_bracketed = bare[:1] in "[(" and bare[-1:] in "])" if bare else False
+    parts = (bare[1:-1] if is_bracketed else bare).split(separator)
+    names = (part.strip().strip("'\"") if is_bracketed else part.strip() for part in parts)
+    return list(dict.fromkeys(filter(None, names)))
 
 
-def _has_several_labels(target: str, targets: Collection[str]) -> bool:
+def _has_several_labels(target: str, known: Collection[str]) -> bool:
     """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all targets themselves, as in 'cat|dog'."""
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         return True
     names = [name.strip() for name in re.split(r"[,;|]", target)]
-    return len(names) > 1 and all(name in targets for name in names)
+    return len(names) > 1 and all(name in known for name in names)
+
+
+def _to_listing(
+    rows: Rows,
+    names_of: Mapping[str, list[str]],
+    known: Collection[str],
+    train_file: Path,
+    multi_label: bool = False,
+) -> Listing:
+    """The listing of rows.
+
+    Args:
+        names_of: the labels in each target, in the order of `rows.target_ids`.
+        known: the labels in `train_file`. If the first one is a number, or there is none, all labels are numbers.
+    """
+    if not rows.target_ids and not rows.findings:
+        rows.findings.append(f"{rows.file}: lists no images; add one line per image")
+    if is_numeric := _is_number(next(iter(known), "0")):
+        used = {name for names in names_of.values() for name in names}.union(known)
+        label_of = {name: int(name) for name in used if name.isdecimal() and len(name) <= LABEL_DIGITS}
+        class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
+        problem = "is not a class number; number the classes from 0"
+    else:
+        class_names = sorted(known)
+        label_of = {name: label for label, name in enumerate(class_names)}
+        problem = f"is not in {train_file}; correct it or add it there"
+    labels_of, wrong = [], {}
+    for target_id, names in enumerate(names_of.values()):
+        labels_of.append([label_of[name] for name in names if name in label_of])
+        if unknown := [name for name in names if name not in label_of]:
+            wrong[target_id] = f"label {shorten(unknown[0])} {problem}"
+        elif not names and not multi_label:
+            wrong[target_id] = _NO_LABEL
+    target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
+    for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
+        rows.add_finding(lines[index], wrong[target_ids[index]])
+    if multi_label:
+        targets = _multi_hot(labels_of, target_ids, len(class_names), rows.file)
+    else:
+        targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
+    arrays = listing_arrays(rows.paths, targets, lines)
+    listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings, has_class_names=not is_numeric)
+    _report_repeated_images(listing)
+    return listing
+
+
+def _multi_hot(labels_of: list[list[int]], target_ids: np.ndarray, num_classes: int, file: Path) -> np.ndarray:
+    """int8 (N, C), 1 for the labels of each image. target_ids: indices of `labels_of`, int (N,)."""
+    if (num_bytes := len(target_ids) * num_classes) > _MAX_TARGET_BYTES:
+        raise UserError(
+            f"{file}: {len(target_ids)} images of {num_classes} classes need {num_bytes / 1e9:.0f} GB for their "
+            f"labels, more than {_MAX_TARGET_BYTES / 1e9:.0f}; check the highest label, or divide the data"
+        )
+    targets = np.zeros((len(labels_of), num_classes), dtype=np.int8)
+    for row, labels in zip(targets, labels_of, strict=True):
+        row[labels] = 1
+    return targets[target_ids]
+
+
+def _report_repeated_images(listing: Listing) -> None:
+    """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
+    arrays = listing.arrays
+    crcs, lines, targets = arrays["paths_crcs"], arrays["lines"], arrays["targets"]
+    in_order = np.sort(crcs)
+    recurring = in_order[1:][in_order[1:] == in_order[:-1]]
+    first_index: dict[str, int] = {}
+    repeated_lines = []
+    for index in np.flatnonzero(np.isin(crcs, recurring)).tolist():
+        path = listing.paths[index]
+        first = first_index.setdefault(path, index)
+        if first == index:
+            continue
+        repeated_lines.append(lines[index])
+        if not np.array_equal(targets[first], targets[index]):
+            listing.findings.append(
+                f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}; write "
+                "all its labels in one line, and remove the other"
+            )
+    if repeated_lines:
+        listing.notes.append(
+            f"{listing.file}: {len(repeated_lines)} image(s) are listed more than once; the first repetition is in "
+            f"line {repeated_lines[0]}"
+        )
+
+
+def _is_number(target: str) -> bool:
+    try:
+        float(target)
+    except ValueError:
+        return False
+    return True

@@ -5,6 +5,7 @@ import os
 from PIL import Image
 
 from configs.schema import Data
+from datasets.sources.files.image_checks import find_bad_images
 from utils.errors import UserError
 
 
@@ -28,12 +29,12 @@ def names_of(samples):
 
 
 def problems_of(call):
-    """The error that `call` raises, or the findings about the samples that it returns."""
+    """The error that `call` raises, or the findings about the samples and the images that it returns."""
     try:
         samples = call()
     except UserError as error:
         return [str(error)]
-    return samples.findings + samples.check_files()
+    return samples.findings + [str(problem) for problem in find_bad_images(samples, 3, 60).bad]
 
 
 def assert_refused(call, *parts):

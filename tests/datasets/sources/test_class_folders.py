@@ -55,17 +55,18 @@ def test_links_are_followed_but_never_up(tmp_path):
     ]
 
 
-def test_bad_folders_are_refused(tmp_path, monkeypatch):
+def test_bad_folders_are_refused(tmp_path):
     given = options(tmp_path)
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}: contains no folders", "put the images")
     write_classes(tmp_path / "train", cat=1)
-    assert_refused(lambda: folder(given, "val"), f"{tmp_path}/train: contains only one folder, cat", "all classes")
     write_classes(tmp_path / "train", dog=1)
     assert_refused(lambda: folder(given, "val"), f"{tmp_path}: no class has two images", "add a val split")
     (tmp_path / "train" / "empty").mkdir()
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}/train/empty: contains no images", "add images")
     write_classes(tmp_path / "val", cat=1, dog=1)
     assert_refused(lambda: folder(given, "train"), f"{tmp_path}: class folder 'empty' is only in one", "remove it")
+    (tmp_path / "val" / "cat" / "/".join("d" * 200)).mkdir(parents=True)
+    assert_refused(lambda: folder(given, "val"), f"{tmp_path}/val/cat/", "100 folders deep")
 
 
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):

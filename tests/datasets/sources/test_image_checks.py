@@ -1,6 +1,9 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
 import io
+import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from source_helpers import options, write_classes
 from datasets.sources.files import image_checks
 from datasets.sources.files.class_folders import folder
 from datasets.sources.files.image_checks import check_images, find_bad_images
+from datasets.sources.files.lists import imagenet2012
 from utils.errors import Findings
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))
@@ -89,3 +93,29 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
     for samples in splits:  # on the page of the run, too, as a warning
         assert "Warning: " in samples.notes[-1] and "15 image(s) cannot be read and are skipped" in samples.notes[-1]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to change its user")
+def test_missing_and_unreadable_files_are_named_by_their_line_or_path(cpu):
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        write_classes(root, blind=1, closed=1, open=2)
+        (root / "folder").mkdir()
+        os.mkfifo(root / "pipe")
+        images = ["blind/000.jpg", "gone.jpg", "closed/000.jpg", "open/000.jpg", "open/001.jpg", "folder", "pipe"]
+        (root / "train_list.txt").write_text("".join(f"{image} 0\n" for image in images))
+        (root / "blind").chmod(0o711)  # its files can be opened by name
+        (root / "closed").chmod(0)
+        (root / "open" / "001.jpg").chmod(0)
+        samples = imagenet2012(options(root), "train")
+        os.setresuid(65534, 65534, 0)
+        try:
+            with pytest.raises(Findings) as caught:
+                check_images([samples], options(root), cpu)
+        finally:
+            os.setresuid(0, 0, 0)
+    _, *findings = str(caught.value).split("\n  ")
+    lines = {line: f"{root}/train_list.txt:{line}: '{images[line - 1]}' is not a file" for line in (2, 3, 6, 7)}
+    expected = [lines[2], lines[3], f"{root}/open/001.jpg: cannot be read (Permission denied", lines[6], lines[7]]
+    assert all(found.startswith(start) for found, start in zip(findings, expected, strict=True))
