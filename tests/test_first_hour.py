@@ -141,11 +141,3 @@ def test_several_labels_are_refused(pets):
     Path("train.csv").write_text("image_path,target\npets/cat/0.png,0 3\npets/dog/0.png,1\n")
     with pytest.raises(UserError, match="several labels"):
         typed("-dataset=csv", "-data_path=.", *TINY)
-
-
-def test_without_words_the_usage_and_three_commands(capsys):
-    with pytest.raises(SystemExit) as ended:
-        typed()
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("usage: ") and printed.count("    python main_single_gpu.py") == 3

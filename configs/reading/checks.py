@@ -13,6 +13,13 @@ from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
+# Paddle Fleet's names, which earlier versions accepted -> the keys that replace them.
+_REPLACED = {
+    "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
+    "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0",
+    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
+}
+
 
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
@@ -49,7 +56,9 @@ def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
 
 
 def nearest_key(dotted: str, family: str) -> str:
-    """A hint for an unknown key: the families that have it, or the nearest known key."""
+    """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
+    if replacement := _REPLACED.get(dotted.upper()):
+        return f"; use {replacement}"
     if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):
         return near
     leaf = dotted.rpartition(".")[2].upper()

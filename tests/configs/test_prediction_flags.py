@@ -32,7 +32,7 @@ def test_a_prediction(argv, expected):
     assert command.prediction == expected
     assert command.name == ("predict" if expected else "train")
     assert command.config.eval.enabled == bool(expected)
-    assert command.selects_run
+    command.require_selection()
 
 
 @pytest.mark.parametrize(
