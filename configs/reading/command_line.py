@@ -10,7 +10,7 @@ from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_family import read_family
 from configs.reading.model_flag import set_model
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
-from configs.reading.prediction import Prediction, Split, read_prediction, read_split
+from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
@@ -84,7 +84,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         SystemExit: after -h.
     """
     arguments = _parse_flags(argv, prog)
-    prediction, split = read_prediction(arguments), read_split(arguments)
+    prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     completed = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
@@ -102,7 +102,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         family_defaults=completed.family_defaults,
         notes=completed.notes,
         prediction=prediction,
-        split=split,
+        split=arguments.split,
     )
 
 

@@ -2,27 +2,23 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.augmentation import Augmentation
 from configs.schema.distillation import Distillation
-from configs.schema.section import Pair, Probability, Section
+from configs.schema.section import Probability, Section, as_tuple
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
 class Optimizer(Section):
     name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
     eps: float = Field(1e-8, gt=0, description="term added to the denominator")
-    betas: Pair = Field((0.9, 0.999), description="decay rates of the first and second moment")
+    betas: Annotated[tuple[_Beta, _Beta], BeforeValidator(as_tuple)] = Field(
+        (0.9, 0.999), description="decay rates of the first and second moment"
+    )
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
-
-    @field_validator("betas")
-    @classmethod
-    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("both values must satisfy 0 <= beta < 1")
-        return betas
 
 
 class LRScheduler(Section):
@@ -125,18 +121,14 @@ class Train(Augmentation, Distillation):
             raise ValueError("SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them")
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
-        self._check_final_decay()
+        decay_epochs = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None
+        if decay_epochs and self.warmup_epochs + decay_epochs > self.num_epochs:
+            raise ValueError(
+                f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {self.warmup_epochs:g} exceed "
+                f"NUM_EPOCHS {self.num_epochs}; lower one of them"
+            )
         if self.last_epoch >= self.num_epochs:
             raise ValueError(
                 f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"
             )
         return self
-
-    def _check_final_decay(self) -> None:
-        decay_epochs = self.lr_scheduler.decay_epochs
-        warmup = self.warmup_epochs
-        if self.lr_scheduler.name == "wsd" and decay_epochs and warmup + decay_epochs > self.num_epochs:
-            raise ValueError(
-                f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {warmup:g} exceed NUM_EPOCHS "
-                f"{self.num_epochs}; lower one of them"
-            )

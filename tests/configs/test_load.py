@@ -119,7 +119,7 @@ YAML_MISTAKES = {
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
     "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
     "one beta": ("TRAIN: {OPTIMIZER: {BETAS: (0.9)}}", r":1: TRAIN.OPTIMIZER.BETAS"),
-    "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS .*0 <= beta < 1"),
+    "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS is 1.0: "),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
@@ -284,4 +284,4 @@ def test_without_a_recipe_data_or_a_model_the_usage_is_printed(capsys):
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
     printed = capsys.readouterr().err
     assert end.value.code == 2 and printed.startswith("usage: main_single_gpu.py -cfg FILE [flags]")
-    assert printed.count("python main_single_gpu.py -") == 3
+    assert printed.count("python main_single_gpu.py -") > 3

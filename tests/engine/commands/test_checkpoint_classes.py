@@ -15,7 +15,7 @@ from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
 from engine.commands.evaluated_model import with_data_of
-from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
 from utils.errors import UserError
 
