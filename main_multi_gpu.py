@@ -12,7 +12,6 @@ every pod, it starts the processes of one node.
 import sys
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.first_commands import require_selection
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_node, launch_processes
@@ -24,7 +23,7 @@ SCRIPT = "main_multi_gpu.py"
 def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
-        require_selection(command, SCRIPT)
+        command.require_selection()
         if has_node_variables():
             return launch_node(__file__, argv, command.num_processes)
         return launch_processes(__file__, argv, num_processes(command.num_processes))
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> int:
 
     with process_group() as context:
         command = parse_command_line(argv, SCRIPT)
-        require_selection(command, SCRIPT, context.is_main)
+        command.require_selection(context.is_main)
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
 

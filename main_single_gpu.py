@@ -7,7 +7,6 @@
 import sys
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.first_commands import require_selection
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launcher import several_were_started
@@ -17,7 +16,7 @@ SCRIPT = "main_single_gpu.py"
 
 def main(argv: list[str]) -> int:
     command = parse_command_line(argv, SCRIPT)
-    require_selection(command, SCRIPT)
+    command.require_selection()
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     if several_were_started():

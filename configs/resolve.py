@@ -138,14 +138,11 @@ def _accumulation_steps(options: Config, num_ranks: int) -> int:
 
 
 def _fix(total: int, batch_size: int, num_ranks: int) -> str:
-    """The largest batch size that fits; if there is none, numbers of ranks and a global batch that do."""
+    """The largest batch size that fits; if there is none, the nearest global batch that does."""
     share, rest = divmod(total, num_ranks)
     if not rest:
         largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
         return f"use -batch_size={largest}"
-    below = next(ranks for ranks in range(num_ranks, 0, -1) if total % ranks == 0)
-    above = next((ranks for ranks in range(num_ranks, 8 * num_ranks) if total % ranks == 0), None)
-    ranks = f"{below} or {above} ranks" if above else f"{below} rank{'s' * (below > 1)}"
     micro_batch = batch_size * num_ranks
     nearest = max(1, round(total / micro_batch)) * micro_batch
-    return f"no batch size divides it on {num_ranks} ranks: use {ranks}, or DATA.GLOBAL_BATCH_SIZE={nearest}"
+    return f"no batch size divides it on {num_ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"

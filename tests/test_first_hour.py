@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from PIL import Image
 
 import main_single_gpu
-from configs.reading.yaml_io import read_yaml
 from scripts import report
 from utils.errors import UserError
 
@@ -110,42 +108,3 @@ def test_a_folder_without_options_is_recognized(pets):
     (run,) = Path("output").glob("*")
     assert "DATA.DATASET=folder" in log(run)
     assert "owl" in log(run)
-
-
-@pytest.mark.slow
-def test_twelve_bit_images_use_all_levels(pets):
-    for name, level in (("cat", 0), ("dog", 2000), ("fox", 3500)):
-        for number, path in enumerate(sorted((pets / name).iterdir())):
-            path.unlink()
-            pixels = np.linspace(level, level + 500 + number, 400).astype(np.uint16).reshape(20, 20)
-            Image.fromarray(pixels).save(path)
-    grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
-    assert "levels" in log(train_pets("-epochs=1", "-name=plain", *MODEL, *grey))
-    run = train_pets("-epochs=1", "-name=auto", *MODEL, *grey, "DATA.GREY_RANGE=auto")
-    assert run.name.startswith("auto-") and "GREY_RANGE: auto" not in (run / "config.yaml").read_text()
-
-    # A copy of the weights, evaluated without the run's options, keeps the range of the training; so does a resume.
-    trained = read_yaml(run / "config.yaml")[0]["DATA"]["GREY_RANGE"]
-    shutil.copy(run / "last.pth", "copy.pth")
-    recipe = Path(__file__).parents[1] / "configs" / "folder_small.yaml"
-    words = [f"-cfg={recipe}", "-data_path=pets", *TINY, *MODEL, *grey]
-    assert typed(*words[:2], "-eval", "-pretrained=copy.pth", *words[2:]) == 0
-    (evaluation,) = Path("output").glob("eval-*")
-    assert read_yaml(evaluation / "config.yaml")[0]["DATA"]["GREY_RANGE"] == trained
-    Image.fromarray(np.full((20, 20), 65535, np.uint16)).save(pets / "cat" / "bright.png")
-    assert typed(*words[:2], f"-resume={run}", "-epochs=2", *words[2:], "DATA.GREY_RANGE=auto") == 0
-    assert read_yaml(run / "config.yaml")[0]["DATA"]["GREY_RANGE"] == trained
-
-
-def test_several_labels_are_refused(pets):
-    Path("train.csv").write_text("image_path,target\npets/cat/0.png,0 3\npets/dog/0.png,1\n")
-    with pytest.raises(UserError, match="several labels"):
-        typed("-dataset=csv", "-data_path=.", *TINY)
-
-
-def test_without_words_the_usage_and_three_commands(capsys):
-    with pytest.raises(SystemExit) as ended:
-        typed()
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("usage: ") and printed.count("    python main_single_gpu.py") == 3

@@ -2,13 +2,17 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import OPTIONAL_MODULES, ROOT
 
-from tests.hidden_packages import OPTIONAL_MODULES
-
-ROOT = Path(__file__).parents[1]
+REQUIRED_MODULES = {
+    "torch", "torchvision", "timm", "yaml", "tqdm", "numpy", "PIL", "safetensors", "pydantic", "pydantic_core",
+    "jinja2", "markupsafe", "nvidia",  # torch needs them
+}  # fmt: skip
 LAYERS = {
     "utils": {"utils"},
     "configs": {"configs", "utils"},
@@ -86,65 +90,32 @@ def test_private_names_of_torch_are_in_one_file():
             assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/torch_compat.py"
 
 
-# The only modules that import an optional package when they are imported: `utils.packages.require` comes before them.
-NEED_OPTIONAL_PACKAGES = ("datasets.shards.",)
-BENCHMARKS = {f"scripts.benchmarks.{name}" for name in ("benchmark_gpu", "benchmark_train", "benchmark_input")}
-BENCHMARKS |= {"scripts.benchmarks.gpu.machine", "scripts.benchmarks.gpu.parallel"}
+def test_only_declared_packages_are_imported():
+    allowed = REQUIRED_MODULES | OPTIONAL_MODULES | PROJECT_MODULES | sys.stdlib_module_names
+    for path in PRODUCT_FILES:
+        assert not top_level_modules(path) - allowed, path
 
 
-def modules_imported_at_head(path: Path) -> set[str]:
-    """Includes `from package import module`; leaves out imports in functions and in `if TYPE_CHECKING`."""
-    modules, waiting = set(), [*ast.parse(path.read_text()).body]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            waiting += node.orelse
-        elif not isinstance(node, ast.FunctionDef):
-            waiting += ast.iter_child_nodes(node)
-    return modules
-
-
-def head_imports() -> dict[str, set[str]]:
-    """By module of the product and the scripts."""
-    files = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts): modules_imported_at_head(path) for path in files}
-
-
-def modules_reached_from(*modules: str) -> set[str]:
-    """The modules that are imported with these, at the heads of files."""
-    imports, reached, waiting = head_imports(), set(), list(modules)
-    while waiting:
-        reached.add(module := waiting.pop())
-        waiting += imports.get(module, set()) - reached
-    return reached
+def loaded_with(*modules: str) -> set[str]:
+    """All modules that a process has loaded after it imported these."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
 
 
 def test_configs_and_the_entry_scripts_import_no_torch():
     """So that -h and a wrong flag are answered at once."""
-    reached = modules_reached_from(*(name for name in head_imports() if name.startswith(("configs.", "main_"))))
-    assert {"configs.schema.families.registry", "configs.reading.flags", "configs.resolve", "utils.errors"} < reached
-    assert not {"torch", "torchvision", "timm", "numpy"} & {module.partition(".")[0] for module in reached}
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PRODUCT_FILES]
+    loaded = loaded_with(*(module for module in modules if module.startswith(("configs.", "main_"))))
+    assert {"configs.schema.families.registry", "configs.reading.flags", "configs.resolve"} < loaded
+    assert not {"torch", "torchvision", "timm", "numpy"} & loaded
 
 
-def test_a_training_command_imports_no_other_command_and_no_page():
+@pytest.mark.slow
+def test_a_training_command_imports_no_other_command_no_page_and_no_optional_package():
     """Nor shards, FSDP on one rank, and profiling."""
-    loaded = modules_reached_from("main_single_gpu", "engine.commands.run", "engine.commands.train")
+    loaded = loaded_with("main_single_gpu", "engine.commands.run", "engine.commands.train")
     unused = r"datasets\.shards|engine\.(profiling|report\.[a-z]|parallel\.(ddp|fsdp))"
     unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
     assert {"engine.training.step", "engine.parallel.strategy"} < loaded
-    assert not {module for module in loaded if re.match(unused, module)}
-
-
-def test_optional_packages_are_imported_where_they_are_used():
-    """No product module, and no program that benchmark_gpu.py starts, needs them: at its head, or through another."""
-    imports = head_imports()
-    optional = {"torch.utils.tensorboard", *OPTIONAL_MODULES}
-    needing = {name for name, found in imports.items() if ({m.partition(".")[0] for m in found} | found) & optional}
-    while more := {name for name, modules in imports.items() if modules & needing} - needing:
-        needing |= more
-    assert not {name for name in needing if not name.startswith(("scripts.", *NEED_OPTIONAL_PACKAGES))}
-    assert not needing & BENCHMARKS
+    assert not {module for module in loaded if re.match(unused, module)} | loaded & OPTIONAL_MODULES

@@ -1,14 +1,13 @@
-"""Commands and GPU tests where only the required packages are installed."""
+"""Commands where only the required packages are installed."""
 
 import csv
 import json
-import subprocess
 import sys
 from contextlib import closing
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY_VIT, only_run, read_result
+from conftest import OPTIONAL_MODULES, ROOT, TINY_VIT, only_run, read_result
 from PIL import Image
 from rank_pool import RankPool
 
@@ -16,7 +15,6 @@ from configs.schema import Data
 from datasets.registry import DATASETS, has_splits
 from datasets.sources.held_out import find_test_split
 from engine.run.loggers.group import check_loggers
-from tests.hidden_packages import REQUIRED, closure, hide_packages, requirements
 from utils.errors import UserError
 from utils.packages import is_installed, missing_features, require
 
@@ -43,8 +41,8 @@ def command(jpegs, output, *flags):
 @pytest.mark.slow
 def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
     """Worker processes and other ranks inherit the hidden packages."""
-    hidden = hide_packages(monkeypatch)
-    assert hidden >= {"obstore", "braceexpand", "scikit-learn", "scipy", "tensorboard", "matplotlib", "pytest"}
+    monkeypatch.setenv("HIDDEN_MODULES", " ".join(OPTIONAL_MODULES))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/fixtures/hide_packages"))
     commands = [[], ["-eval", "-resume=auto"], ["-predict", "-resume=auto"], ["-profile"], ["-dry_run"]]
     with closing(RankPool(2)) as pool:
         pool.run(*(command(jpegs, tmp_path, *flags) for flags in commands))
@@ -59,29 +57,6 @@ def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
     with open(tmp_path / "predictions.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 7
     assert (only_run(tmp_path, "profile") / "profile.md").exists()
-
-
-@pytest.mark.slow
-def test_the_gpu_tests_are_collected_without_optional_packages(monkeypatch):
-    """Modules that import an optional package are skipped; none of them has a test that needs a GPU."""
-    every = collected_gpu_tests()
-    hide_packages(monkeypatch, "pytest")
-    assert collected_gpu_tests() == every and len(every) > 15
-
-
-def collected_gpu_tests() -> set[str]:
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-p", "no:cacheprovider"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return {line for line in result.stdout.splitlines() if "::" in line}
-
-
-def test_every_requirement_is_required_or_optional():
-    """requirements.txt has the required packages first."""
-    names = requirements("requirements.txt")
-    assert sorted(names[: len(REQUIRED)]) == sorted(REQUIRED)
-    needed = closure(REQUIRED)
-    assert [name for name in requirements() if name in needed] == [*names[: len(REQUIRED)], "jinja2"]
 
 
 def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path):
@@ -110,15 +85,3 @@ def test_features_that_are_left_out_are_named_for_the_commands_that_have_them(mo
     assert missing_features("eval") is None and missing_features("predict") is None
     assert not is_installed("gone.module") and is_installed("torch.nn")
     require("this test", "torch", "json")
-
-
-@pytest.mark.parametrize(("script", "flag"), [("main_single_gpu.py", "-h"), ("main_multi_gpu.py", "-batchsize=3")])
-def test_help_and_wrong_flags_need_no_torch(script, flag, monkeypatch):
-    monkeypatch.setenv("HIDDEN_PACKAGES", "torch numpy")
-    monkeypatch.setenv("HIDDEN_MODULES", "torch numpy")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/fixtures/hide_packages"))
-    result = subprocess.run([sys.executable, script, flag], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if flag == "-h":
-        assert result.returncode == 0 and "-batch_size N" in result.stdout and "examples:" in result.stdout
-    else:
-        assert result.returncode == 1 and "did you mean -batch_size" in result.stderr

@@ -14,6 +14,7 @@ from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
 
+
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
@@ -58,7 +59,7 @@ _REMOVED_KEYS = {
 
 
 def nearest_key(dotted: str, family: str) -> str:
-    """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
+    """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     if replacement := _REMOVED_KEYS.get(dotted.upper()):
         return f"; it was removed: use {replacement}"
     if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.checks import check_options, nearest_key
-from configs.reading.flags import FLAGS, entry_parser
+from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_family import read_family
 from configs.reading.model_flag import set_model
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
-from configs.reading.prediction import Prediction, Split, read_prediction, read_split
+from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
@@ -55,17 +55,21 @@ class Command:
 
     @property
     def run_name(self) -> str:
-        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME."""
-        recipe = self.recipe if self.recipe and self.recipe.name != RUN_OPTIONS else None
-        name = self.config.name or (recipe.stem if recipe else self.config.model.name)
+        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME.
+
+        One of PaddleViT's files is called `.yaml`.
+        """
+        stem = self.recipe.stem if self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml") else None
+        name = self.config.name or stem or self.config.model.name
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
-    @property
-    def selects_run(self) -> bool:
-        """Whether the command line names a YAML file, a data set or a model."""
-        return bool(
-            self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys()
-        )
+    def require_selection(self, is_main: bool = True) -> None:
+        """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
+        if self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys():
+            return
+        if is_main:
+            print_first_commands(self.script)
+        raise SystemExit(2)
 
     def with_weights(self, file: Path) -> "Command":
         """This command with `file` as MODEL.PRETRAINED."""
@@ -80,8 +84,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         SystemExit: after -h.
     """
     arguments = _parse_flags(argv, prog)
-    prediction, split = read_prediction(arguments), read_split(arguments)
-    recipe = _recipe(arguments.cfg) if arguments.cfg else None
+    prediction = read_prediction(arguments)
+    recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     completed = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
     config = check_options(completed.values, layers)
@@ -98,7 +102,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         family_defaults=completed.family_defaults,
         notes=completed.notes,
         prediction=prediction,
-        split=split,
+        split=arguments.split,
     )
 
 
@@ -149,16 +153,6 @@ def _check_profile(dry_run: bool, config: Config) -> None:
     others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
     for flag in (flag for flag, given in others.items() if given):
         raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
-
-
-def _recipe(file: str) -> Path:
-    """The path of -cfg; raises UserError for a file without a name, as PaddleViT has one: it gives the run its name."""
-    path = Path(file)
-    if path.name in (".yaml", ".yml"):
-        others = sorted(other.name for other in path.parent.glob("?*.yaml") if other.name != path.name)
-        example = f", or give another such as {path.parent / others[0]}" if others else ""
-        raise UserError(f"-cfg {file}: the file has no name before {path.name}; rename it{example}")
-    return path
 
 
 def to_yaml(config: Config) -> str:

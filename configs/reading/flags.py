@@ -1,6 +1,7 @@
 """The flags of the entry scripts, and the parser of all command lines."""
 
 import argparse
+import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
@@ -9,12 +10,14 @@ from configs.reading.prediction import Split
 from utils.errors import UserError
 
 _EXAMPLES = """examples:
-  train      python main_single_gpu.py -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
-  two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
-  evaluate   python main_single_gpu.py -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
-  predict    python main_single_gpu.py -predict photos -resume=output/vit_base_patch16_224-20260101-12-00
-  resume     python main_single_gpu.py -resume=output/vit_base_patch16_224-20260101-12-00
-  any key    python main_single_gpu.py -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
+  digits, a minute on a CPU  python {prog} -cfg=configs/vit_digits.yaml -amp
+  images, a folder per class python {prog} -cfg=configs/folder_small.yaml -data_path=FOLDER
+  ImageNet, as PaddleViT     python {prog} -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
+  two GPUs                   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
+  evaluate                   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
+  predict                    python {prog} -predict photos -resume=output/vit_digits-20260101-12-00
+  resume                     python {prog} -resume=output/vit_digits-20260101-12-00
+  any key                    python {prog} -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
 All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 """
@@ -84,7 +87,7 @@ def entry_parser(prog: str) -> Parser:
         prog=prog,
         usage="%(prog)s -cfg FILE [flags]",
         description="Trains or evaluates a Vision Transformer. Order: defaults < BASE files < YAML < flags < -opts.",
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.format(prog=prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
@@ -123,3 +126,9 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
     add_flag(group, "debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def print_first_commands(prog: str) -> None:
+    """The answer to a command line without a recipe, data or a model: the usage and examples."""
+    missing = "-cfg, -dataset and -data_path are missing; -h lists the flags."
+    print(f"{entry_parser(prog).format_usage()}\n{missing}\n\n{_EXAMPLES.format(prog=prog)}", end="", file=sys.stderr)

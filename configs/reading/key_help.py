@@ -5,7 +5,6 @@ python -m configs.reading.key_help > docs/options.md
 
 import argparse
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.keys import fields, is_section
 from configs.schema.model import Model
 from configs.schema.section import Section
 from utils.errors import UserError, did_you_mean
@@ -91,30 +91,28 @@ def options_page() -> str:
 def all_keys() -> list[Key]:
     """The keys of all sections, the keys of MODEL of each family."""
     family_type = "family of the model; timm: timm's model of the name NAME"
-    keys = [*_keys(Config, ""), Key("MODEL.TYPE", " | ".join(MODEL_SECTIONS), "vit", "", family_type)]
-    shared = [key for key in _keys(Model, "MODEL.") if key.name != "MODEL.TYPE"]
+    keys = [*_keys(Config), Key("MODEL.TYPE", " | ".join(MODEL_SECTIONS), "vit", "", family_type)]
+    shared = _keys(Model, "MODEL.")
     own: dict[Key, list[str]] = {}
     for name, section in MODEL_SECTIONS.items():
         for key in _keys(section, "MODEL."):
-            if key.name != "MODEL.TYPE" and key not in shared:
+            if key not in shared:
                 own.setdefault(key, []).append(name)
     return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items())]
 
 
-def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
-    for field in section.model_fields.values():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _keys(field.annotation, f"{prefix}{field.alias}.")
-        elif field.alias != "MODEL":
-            yield _key(field, prefix)
+def _keys(section: type[Section], prefix: str = "") -> list[Key]:
+    """The keys that have values, without MODEL.TYPE."""
+    others = ("MODEL", "MODEL.TYPE")
+    return [
+        _key(name, field) for name, field in fields(section, prefix) if not is_section(field) and name not in others
+    ]
 
 
-def _key(field: FieldInfo, prefix: str) -> Key:
+def _key(name: str, field: FieldInfo) -> Key:
     bounds = ((bound, getattr(part, bound, None)) for part in field.metadata for bound in _BOUNDS)
     limits = ", ".join(f"{_BOUNDS[bound]} {limit:g}" for bound, limit in bounds if limit is not None)
-    return Key(
-        f"{prefix}{field.alias}", _type(field.annotation), _value(field.default), limits, field.description or ""
-    )
+    return Key(name, _type(field.annotation), _value(field.default), limits, field.description or "")
 
 
 def _value(value: Any) -> str:

@@ -8,7 +8,6 @@ from typing import Literal
 from utils.errors import UserError
 
 Split = Literal["train", "val", "test", "all"]
-_ONLY_WITH_PREDICT = ("top_k", "json")
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,6 @@ class Prediction:
     json: bool
 
 
-def read_split(arguments: argparse.Namespace) -> Split | None:
-    """The split that -split names.
-
-    Raises:
-        UserError: neither `-eval` nor `-predict` is given.
-    """
-    if arguments.split and not arguments.eval and arguments.predict is None:
-        raise UserError(f"-split {arguments.split}: is a flag of -eval and -predict; add one of them, or remove it")
-    split: Split | None = arguments.split
-    return split
-
-
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """The prediction that the flags ask for; None without `-predict`.
 
@@ -45,8 +32,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
     if arguments.predict is None:
-        for name in (name for name in _ONLY_WITH_PREDICT if getattr(arguments, name) is not None):
-            raise UserError(f"-{name} is a flag of -predict; add -predict, or remove it")
+        for name, commands in {"top_k": "-predict", "json": "-predict", "split": "-eval and -predict"}.items():
+            if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
+                raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
         return None
     for name in (name for name in ("eval", "profile") if getattr(arguments, name)):
         raise UserError(f"-predict and -{name} are two commands; remove one of them")

@@ -6,6 +6,7 @@ objects from tags.
 
 import re
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
-_SCALARS = (_NULL, _BOOL, _INT, _FLOAT, _STR)
+_READERS: dict[str, Callable[[str], Any]] = {
+    _NULL: lambda _: None,
+    _BOOL: lambda text: text.lower() == "true",
+    _INT: lambda text: int(text, {"0x": 16, "0o": 8}.get(text[:2], 10)),
+    _FLOAT: float,
+    _STR: str,
+}
 # `None` is not YAML, but PaddleViT's recipes use it for null.
 _RESOLVERS = (
     (_NULL, r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
@@ -84,11 +91,7 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        OverflowError,
-    ) as error:  # the last two: an invalid escape or %YAML version
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
@@ -138,27 +141,18 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
     text = node.value
     if node.tag in (_INT, _FLOAT) and len(text) > _MAX_NUMBER_CHARS:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
+    if node.tag not in _READERS:
+        raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
     try:
-        match node.tag:
-            case t if t == _STR:
-                return text
-            case t if t == _NULL:
-                return None
-            case t if t == _BOOL:
-                return text.lower() == "true"
-            case t if t == _INT:
-                return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
-            case t if t == _FLOAT:
-                return float(text)
+        return _READERS[node.tag](text)
     except ValueError as error:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
-    raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
 
 
 def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _SCALARS:
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _READERS:
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
         key = key_node.value
         if len(key) > _MAX_KEY_CHARS or not key.isprintable():

@@ -9,9 +9,8 @@ from configs.schema.config import Config
 from configs.schema.data import Data
 from configs.schema.distillation import Distillation
 from configs.schema.loss import Loss
-from configs.schema.lr_scheduler import LRScheduler
 from configs.schema.model import Model
 from configs.schema.parallel import Parallel
-from configs.schema.train import Optimizer, Train
+from configs.schema.train import LRScheduler, Optimizer, Train
 
 __all__ = ["Amp", "Config", "Data", "Distillation", "LRScheduler", "Loss", "Model", "Optimizer", "Parallel", "Train"]

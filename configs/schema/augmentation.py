@@ -7,68 +7,50 @@ from pydantic import Field, field_validator
 
 from configs.schema.section import Pair, Probability, Section
 
-_AUTO_AUGMENT = ("original", "originalr", "v0", "v0r", "3a")
 _MAX_MAGNITUDE = 10
-# The sections of timm's policy strings: name -> (type, smallest, largest value).
-_SECTIONS: dict[str, dict[str, tuple[type, float, float]]] = {
+_SPREAD = r"\d{1,3}(\.\d{1,9})?"
+# The sections of timm's policy strings by name: each has a key and a value, whose pattern is given.
+_SECTIONS: dict[str, dict[str, str]] = {
     "rand": {
-        "m": (int, 0, 30),
-        "n": (int, 1, 14),  # weighted choice is without replacement, of 14 operations or more
-        "p": (float, 0, 1),
-        "mstd": (float, 0, 1000),
-        "mmax": (int, 1, 30),
-        "inc": (int, 0, 1),
+        "m": r"[12]?\d|30",
+        "n": r"[1-9]|1[0-4]",  # weighted choice is without replacement, of 14 operations or more
+        "p": r"0(\.\d{1,9})?|1(\.0)?",
+        "mstd": _SPREAD,
+        "mmax": r"[1-9]|[12]\d|30",
+        "inc": r"[01]",
+        "t": r"weights|3aw?",
     },
     "augmix": {
-        "m": (int, 0, _MAX_MAGNITUDE),
-        "w": (int, 1, 10),
-        "d": (int, 1, 10),
-        "a": (float, 0.1, 100),
-        "b": (int, 0, 1),
-        "mstd": (float, 0, 100),
+        "m": r"\d|10",
+        "w": r"[1-9]|10",
+        "d": r"[1-9]|10",
+        "a": r"0\.[1-9]\d{0,8}|[1-9]\d?(\.\d{1,9})?",
+        "b": r"[01]",
+        "mstd": _SPREAD,
     },
-    **{name: {"mstd": (float, 0, 100)} for name in _AUTO_AUGMENT},
+    **{name: {"mstd": _SPREAD} for name in ("original", "originalr", "v0", "v0r", "3a")},
 }
-_RAND_SETS = ("tweights", "t3a", "t3aw")
 
 
 def check_policy(text: str) -> str:
     """Returns a string that `timm.data.auto_augment` reads completely. timm skips or asserts other parts.
 
     Raises:
-        ValueError: an unknown policy, an unknown or repeated section, or a value out of range.
+        ValueError: an unknown policy, an unknown section, or a value out of range.
     """
     name, *sections = text.split("-")
     if name not in _SECTIONS:
         raise ValueError(f"the policy {name!r} is unknown; known: {', '.join(_SECTIONS)}")
-    values: dict[str, float] = {}
-    for section in sections:
-        key, value = _parse_section(name, section)
-        if key in values:
-            raise ValueError(f"{key} is given twice")
-        values[key] = value
-    if values.get("m", 0) > values.get("mmax", _MAX_MAGNITUDE):
-        raise ValueError(f"m{values['m']} exceeds the maximum; lower it, or add mmax{values['m']}")
-    return text
-
-
-def _parse_section(name: str, section: str) -> tuple[str, float]:
-    if name == "rand" and section in _RAND_SETS:
-        return "t", 0
     known = _SECTIONS[name]
-    match = re.fullmatch(r"([a-z]+)(\d{1,9}(?:\.\d{1,9})?)", section, re.ASCII)
-    if not match or match[1] not in known:
-        sets = f", {', '.join(_RAND_SETS)}" if name == "rand" else ""
-        raise ValueError(
-            f"the section {section!r} is unknown; {name} has {', '.join(known)}, each with a number (mstd0.5){sets}"
-        )
-    key, number = match.groups()
-    kind, low, high = known[key]
-    if kind is int and "." in number:
-        raise ValueError(f"{section} is not an integer")
-    if not low <= float(number) <= high:
-        raise ValueError(f"{section} is not in {key}{low:g}..{key}{high:g}")
-    return key, kind(number)
+    for section in sections:
+        if not re.fullmatch("|".join(f"{key}({value})" for key, value in known.items()), section, re.ASCII):
+            raise ValueError(
+                f"the section {section!r} is unknown, or its value out of range; {name} has {', '.join(known)}"
+            )
+    magnitudes = dict(re.findall(r"-(m|mmax)(\d+)", text))
+    if name == "rand" and int(magnitudes.get("m", 0)) > int(magnitudes.get("mmax", _MAX_MAGNITUDE)):
+        raise ValueError(f"m{magnitudes['m']} exceeds the maximum; lower it, or add mmax{magnitudes['m']}")
+    return text
 
 
 class Augmentation(Section):

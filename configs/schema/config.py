@@ -1,12 +1,11 @@
 """The options of a run."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
-from configs.schema.evaluation import Evaluation
 from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
@@ -17,7 +16,17 @@ from utils.errors import did_you_mean
 
 MAX_NAME_CHARS = 100
 LOGGERS = ("wandb", "mlflow")  # besides TensorBoard
-_IMAGE_SIZE_REACH = 1000  # pixels; searched for an image size that works
+
+
+class Evaluation(Section):
+    """Evaluations and predictions. In YAML, `EVAL: true` means `EVAL: {ENABLED: true}`."""
+
+    enabled: bool = Field(False, description="evaluate only")
+    tta: Literal["none", "flip"] = Field(
+        "none",
+        description="test-time augmentation, of the validation in training too; flip: the mean of the logits of an "
+        "image and of its mirror image",
+    )
 
 
 class Config(Section):
@@ -84,12 +93,6 @@ class Config(Section):
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 
-    def _nearest_image_size(self) -> str:
-        size = self.data.image_size
-        nearby = (other for step in range(1, _IMAGE_SIZE_REACH) for other in (size + step, size - step) if other > 0)
-        nearest = next((other for other in nearby if self.model.image_size_problem(other) is None), None)
-        return f"; the nearest that works is {nearest}" if nearest else ""
-
     def _check_multi_label(self) -> None:
         if self.loss.name != "bce":
             raise ValueError(
@@ -103,8 +106,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
-        if problem := self.model.image_size_problem(self.data.image_size):
-            raise ValueError(f"DATA.IMAGE_SIZE {self.data.image_size} {problem}{self._nearest_image_size()}")
+        size, multiple = self.data.image_size, self.model.image_size_multiple
+        if size % multiple:
+            raise ValueError(
+                f"DATA.IMAGE_SIZE {size} is not a multiple of {multiple}, as this model needs; the nearest is "
+                f"{max(1, round(size / multiple)) * multiple}"
+            )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
         if self.eval_raw and not self.train.model_ema:

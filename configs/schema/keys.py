@@ -4,6 +4,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.section import Section
@@ -11,9 +13,21 @@ from configs.schema.section import Section
 
 @functools.cache
 def known_keys(family: str) -> tuple[str, ...]:
-    """The keys of a run whose model is of this family."""
-    others = (key for key in _keys(Config, "") if not key.startswith("MODEL."))
-    return (*others, *_keys(MODEL_SECTIONS[family], "MODEL."))
+    """The keys and sections of a run whose model is of this family."""
+    return tuple(key for key, _ in (*fields(Config), *fields(MODEL_SECTIONS[family], "MODEL.")))
+
+
+def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a section and of the sections in it, by dotted key; MODEL without its keys."""
+    for field in section.model_fields.values():
+        key = f"{prefix}{field.alias}"
+        yield key, field
+        if is_section(field):
+            yield from fields(field.annotation, f"{key}.")  # type: ignore[arg-type]
+
+
+def is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
 def model_type(values: dict[str, Any]) -> str:
@@ -21,10 +35,3 @@ def model_type(values: dict[str, Any]) -> str:
     model = values.get("MODEL")
     name = model.get("TYPE") if isinstance(model, dict) else None
     return name.lower() if isinstance(name, str) and name.lower() in MODEL_SECTIONS else "vit"
-
-
-def _keys(section: type[Section], prefix: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name.upper()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _keys(field.annotation, f"{prefix}{name.upper()}.")

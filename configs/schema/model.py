@@ -43,9 +43,10 @@ class Model(Section):
         """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        """The problem with images of this height and width; None if there is none that the options show."""
-        return None
+    @property
+    def image_size_multiple(self) -> int:
+        """The height and width of the images must be a multiple of this number of pixels."""
+        return 1
 
     @field_validator("type", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """A YAML list, or PaddleViT's string '(0.9, 0.999)', as a tuple; YAML has no tuples."""
     if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
         try:
@@ -21,12 +21,13 @@ def _check_path(path: str) -> str:
     return path
 
 
-Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
-Bools = Annotated[tuple[bool, ...], BeforeValidator(_as_tuple)]
-Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
+Bools = Annotated[tuple[bool, ...], BeforeValidator(as_tuple)]
+Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
+Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_tuple)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _as_tuple(value))
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else as_tuple(value))
 ]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 Probability = Annotated[float, Field(ge=0, le=1)]

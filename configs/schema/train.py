@@ -1,27 +1,52 @@
 """The section TRAIN."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.augmentation import Augmentation
 from configs.schema.distillation import Distillation
-from configs.schema.lr_scheduler import LRScheduler
-from configs.schema.section import Pair, Probability, Section
+from configs.schema.section import Probability, Section, as_tuple
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+_PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
 class Optimizer(Section):
     name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
     eps: float = Field(1e-8, gt=0, description="term added to the denominator")
-    betas: Pair = Field((0.9, 0.999), description="decay rates of the first and second moment")
+    betas: Annotated[tuple[_Beta, _Beta], BeforeValidator(as_tuple)] = Field(
+        (0.9, 0.999), description="decay rates of the first and second moment"
+    )
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
 
-    @field_validator("betas")
-    @classmethod
-    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("both values must satisfy 0 <= beta < 1")
-        return betas
+
+class LRScheduler(Section):
+    """The decay of the learning rate after the warm-up."""
+
+    name: Annotated[
+        Literal["cosine", "step", "linear", "wsd"],
+        BeforeValidator(lambda name: _PADDLEVIT_NAMES.get(name, name) if isinstance(name, str) else name),
+    ] = Field(
+        "cosine",
+        description="cosine (or PaddleViT's warmupcosine) and linear: decay to END_LR; step: multiply by DECAY_RATE "
+        "every DECAY_EPOCHS, not below END_LR; wsd: constant, then a linear decay to END_LR in the last DECAY_EPOCHS",
+    )
+    decay_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="step: epochs between two reductions, counted from the first epoch, warm-up included; wsd: epochs "
+        "of the final decay; null: 30, for wsd a fifth of NUM_EPOCHS",
+    )
+    decay_rate: float = Field(0.1, gt=0, le=1, description="step: factor of each reduction")
+
+    @model_validator(mode="after")
+    def _check(self) -> "LRScheduler":
+        if self.decay_epochs is not None and self.name not in ("step", "wsd"):
+            raise ValueError(f"DECAY_EPOCHS applies to NAME step and wsd, not to {self.name}; remove it or change NAME")
+        if self.decay_rate != type(self).model_fields["decay_rate"].default and self.name != "step":
+            raise ValueError(f"DECAY_RATE applies to NAME step, not to {self.name}; remove it or change NAME")
+        return self
 
 
 class Train(Augmentation, Distillation):
@@ -93,18 +118,14 @@ class Train(Augmentation, Distillation):
             raise ValueError("SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them")
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
-        self._check_final_decay()
+        decay_epochs = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None
+        if decay_epochs and self.warmup_epochs + decay_epochs > self.num_epochs:
+            raise ValueError(
+                f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {self.warmup_epochs:g} exceed "
+                f"NUM_EPOCHS {self.num_epochs}; lower one of them"
+            )
         if self.last_epoch >= self.num_epochs:
             raise ValueError(
                 f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"
             )
         return self
-
-    def _check_final_decay(self) -> None:
-        decay_epochs = self.lr_scheduler.decay_epochs
-        warmup = self.warmup_epochs
-        if self.lr_scheduler.name == "wsd" and decay_epochs and warmup + decay_epochs > self.num_epochs:
-            raise ValueError(
-                f"LR_SCHEDULER.DECAY_EPOCHS {decay_epochs:g} and WARMUP_EPOCHS {warmup:g} exceed NUM_EPOCHS "
-                f"{self.num_epochs}; lower one of them"
-            )

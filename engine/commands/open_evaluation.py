@@ -1,18 +1,26 @@
-"""The parts that an evaluation and a prediction have in common: weights, data and model, checked and logged."""
+"""The parts that an evaluation, a prediction and their dry run share: weights, data and model, checked and logged."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from configs.reading.command_line import Command
-from configs.schema import Config
+from configs.reading.prediction import Prediction, Split
+from configs.resolve import resolve
+from configs.schema import Config, Data
+from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
+from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
-from engine.commands.evaluation_data import read_evaluation_data
+from engine.checkpoint.trained_on import TrainedOn, read_trained_on
+from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
-from engine.run.facts import Devices
+from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
 from engine.training.eval_model import build_eval_model
+from engine.training.run_data import data_facts
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -42,7 +50,10 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if command.config.model.resume:
         found = find_on_all_ranks(command.config, context, logger)
         if found is None:
-            raise nothing_to_evaluate(command.config)
+            raise UserError(
+                f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate; name "
+                "a run with -resume=RUN, or give -pretrained"
+            )
         command = command.with_weights(found.path)
         del found  # the content of the checkpoint
     config, samples, data_notes = read_evaluation_data(command, context)
@@ -54,8 +65,83 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     return OpenedEvaluation(config, samples, built.compute, built.evaluator, _TITLES.get(command.split, "Validation"))
 
 
-def nothing_to_evaluate(config: Config) -> UserError:
-    return UserError(
-        f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate; name a run with "
-        "-resume=RUN, or give -pretrained"
-    )
+def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, list[str | Fact]]:
+    """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or the images of a prediction.
+
+    Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
+    number of classes and, if the user named no model, its architecture. `Samples.class_names` are then the names of the
+    model. Every rank must call it.
+
+    Returns:
+        the resolved options, the samples, and lines for the log.
+    Raises:
+        UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
+            In a prediction, missing and unreadable images are no errors.
+    """
+    options, prediction = command.config, command.prediction
+    weights, notes = options.model.pretrained, list[str | Fact]()
+    is_published = options.model.type == "timm" and weights == "timm"
+    trained_on = read_trained_on(weights) if weights and not is_published else None
+    if trained_on:
+        options, changes = with_checkpoint_options(trained_on, options, command.given)
+        notes += changes
+    split = _split_of(options.data, trained_on, command.split)
+    if prediction:
+        options = _for_prediction(options, trained_on, prediction)
+    samples = _read(options, trained_on, split, prediction, context)
+    config = resolve(options, data_facts(options.data, [samples], context), context.world_size)
+    if not prediction:
+        check_images([samples], config.data, context)
+    notes += [f"Data: {note}" for note in samples.notes]
+    is_split = command.split or config.data.dataset in UNSPLIT
+    notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))
+    notes.append(name_classes(samples, trained_on, config.model))
+    return config, samples, notes
+
+
+def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
+    """Skips unusable images. Images of a path get labels of the training's kind, of as many classes as the model's."""
+    changes: dict[str, Any] = {"on_bad_image": "skip"}
+    if prediction.path:
+        options = options.with_model(num_classes=options.model.num_logits)
+        if trained_on and trained_on.data.get("MULTI_LABEL") is True:
+            changes |= {"dataset": "csv", "multi_label": True}
+    return options.model_copy(update={"data": options.data.model_copy(update=changes)})
+
+
+def _read(
+    options: Config, trained_on: TrainedOn | None, split: Split, prediction: Prediction | None, context: ProcessContext
+) -> Samples:
+    if prediction and prediction.path:
+        return read_unlabelled(prediction.path, options.data, context)
+    names = trained_on.class_names if trained_on else None
+    classes, predicts = options.model.num_classes, prediction is not None
+    (samples,) = read_samples(options.data, classes, context, split, class_names=names, predicts=predicts)
+    return samples
+
+
+def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> EvaluationData:
+    if prediction and prediction.path:
+        return EvaluationData(len(samples), path=str(prediction.path))
+    present = int(np.count_nonzero(samples.class_counts(num_classes)))
+    return EvaluationData(len(samples), present, num_classes, split)
+
+
+def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> Split:
+    """The split to read: 'all' unless the user asks for one, or the data is the training data.
+
+    Raises:
+        UserError: `-split all` of data that comes in splits.
+    """
+    if asked:
+        if asked == "all" and has_splits(data):
+            raise UserError(f"-split all: {data.dataset} comes in splits; give one of them, or a folder to -predict")
+        return asked
+    is_known = trained_on is not None and is_training_data(data, trained_on)
+    return "val" if is_known or _asks_for_split(data, trained_on) else "all"
+
+
+def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
+    """Returns whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
+    trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
+    return data.val_fraction not in (None, trained)

@@ -12,7 +12,7 @@ from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
-from engine.commands.evaluation_data import read_evaluation_data
+from engine.commands.open_evaluation import read_evaluation_data
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder

@@ -41,8 +41,3 @@ def test_opts_change_the_model():
 def test_a_path_is_no_model():
     with pytest.raises(UserError, match=r"-model \.\./x: MODEL.NAME is '\.\./x': must be a printable name without /"):
         model_of("-model=../x")
-
-
-def test_name_of_the_run():
-    assert parse_command_line(["-name=flowers"]).config.name == "flowers"
-    assert parse_command_line([]).config.name is None

@@ -32,7 +32,7 @@ def test_a_prediction(argv, expected):
     assert command.prediction == expected
     assert command.name == ("predict" if expected else "train")
     assert command.config.eval.enabled == bool(expected)
-    assert command.selects_run
+    command.require_selection()
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,9 @@ def test_a_prediction(argv, expected):
         (["-predict", "photos", WEIGHTS, "-profile"], "-predict and -profile are two commands"),
         (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),
         (["-predict", "photos", WEIGHTS, "-dataset=digits"], "remove the path, or -dataset"),
-        (["-eval", WEIGHTS, "-top_k=3"], "-top_k is a flag of -predict; add -predict, or remove it"),
+        (["-eval", WEIGHTS, "-top_k=3"], "-top_k is a flag of -predict"),
         (["-json"], "-json is a flag of -predict"),
+        (["-split=val"], "-split is a flag of -eval and -predict"),
     ],
 )
 def test_contradictions_are_one_line(argv, line):

@@ -1,12 +1,10 @@
 """BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, transformer_arguments
+from configs.schema.families.family import DROPOUTS, HALF, TRANSFORMER, Family, arguments, family_defaults
 from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
 
 
@@ -18,21 +16,13 @@ class BEiT(PlainTransformer, UnusedAttentionKeys):
     init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
 
 
-def _arguments(model: BEiT, data: Data) -> dict[str, Any]:
-    return transformer_arguments(model, data) | {
-        "use_abs_pos_emb": model.use_abs_pos_emb,
-        "use_rel_pos_bias": model.use_rel_pos_bias,
-        "init_values": model.init_values,
-    }
-
-
 BEIT = Family(
     "BEiT",
     BEiT,
     timm="beit_base_patch16_224",
-    arguments=_arguments,
+    arguments=arguments(*TRANSFORMER, "use_abs_pos_emb", "use_rel_pos_bias", "init_values", dropout=DROPOUTS),
     defaults=family_defaults(
-        data={"IMAGENET_MEAN": (0.5, 0.5, 0.5), "IMAGENET_STD": (0.5, 0.5, 0.5)},
+        data=HALF,
         model={"DROPPATH": 0.1},
         train={
             "NUM_EPOCHS": 100,
@@ -46,6 +36,5 @@ BEIT = Family(
         },
     ),
     dropped=[r".*\.relative_position_index"],
-    ignored={"DATA": {"SECOND_IMAGE_SIZE": 112}},
     corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
 )

@@ -1,12 +1,10 @@
 """CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, transformer_arguments
+from configs.schema.families.family import DROPOUTS, TRANSFORMER, Family, arguments, family_defaults
 from configs.schema.families.vit import PlainTransformer, UnusedAttentionKeys
 
 
@@ -16,19 +14,13 @@ class CaiT(PlainTransformer, UnusedAttentionKeys):
     depth_token_only: int = Field(2, ge=1, description="number of blocks that update the class token only")
 
 
-def _arguments(model: CaiT, data: Data) -> dict[str, Any]:
-    return transformer_arguments(model, data) | {
-        "mlp_ratio_token_only": model.mlp_ratio,
-        "init_values": model.init_values,
-        "depth_token_only": model.depth_token_only,
-    }
-
-
 CAIT = Family(
     "CaiT",
     CaiT,
     timm="cait_xxs24_224",
-    arguments=_arguments,
+    arguments=arguments(
+        *TRANSFORMER, "init_values", "depth_token_only", dropout=DROPOUTS, mlp_ratio_token_only="mlp_ratio"
+    ),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
     renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
 )

@@ -5,11 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, transformer_arguments
-from configs.schema.families.lists import Counts, check_divisible, check_lengths
+from configs.schema.families.family import DROPOUTS, TRANSFORMER, Family, arguments, family_defaults, per_stage
 from configs.schema.families.vit import UnusedAttentionKeys
-from configs.schema.section import Floats
+from configs.schema.section import Counts, Floats
 
 
 def _as_tuples(value: Any) -> Any:
@@ -23,43 +21,37 @@ _Stages = Annotated[
 
 class CrossViT(UnusedAttentionKeys):
     type: Literal["crossvit"] = "crossvit"
-    img_size: Counts = Field((240, 224), description="height and width of each branch's input, to which it is resized")
-    patch_size: Counts = Field((12, 16), description="height and width of a patch of each branch, pixels")
-    embed_dim: Counts = Field((384, 768), description="channels of a token of each branch")
-    num_heads: Counts = Field((12, 12), description="attention heads of each branch")
+    img_size: Counts = per_stage((240, 224), "height and width of each branch's input, to which it is resized")
+    patch_size: Counts = per_stage((12, 16), "height and width of a patch of each branch, pixels")
+    embed_dim: Counts = per_stage((384, 768), "channels of a token of each branch")
+    num_heads: Counts = per_stage((12, 12), "attention heads of each branch")
     depth: _Stages = Field(
         ((1, 4, 0), (1, 4, 0), (1, 4, 0)),
         description="for each stage: blocks of each branch, and of the exchange (0: one attention without MLP)",
     )
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
-    mlp_ratio: Floats = Field((4, 4, 1), description="hidden channels of the MLP / channels: each branch, the exchange")
+    mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
     multi_conv: bool = Field(False, description="three convolutions as patch embedding")
     hybrid_backbone: None = Field(None, description="PaddleViT's T2T backbone: fails in PaddleViT")
 
     @model_validator(mode="after")
     def _check(self) -> "CrossViT":
-        check_lengths(self, "IMG_SIZE", "PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", length=2)
-        if len(self.mlp_ratio) != 3:
-            raise ValueError(f"MLP_RATIO has {len(self.mlp_ratio)} values; give three: each branch, and the exchange")
-        check_divisible(self, "EMBED_DIM", "NUM_HEADS")
-        if self.multi_conv and not {*self.patch_size} <= {12, 16}:
-            raise ValueError(f"PATCH_SIZE {list(self.patch_size)} must be of 12 and 16 with MULTI_CONV")
-        for stage in self.depth:
-            if len(stage) != 3 or not any(stage):
+        for size, patch_size in zip(self.img_size, self.patch_size, strict=True):
+            if size % patch_size:
                 raise ValueError(
-                    f"DEPTH {list(stage)} of a stage must have three values (each branch, the exchange), not all 0"
+                    f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}; change one of them"
                 )
-        check_divisible(self, "IMG_SIZE", "PATCH_SIZE")
+        for stage in self.depth:
+            if len(stage) != 3:
+                raise ValueError(f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange")
         return self
 
 
 def _arguments(model: CrossViT, data: Data) -> dict[str, Any]:
     first, second = model.img_size
-    return transformer_arguments(model, data) | {
-        "img_size": first,
-        "img_scale": (1.0, (second + 0.5) / first),  # timm truncates the product with img_size
-        "multi_conv": model.multi_conv,
-    }
+    # timm truncates the product with img_size
+    sizes = {"img_size": first, "img_scale": (1.0, (second + 0.5) / first)}
+    return arguments(*TRANSFORMER, "multi_conv", dropout=DROPOUTS)(model, data) | sizes
 
 
 CROSSVIT = Family(

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, transformer_arguments
+from configs.schema.families.family import DROPOUTS, TRANSFORMER, Family, arguments, family_defaults
 from configs.schema.families.vit import PlainTransformer
 
 
@@ -29,7 +28,7 @@ DEIT = Family(
     "DeiT",
     DeiT,
     timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
-    arguments=transformer_arguments,
+    arguments=arguments(*TRANSFORMER, dropout=DROPOUTS),
     defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
     renames=RENAMES,
 )

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
+
+from pydantic import Field
 
 from configs.schema.data import Data
 from configs.schema.model import Model
@@ -11,21 +14,72 @@ from configs.schema.model import Model
 # A regular expression and its replacement, for the names of tensors.
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 
+# The keys of a transformer whose blocks all have the same size; timm's arguments have the same names.
+TRANSFORMER = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
+# timm's arguments for DROPOUT of PaddleViT's transformers.
+DROPOUTS = ("pos_drop_rate", "proj_drop_rate")
+
+# Values that many families of PaddleViT share in their `config.py`.
+_IMAGENET = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
+_AUGMENTATION = {
+    "SMOOTHING": 0.1,
+    "COLOR_JITTER": 0.4,
+    "RAND_AUGMENT": True,
+    "MIXUP_ALPHA": 0.8,
+    "CUTMIX_ALPHA": 1.0,
+    "RANDOM_ERASE_PROB": 0.25,
+}
+_SCHEDULE = {"WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05, "BASE_LR": 5e-4, "LINEAR_SCALED_LR": 512}
+HALF = {"IMAGENET_MEAN": (0.5, 0.5, 0.5), "IMAGENET_STD": (0.5, 0.5, 0.5)}
+# Families whose data pipeline in PaddleViT crops and flips only: these keys of their `config.py` have no effect.
+CROP_AND_FLIP = {"COLOR_JITTER": 0.0, "RAND_AUGMENT": False, "RANDOM_ERASE_PROB": 0.0}
+MOBILE_TRAINING = CROP_AND_FLIP | {
+    "WARMUP_EPOCHS": 3,
+    "WEIGHT_DECAY": 0.01,
+    "BASE_LR": 2e-3,
+    "WARMUP_START_LR": 2e-4,
+    "END_LR": 2e-4,
+    "LINEAR_SCALED_LR": None,
+    "MODEL_EMA": True,
+    "MODEL_EMA_DECAY": 0.9996,
+}
+
+
+def family_defaults(
+    data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values."""
+    return {"DATA": _IMAGENET | (data or {}), "MODEL": model or {}, "TRAIN": _AUGMENTATION | _SCHEDULE | (train or {})}
+
+
+def per_stage(default: tuple[Any, ...], description: str) -> Any:
+    """A key with a list of as many values as `default`."""
+    return Field(default, min_length=len(default), max_length=len(default), description=description)
+
+
+def arguments(*keys: str, dropout: Sequence[str] = (), **renamed: str) -> Callable[[Model, Data], dict[str, Any]]:
+    """The rule that makes arguments of a constructor from the section MODEL.
+
+    keys: arguments and the keys of the same names, "cnn.dim" for the key DIM of the section CNN; "img_size" is
+    DATA.IMAGE_SIZE. renamed: arguments with other names. dropout: the arguments that are DROPOUT; PaddleViT has none
+    before the head.
+    """
+    paths = (
+        {key.rpartition(".")[2]: key for key in keys if key != "img_size"} | renamed | dict.fromkeys(dropout, "dropout")
+    )
+
+    def build(model: Model, data: Data) -> dict[str, Any]:
+        values = {name: attrgetter(path)(model) for name, path in paths.items()}
+        if "img_size" in keys:
+            values["img_size"] = data.image_size
+        return values | ({"drop_rate": 0.0} if dropout else {})
+
+    return build
+
 
 def shifted(before: str, after: str, by: int) -> Callable[[re.Match[str]], str]:
     """A replacement `before{N + by}after` for a pattern whose first group is the number N."""
     return lambda match: f"{before}{int(match[1]) + by}{after}"
-
-
-def dropout_arguments(model: Model) -> dict[str, float]:
-    """DROPOUT of PaddleViT's transformers: after the position embedding and the projections, not before the head."""
-    return {"pos_drop_rate": model.dropout, "proj_drop_rate": model.dropout, "drop_rate": 0.0}
-
-
-def transformer_arguments(model: Any, data: Data) -> dict[str, Any]:
-    """Names and values that timm's transformers with blocks of one size have in common with PaddleViT's keys."""
-    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
-    return {"img_size": data.image_size} | {key: getattr(model, key) for key in keys} | dropout_arguments(model)
 
 
 @dataclass(frozen=True)
@@ -35,19 +89,17 @@ class Family:
     Attributes:
         title: as its paper writes it.
         keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
-        defaults: values by section and key that differ from the general ones. From the family's `config.py` in
-            PaddleViT, or its code.
         timm: a name of timm's; 'module:Class' if the name does not accept the arguments; or a function of the options.
         arguments: the options -> arguments of that name or class, without the number of classes and input channels.
             They override the arguments that all families share, such as drop_rate.
+        defaults: values by section and key that differ from the general ones. From the family's `config.py` in
+            PaddleViT, or its code.
         renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
         split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that
             get equal parts of its first axis.
         dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
         norm_eps: pattern of the name of a norm -> its epsilon in PaddleViT, where timm has another one.
         computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
-        paddle_classes: the number of logits in PaddleViT's code, if it ignores NUM_CLASSES.
-        ignored: options outside MODEL of the family's files, by section and key, whose only value changes nothing.
         corrections: lines for the log about defects of PaddleViT that this project does not repeat.
         differs: a line for the log about the difference from timm's model of this name; empty if there is none.
     """
@@ -62,8 +114,6 @@ class Family:
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)
     computed: Sequence[str] = ()
-    paddle_classes: int | None = None
-    ignored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     corrections: Sequence[str] = ()
     differs: str = ""
 

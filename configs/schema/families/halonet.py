@@ -1,33 +1,33 @@
 """HaloNet (Vaswani et al., 2021): attention in blocks with a halo, in place of convolutions of a ResNet."""
 
-from typing import Annotated, Any, Literal
+from math import lcm
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, shifted
-from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.families.family import Family, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
-from configs.schema.section import Ints, Names
+from configs.schema.section import Counts, Ints, as_tuple
 
-BlockTypes = Annotated[Names, Field(description="the blocks of a stage: bottle (convolution) or attn (attention)")]
+Blocks = Annotated[
+    tuple[Literal["bottle", "attn"], ...],
+    Field(min_length=1, description="the blocks of a stage: bottle (convolution) or attn (attention)"),
+    BeforeValidator(as_tuple),
+]
 STEM_WIDTH, STEM_STRIDE = 64, 4
 
 
 class HaloNet(Model):
     type: Literal["halo"] = "halo"
     act: Literal["relu", "silu"] | None = Field(None, description="activation function; must be given")
-    stage1_block: BlockTypes = ("bottle",) * 3
-    stage2_block: BlockTypes = ("bottle", "bottle", "bottle", "attn")
-    stage3_block: BlockTypes = ("bottle", "attn") * 3
-    stage4_block: BlockTypes = ("bottle", "attn", "bottle")
-    channel: Counts = Field((64, 256, 512, 1024, 2048), description="channels of the stem (64) and of each stage")
-    num_head: Ints = Field((0, 4, 8, 8), description="attention heads of each stage; 0 in a stage without attention")
-    stride: Counts = Field((1, 2, 2, 2), description="stride of each stage: 1 or 2; 1 in the first")
-    depth: Counts = Field(
-        (3, 4, 6, 3), description="blocks of each stage: the lengths of STAGE1_BLOCK ... STAGE4_BLOCK"
-    )
+    stage1_block: Blocks = ("bottle",) * 3
+    stage2_block: Blocks = ("bottle", "bottle", "bottle", "attn")
+    stage3_block: Blocks = ("bottle", "attn") * 3
+    stage4_block: Blocks = ("bottle", "attn", "bottle")
+    channel: Counts = per_stage((64, 256, 512, 1024, 2048), "channels of the stem (64) and of each stage")
+    num_head: Ints = per_stage((0, 4, 8, 8), "attention heads of each stage; 0 in a stage without attention")
+    stride: Counts = per_stage((1, 2, 2, 2), "stride of each stage: 1 or 2; 1 in the first")
+    depth: Counts = per_stage((3, 4, 6, 3), "blocks of each stage: the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
     block_size: int = Field(8, ge=1, description="height and width of a block of queries, pixels of the feature map")
     halo_size: int = Field(3, ge=1, description="pixels around a block whose keys and values it uses")
     hidden_channel: int | None = Field(
@@ -39,62 +39,43 @@ class HaloNet(Model):
         """The blocks of each stage."""
         return self.stage1_block, self.stage2_block, self.stage3_block, self.stage4_block
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each stage."""
+        return self.channel[1:]
+
     @model_validator(mode="after")
     def _check(self) -> "HaloNet":
-        check_lengths(self, "DEPTH", "NUM_HEAD", "STRIDE", length=4)
-        check_lengths(self, "CHANNEL", length=5)
         if self.act is None:
             raise ValueError("ACT is not given; set it to relu or silu (PaddleViT then has no activation functions)")
         if self.channel[0] != STEM_WIDTH or any(width % 32 for width in self.channel):
             raise ValueError("CHANNEL must begin with 64, and all values must be multiples of 32")
-        if self.stride[0] != 1 or max(self.stride) > 2:
-            raise ValueError("STRIDE must be 1 or 2, and 1 in the first stage")
-        for number, blocks in enumerate(self.stages, start=1):
-            self._check_stage(number, blocks)
+        if self.depth != tuple(map(len, self.stages)):
+            raise ValueError(f"DEPTH {list(self.depth)} must have the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
+        for before, blocks in zip(self.channel, self.stages, strict=False):
+            if blocks[0] == "attn" and self.hidden_channel not in (None, before):
+                raise ValueError(f"HIDDEN_CHANNEL must be {before}, the channels before a stage that begins with attn")
         return self
 
-    def _check_stage(self, number: int, blocks: tuple[str, ...]) -> None:
-        key = f"STAGE{number}_BLOCK"
-        before, width, heads = self.channel[number - 1], self.channel[number], self.num_head[number - 1]
-        if not blocks or set(blocks) - {"bottle", "attn"}:
-            raise ValueError(f"{key} must be a list of bottle and attn")
-        if len(blocks) != self.depth[number - 1]:
-            raise ValueError(f"{key} has {len(blocks)} values, DEPTH says {self.depth[number - 1]}")
-        if before == width and self.stride[number - 1] == 1:
-            raise ValueError(f"CHANNEL {width}: stage {number} has stride 1 and needs another width than before it")
-        if "attn" in blocks and (heads < 1 or width // 4 % heads):
-            raise ValueError(f"NUM_HEAD of stage {number} is {heads}; attention needs a divisor of {width // 4}")
-        if blocks[0] == "attn" and (self.hidden_channel or width) != before:
-            raise ValueError(f"HIDDEN_CHANNEL must be {before}, the channels before stage {number}")
-
-    def image_size_problem(self, image_size: int) -> str | None:
-        stride = STEM_STRIDE
-        for number, blocks in enumerate(self.stages):
-            strides = [stride, stride * self.stride[number]]  # before the first block of the stage, and after it
+    @property
+    def image_size_multiple(self) -> int:
+        """The attention blocks of each stage need whole blocks of queries."""
+        multiple, stride = 1, STEM_STRIDE
+        for blocks, factor in zip(self.stages, self.stride, strict=True):
+            strides = [stride, stride * factor]  # before the first block of the stage, and after it
             used = [strides[index > 0] for index, block in enumerate(blocks) if block == "attn"]
-            if used and image_size % (side := max(used) * self.block_size):
-                return f"is not a multiple of {side}, as the attention blocks of stage {number + 1} need"
+            multiple = lcm(multiple, *(side * self.block_size for side in used))
             stride = strides[1]
-        return None
-
-
-def _arguments(model: HaloNet, data: Data) -> dict[str, Any]:
-    return {
-        "stages": model.stages,
-        "widths": model.channel[1:],
-        "strides": model.stride,
-        "num_heads": model.num_head,
-        "block_size": model.block_size,
-        "halo_size": model.halo_size,
-        "activation": model.act,
-    }
+        return multiple
 
 
 HALONET = Family(
     "HaloNet",
     HaloNet,
     timm="models.families.halonet:halonet",
-    arguments=_arguments,
+    arguments=arguments(
+        *("stages", "widths", "block_size", "halo_size"), strides="stride", num_heads="num_head", activation="act"
+    ),
     defaults=family_defaults(
         data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
         train={

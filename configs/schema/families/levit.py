@@ -2,53 +2,30 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, Rename
-from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.families.family import Family, Rename, arguments, family_defaults, per_stage
 from configs.schema.model import Model
+from configs.schema.section import Counts
 
 
 class LeViT(Model):
     type: Literal["levit"] = "levit"
     distilled: bool = Field(True, description="a distillation head; default: DISTILLATION_TYPE is not none")
     patch_size: Literal[16] = Field(16, description="no effect: the stem has four convolutions of stride 2")
-    embed_dim: Counts = Field((128, 256, 384), description="channels of each stage; the first: a multiple of 8")
+    embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
     key_dim: int = Field(16, ge=1, description="channels of a query and key in a head")
-    num_heads: Counts = Field((4, 6, 8), description="attention heads of each stage")
-    depth: Counts = Field((2, 3, 4), description="blocks of each stage")
+    num_heads: Counts = per_stage((4, 6, 8), "attention heads of each stage")
+    depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
     attn_ratio: float = Field(2, gt=0, description="channels of a value / KEY_DIM")
     mlp_ratio: float = Field(2, ge=2, le=2, description="hidden channels of the MLP / channels: timm has 2 only")
     use_conv: Literal[False] = Field(False, description="linear layers as 1x1 convolutions: fails in PaddleViT")
 
-    @model_validator(mode="after")
-    def _check(self) -> "LeViT":
-        check_lengths(self, "EMBED_DIM", "NUM_HEADS", "DEPTH")
-        if self.embed_dim[0] % 8:
-            raise ValueError(f"EMBED_DIM begins with {self.embed_dim[0]}, which is not a multiple of 8; change it")
-        if self.key_dim > min(self.embed_dim):
-            raise ValueError(f"KEY_DIM {self.key_dim} exceeds EMBED_DIM {min(self.embed_dim)}; lower it")
-        return self
-
-    def image_size_problem(self, image_size: int) -> str | None:
-        return "is not a multiple of 16" if image_size % 16 else None
-
-
-def _arguments(model: LeViT, data: Data) -> dict[str, Any]:
-    return {
-        "distilled": model.distilled,
-        "img_size": data.image_size,
-        "embed_dim": model.embed_dim,
-        "key_dim": model.key_dim,
-        "depth": model.depth,
-        "num_heads": model.num_heads,
-        "attn_ratio": model.attn_ratio,
-        "mlp_ratio": model.mlp_ratio,
-    }
+    @property
+    def image_size_multiple(self) -> int:
+        return 16
 
 
 def _renames(model: LeViT) -> Sequence[Rename]:
@@ -81,7 +58,9 @@ LEVIT = Family(
     "LeViT",
     LeViT,
     timm="levit_128s",
-    arguments=_arguments,
+    arguments=arguments(
+        *("distilled", "img_size", "embed_dim", "key_dim", "depth", "num_heads", "attn_ratio", "mlp_ratio")
+    ),
     defaults=family_defaults(
         model={"DROPPATH": 0.1},
         train={

@@ -1,14 +1,11 @@
 """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding. Pre-training is not available."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
 from configs.schema.families.deit import RENAMES as DEIT_RENAMES
-from configs.schema.families.family import Family, dropout_arguments
-from configs.schema.families.vit import check_heads
+from configs.schema.families.family import CROP_AND_FLIP, DROPOUTS, Family, arguments, family_defaults
 from configs.schema.model import Model
 from configs.schema.section import Probability, Section
 
@@ -17,11 +14,6 @@ class Encoder(Section):
     embed_dim: int = Field(768, ge=1, description="channels of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
     num_heads: int = Field(12, ge=1, description="attention heads per block")
-
-    @model_validator(mode="after")
-    def _check(self) -> "Encoder":
-        check_heads(self.embed_dim, self.num_heads)
-        return self
 
 
 class Trans(Section):
@@ -45,47 +37,35 @@ class MAE(Model):
             raise ValueError("pre-training is not available; set it to false")
         return pre_trains
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        size = self.trans.patch_size
-        return f"is not a multiple of MODEL.TRANS.PATCH_SIZE {size}" if image_size % size else None
-
-
-def _arguments(model: MAE, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.trans.patch_size,
-        "embed_dim": model.trans.encoder.embed_dim,
-        "depth": model.trans.encoder.depth,
-        "num_heads": model.trans.encoder.num_heads,
-        "mlp_ratio": model.trans.mlp_ratio,
-        "qkv_bias": model.trans.qkv_bias,
-        **dropout_arguments(model),
-    }
+    @property
+    def image_size_multiple(self) -> int:
+        return self.trans.patch_size
 
 
 MAE_FINETUNING = Family(
     "MAE",
     MAE,
     timm="models.families.mae:fine_tuned_mae",
-    arguments=_arguments,
+    arguments=arguments(
+        *("img_size", "trans.patch_size", "trans.encoder.embed_dim", "trans.encoder.depth", "trans.encoder.num_heads"),
+        *("trans.mlp_ratio", "trans.qkv_bias"),
+        dropout=DROPOUTS,
+    ),
     defaults=family_defaults(
         data={"RANDOM_CROP_SCALE": (0.05, 1.0)},
         train={
+            **CROP_AND_FLIP,
             "NUM_EPOCHS": 800,
             "WARMUP_EPOCHS": 40,
             "BASE_LR": 1.5e-4,
             "LINEAR_SCALED_LR": 256,
             "OPTIMIZER": {"BETAS": (0.9, 0.95)},
-            "COLOR_JITTER": 0.0,
-            "RANDOM_ERASE_PROB": 0.0,
-            "RAND_AUGMENT": False,
             "RAND_AUGMENT_LAYERS": 9,
             "RAND_AUGMENT_MAGNITUDE": 5,
         },
     ),
     renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *DEIT_RENAMES],
     computed=["pos_embed"],
-    paddle_classes=1000,
     corrections=[
         "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
         "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",

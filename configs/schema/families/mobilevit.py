@@ -1,14 +1,12 @@
 """MobileViT (Mehta and Rastegari, 2021)."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import MOBILE_TRAINING, family_defaults
-from configs.schema.families.family import Family, shifted
-from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.families.family import MOBILE_TRAINING, Family, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
+from configs.schema.section import Counts
 
 DEPTHS = (2, 4, 3)
 
@@ -16,12 +14,12 @@ DEPTHS = (2, 4, 3)
 class MobileViT(Model):
     type: Literal["mobilevit"] = "mobilevit"
     patch_size: Literal[2] = Field(2, description="height and width of a patch, pixels of the feature map: always 2")
-    dims: Counts = Field(
+    dims: Counts = per_stage(
         (16, 32, 48, 48, 48, 64, 80, 96, 384),
-        description="channels of the stem, of the 7 inverted residuals, and of the last convolution; multiples of 8",
+        "channels of the stem, of the 7 inverted residuals, and of the last convolution; multiples of 8",
     )
-    hidden_dims: Counts = Field((96, 120, 144), description="channels of the 3 transformers; multiples of 8")
-    depths: Counts = Field(DEPTHS, description="blocks of the 3 transformers: always (2, 4, 3)")
+    hidden_dims: Counts = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
+    depths: Counts = per_stage(DEPTHS, "blocks of the 3 transformers: always (2, 4, 3)")
     num_heads: Literal[8] = Field(8, description="attention heads: always 8")
     mlp_ratio: float = Field(2.0, ge=2, le=2, description="hidden channels of the MLP / channels: always 2")
     qkv_bias: Literal[True] = Field(True, description="bias in the query, key and value projections: always")
@@ -29,8 +27,6 @@ class MobileViT(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "MobileViT":
-        check_lengths(self, "DIMS", length=9)
-        check_lengths(self, "HIDDEN_DIMS", "DEPTHS", length=3)
         for key, values in {"DIMS": self.dims, "HIDDEN_DIMS": self.hidden_dims}.items():
             if any(value % 8 for value in values):
                 raise ValueError(f"{key} has a value that is not a multiple of 8; change it")
@@ -38,12 +34,9 @@ class MobileViT(Model):
             raise ValueError("DEPTHS has no effect in PaddleViT, which builds (2, 4, 3); remove it")
         return self
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        return "is not a multiple of 64" if image_size % 64 else None
-
-
-def _arguments(model: MobileViT, data: Data) -> dict[str, Any]:
-    return {"dims": model.dims, "transformer_dims": model.hidden_dims, "depths": model.depths}
+    @property
+    def image_size_multiple(self) -> int:
+        return 64
 
 
 _RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}
@@ -54,11 +47,8 @@ MOBILEVIT = Family(
     "MobileViT",
     MobileViT,
     timm="models.families.mobilevit:mobilevit",
-    arguments=_arguments,
-    defaults=family_defaults(
-        data={"CROP_PCT": 0.9},
-        train=MOBILE_TRAINING,
-    ),
+    arguments=arguments("dims", "depths", transformer_dims="hidden_dims"),
+    defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
     renames=[
         (r"^mv2_block_([1-7])\.conv\.([0-3])\.", lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}."),
         (r"^mvit_block_(\d)\.", shifted("stages.", ".1.", by=1)),

@@ -1,29 +1,25 @@
 """PoolFormer (Yu et al., 2022): average pooling in place of attention."""
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family
-from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.families.family import Family, arguments, family_defaults, per_stage
 from configs.schema.model import Model
-from configs.schema.section import Bools, Floats
+from configs.schema.section import Bools, Counts, Floats
 
 
 class PoolFormer(Model):
     type: Literal["poolformer"] = "poolformer"
-    layers: Counts = Field((2, 2, 6, 2), description="blocks of each stage")
-    embed_dims: Counts = Field((64, 128, 320, 512), description="channels of each stage")
+    layers: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
+    embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
     downsamples: Bools = Field((True,) * 4, description="a convolution of stride 2 after each stage: always true")
     mlp_ratios: Floats = Field((4.0,) * 4, description="hidden channels of the MLP / channels: 4 in timm")
     layer_scale_init_value: float = Field(1e-5, gt=0, description="initial value of the layer scale")
 
     @model_validator(mode="after")
     def _check(self) -> "PoolFormer":
-        check_lengths(self, "LAYERS", "EMBED_DIMS")
         if any(one == other for one, other in pairwise(self.embed_dims)):
             raise ValueError("EMBED_DIMS has two equal values in a row: timm then does not downsample; change one")
         if not all(self.downsamples):
@@ -32,23 +28,12 @@ class PoolFormer(Model):
             raise ValueError("MLP_RATIOS must be 4 in all stages: timm has no others")
         return self
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        return "is smaller than 3, which the 7x7 patches with padding need" if image_size < 3 else None
-
-
-def _arguments(model: PoolFormer, data: Data) -> dict[str, Any]:
-    return {
-        "depths": model.layers,
-        "dims": model.embed_dims,
-        "layer_scale_init_values": model.layer_scale_init_value,
-    }
-
 
 POOLFORMER = Family(
     "PoolFormer",
     PoolFormer,
     timm="models.families.poolformer:poolformer",
-    arguments=_arguments,
+    arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
     defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
     renames=[
         (r"^patch_embed\.proj\.", "stem.conv."),

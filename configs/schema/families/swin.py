@@ -1,14 +1,12 @@
 """Swin Transformer (Liu et al., 2021)."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.data import Data
-from configs.schema.families.defaults import family_defaults
-from configs.schema.families.family import Family, shifted
-from configs.schema.families.lists import Counts, check_lengths
+from configs.schema.families.family import Family, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
+from configs.schema.section import Counts
 
 
 class Swin(Model):
@@ -16,8 +14,8 @@ class Swin(Model):
     patch_size: int = Field(4, ge=1, description="height and width of a patch, pixels")
     window_size: int = Field(7, ge=1, description="height and width of an attention window, patches")
     embed_dim: int = Field(96, ge=1, description="channels of a token in the first stage; they double in each stage")
-    num_heads: Counts = Field((3, 6, 12, 24), description="attention heads of each stage")
-    stage_depths: Counts = Field((2, 2, 6, 2), description="blocks of each stage")
+    num_heads: Counts = per_stage((3, 6, 12, 24), "attention heads of each stage")
+    stage_depths: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / channels")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
     qk_scale: None = Field(None, description="PaddleViT's custom attention scale: not in timm")
@@ -26,7 +24,6 @@ class Swin(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "Swin":
-        check_lengths(self, "NUM_HEADS", "STAGE_DEPTHS")
         for stage, heads in enumerate(self.num_heads):
             if self.embed_dim * 2**stage % heads:
                 raise ValueError(
@@ -34,35 +31,21 @@ class Swin(Model):
                 )
         return self
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        if image_size % self.patch_size:
-            return f"is not a multiple of MODEL.PATCH_SIZE {self.patch_size}"
-        if image_size // self.patch_size < self.window_size:
-            return f"has fewer patches than MODEL.WINDOW_SIZE {self.window_size}"
-        return None
-
-
-def _arguments(model: Swin, data: Data) -> dict[str, Any]:
-    return {
-        "img_size": data.image_size,
-        "patch_size": model.patch_size,
-        "window_size": model.window_size,
-        "embed_dim": model.embed_dim,
-        "depths": model.stage_depths,
-        "num_heads": model.num_heads,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
-        "drop_path_rate": model.droppath,  # also 0: timm's default is 0.1
-        "proj_drop_rate": model.dropout,
-        "drop_rate": 0.0,
-    }
+    @property
+    def image_size_multiple(self) -> int:
+        return self.patch_size
 
 
 SWIN = Family(
     "Swin Transformer",
     Swin,
     timm="swin_tiny_patch4_window7_224",
-    arguments=_arguments,
+    arguments=arguments(
+        *("img_size", "patch_size", "window_size", "embed_dim", "num_heads", "mlp_ratio", "qkv_bias"),
+        depths="stage_depths",
+        drop_path_rate="droppath",  # also 0: timm's default is 0.1
+        dropout=["proj_drop_rate"],
+    ),
     defaults=family_defaults(
         data={"CROP_PCT": 0.9},
         model={"DROPPATH": 0.1},

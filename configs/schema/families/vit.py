@@ -7,12 +7,6 @@ from pydantic import Field, model_validator
 from configs.schema.model import Model
 
 
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raises ValueError if EMBED_DIM is not a multiple of NUM_HEADS."""
-    if embed_dim % num_heads:
-        raise ValueError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; change one of them")
-
-
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
 
@@ -23,14 +17,16 @@ class PlainTransformer(Model):
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
 
-    def image_size_problem(self, image_size: int) -> str | None:
-        if image_size % self.patch_size:
-            return f"is not a multiple of MODEL.PATCH_SIZE {self.patch_size}"
-        return None
+    @property
+    def image_size_multiple(self) -> int:
+        return self.patch_size
 
     @model_validator(mode="after")
     def _check(self) -> "PlainTransformer":
-        check_heads(self.embed_dim, self.num_heads)
+        if getattr(self, "attn_head_size", None) is None and self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; change one of them"
+            )
         return self
 
 
@@ -52,12 +48,7 @@ class ViT(PlainTransformer):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> "ViT":
-        if self.attn_head_size is None and self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; "
-                "change one of them or set ATTN_HEAD_SIZE"
-            )
+    def _check_pos_embed(self) -> "ViT":
         if self.pos_embed == "sincos2d" and self.embed_dim % 4:
             raise ValueError(f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}")
         return self

@@ -91,6 +91,8 @@ def test_name_of_a_folder(tmp_path):
     assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
     (tmp_path / "config.yaml").write_text("MODEL: {NAME: vit_small}")
     assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).run_name == "vit_small"
+    (tmp_path / ".yaml").write_text("MODEL: {NAME: vit_small}")  # PaddleViT's PiT has such a file
+    assert parse_command_line([f"-cfg={tmp_path / '.yaml'}"]).run_name == "vit_small"
     (tmp_path / "a\tb.yaml").touch()
     assert parse_command_line([f"-cfg={tmp_path}/a\tb.yaml"]).run_name == "a_b"
     for name in ("a/b", "''", "x" * 101):

@@ -377,7 +377,7 @@ def refused(digits_teacher: Path, folder: Path) -> dict[str, tuple[list[str], st
         ),
         "image size": (
             [f"{weights}={folder}/odd.pth"],
-            r"^TRAIN.TEACHER_MODEL tiny_teacher: DATA.IMAGE_SIZE 9 is not a multiple of MODEL.PATCH_SIZE 4",
+            r"^TRAIN.TEACHER_MODEL tiny_teacher: DATA.IMAGE_SIZE 9 is not a multiple of 4",
         ),
         "timm's weights, no timm model": (
             [f"{weights}=timm", f"{model}=vit_digits"],
