@@ -18,7 +18,6 @@ from models.family_model import build_family
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm
 from models.vit import build_vit
-from models.weights.families import paddle_converter
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
@@ -39,7 +38,7 @@ def build_model(
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     if options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head, paddle_converter(options, model))
+        notes = load_pretrained(model, options.pretrained, needs_head, options)
     if options.freeze_backbone:
         freeze_backbone(model)
     if options.grad_checkpointing:

@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
-from scripts.flags import split_flags, split_source
-from scripts.weights.source import find_source
+from scripts.flags import find_source, split_flags, split_sources
 from utils.errors import UserError
 from utils.packages import require
 from utils.processes.entry import run_and_report_errors
@@ -27,14 +26,15 @@ SCRIPT = "scripts/export.py"
 
 
 def main(argv: list[str]) -> int:
-    path, argv = split_source(argv)
+    sources, argv = split_sources(argv)
     flags, rest = split_flags(_parser(), argv)
-    if path is None or flags.format is None:
+    if len(sources) != 1 or flags.format is None:
+        path = sources[0] if sources else "output/RUN"
         raise UserError(
             "give the folder of a run, or a weight file, as the first argument, and -format: "
-            f"python {SCRIPT} {path or 'output/RUN'} -format {flags.format or 'onnx'} (formats: {', '.join(FORMATS)})"
+            f"python {SCRIPT} {path} -format {flags.format or 'onnx'} (formats: {', '.join(FORMATS)})"
         )
-    source = find_source(path)
+    source = find_source(sources[0])
     if flags.output:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)

@@ -1,12 +1,15 @@
 """Flags of the scripts. This file needs no torch, so that wrong flags are reported at once."""
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from configs.reading.flags import Parser, add_flag, entry_parser
-from utils.errors import did_you_mean
+from models.weights.find import find_weights
+from utils.errors import UserError, did_you_mean
+from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 
 def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
@@ -46,12 +49,27 @@ def split_flags(
     return flags, rest
 
 
-def split_source(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The first argument if it is no flag, and the others.
+def split_sources(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before the first flag, and the others.
 
     argparse would take the value of an unknown flag, such as the value of -opts, for a missing argument.
     """
-    return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
+    sources = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
+    return sources, argv[len(sources) :]
+
+
+def find_source(path: str) -> Path:
+    """`path` if it is the folder of a run with a checkpoint, else the weight file at `path`.
+
+    Raises:
+        UserError: no such file or folder, or no checkpoint in it.
+    """
+    folder = Path(path)
+    if not folder.is_dir() or is_checkpoint_folder(folder):
+        return find_weights(path)
+    if not any(folder.glob("*.pth")) and not any(folder.glob(f"*{SHARDS}")):
+        raise UserError(f"{path}: has no checkpoint; give the folder of a run, or a weight file")
+    return folder
 
 
 def positive(text: str) -> int:

@@ -7,29 +7,29 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
+from configs.schema.model import Model
 from models.classifiers import classifiers
 from models.weights.find import find_weights
-from models.weights.names import paddlevit_to_timm, summarize_names
-from models.weights.read import Converter, State, read_weights
+from models.weights.names import State, summarize_names
+from models.weights.paddle import paddle_converter
+from models.weights.read import read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def load_pretrained(
-    model: nn.Module, path: str, needs_head: bool = False, from_paddle: Converter = paddlevit_to_timm
-) -> list[str]:
+def load_pretrained(model: nn.Module, path: str, needs_head: bool = False, options: Model | None = None) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
     Exceptions: a head of another number of classes keeps its initialization, and position embeddings (1, N, D) of
-    another grid are interpolated. `from_paddle` converts the state of a .pdparams file. Returns log lines.
+    another grid are interpolated. The `options` of the model say its family, by default ViT. Returns log lines.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
             head that would keep its initialization. The model is then unchanged.
     """
     file = find_weights(path)
-    state, own = read_weights(str(file), from_paddle), model.state_dict()
+    state, own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
     if not state.keys() & own.keys():
         raise UserError(
             f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "

@@ -1,47 +1,32 @@
-"""Tensor names and layouts of PaddleViT's and Google's Vision Transformers -> timm's.
+"""Tensor names and layouts of Google's Vision Transformers -> timm's.
 
 Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 """
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from utils.errors import UserError
+State = dict[str, torch.Tensor]
 
-_BLOCK = r"Transformer/encoderblock_(\d+)"  # Google's
-_LAYER = r"encoder\.layers\.(\d+)"  # PaddleViT's
-_PADDLEVIT_KIND = r"(weight|bias)"
-_GOOGLE_KIND = r"(kernel|scale|bias)"
+_BLOCK = r"Transformer/encoderblock_(\d+)"
+_KIND = r"(kernel|scale|bias)"
 
-_PADDLEVIT = {
-    r"cls_token": r"cls_token",
-    r"position_embedding": r"pos_embed",
-    rf"patch_embedding\.patch_embedding\.{_PADDLEVIT_KIND}": r"patch_embed.proj.\1",
-    rf"{_LAYER}\.attn_norm\.{_PADDLEVIT_KIND}": r"blocks.\1.norm1.\2",
-    rf"{_LAYER}\.attn\.qkv\.{_PADDLEVIT_KIND}": r"blocks.\1.attn.qkv.\2",
-    rf"{_LAYER}\.attn\.out\.{_PADDLEVIT_KIND}": r"blocks.\1.attn.proj.\2",
-    rf"{_LAYER}\.mlp_norm\.{_PADDLEVIT_KIND}": r"blocks.\1.norm2.\2",
-    rf"{_LAYER}\.mlp\.(fc1|fc2)\.{_PADDLEVIT_KIND}": r"blocks.\1.mlp.\2.\3",
-    rf"encoder\.encoder_norm\.{_PADDLEVIT_KIND}": r"norm.\1",
-    rf"classifier\.{_PADDLEVIT_KIND}": r"head.\1",
-}
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
 _GOOGLE = {
     r"cls": r"cls_token",
     r"(?:Transformer/posembed_input/)?pos_embedding": r"pos_embed",
-    rf"embedding/{_GOOGLE_KIND}": r"patch_embed.proj.\1",
-    rf"{_BLOCK}/LayerNorm_0/{_GOOGLE_KIND}": r"blocks.\1.norm1.\2",
-    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/(query|key|value)/{_GOOGLE_KIND}": r"blocks.\1.attn.\2.\3",
-    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/out/{_GOOGLE_KIND}": r"blocks.\1.attn.proj.\2",
-    rf"{_BLOCK}/LayerNorm_[12]/{_GOOGLE_KIND}": r"blocks.\1.norm2.\2",
-    rf"{_BLOCK}/MlpBlock_[03]/Dense_0/{_GOOGLE_KIND}": r"blocks.\1.mlp.fc1.\2",
-    rf"{_BLOCK}/MlpBlock_[03]/Dense_1/{_GOOGLE_KIND}": r"blocks.\1.mlp.fc2.\2",
-    rf"Transformer/encoder_norm/{_GOOGLE_KIND}": r"norm.\1",
-    rf"head/{_GOOGLE_KIND}": r"head.\1",
+    rf"embedding/{_KIND}": r"patch_embed.proj.\1",
+    rf"{_BLOCK}/LayerNorm_0/{_KIND}": r"blocks.\1.norm1.\2",
+    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/(query|key|value)/{_KIND}": r"blocks.\1.attn.\2.\3",
+    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/out/{_KIND}": r"blocks.\1.attn.proj.\2",
+    rf"{_BLOCK}/LayerNorm_[12]/{_KIND}": r"blocks.\1.norm2.\2",
+    rf"{_BLOCK}/MlpBlock_[03]/Dense_0/{_KIND}": r"blocks.\1.mlp.fc1.\2",
+    rf"{_BLOCK}/MlpBlock_[03]/Dense_1/{_KIND}": r"blocks.\1.mlp.fc2.\2",
+    rf"Transformer/encoder_norm/{_KIND}": r"norm.\1",
+    rf"head/{_KIND}": r"head.\1",
 }
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
@@ -54,31 +39,11 @@ def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def paddlevit_to_timm(file: Path, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """PaddleViT's ViT -> timm's. Linear weights (in, out) -> (out, in).
-
-    The names tell which weights are linear: the shape of a square weight does not show its orientation.
-
-    Raises:
-        UserError: the file contains a name that PaddleViT's ViT does not have.
-    """
-    renamed = {name: timm_name for name in state if (timm_name := _rename(name, _PADDLEVIT))}
-    unknown = [name for name in state if name not in renamed]
-    if unknown or not state:
-        raise UserError(
-            f"{file}: contains {summarize_names(unknown)}, which is not in PaddleViT's ViT; give weights of its ViT"
-        )
-    return {
-        renamed[name]: tensor.t() if _LINEAR_WEIGHT.fullmatch(renamed[name]) else tensor
-        for name, tensor in state.items()
-    }
-
-
-def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def google_to_timm(state: State) -> State:
     """The ViT of vit_jax or big_vision, also with stacked blocks -> timm's. In other names '/' becomes '.'."""
-    result: dict[str, torch.Tensor] = {}
+    result: State = {}
     for name, tensor in _unstack_blocks(state).items():
-        timm_name = _rename(name, _GOOGLE)
+        timm_name = _rename(name)
         result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor) if timm_name else tensor
     for query in [name for name in result if ".attn.query." in name]:
         parts = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
@@ -87,16 +52,16 @@ def google_to_timm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def _rename(name: str, table: dict[str, str]) -> str | None:
-    for pattern, timm_name in table.items():
+def _rename(name: str) -> str | None:
+    for pattern, timm_name in _GOOGLE.items():
         if match := re.fullmatch(pattern, name):
             return re.sub(r"\.(scale|kernel)$", ".weight", match.expand(timm_name))
     return None
 
 
-def _unstack_blocks(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _unstack_blocks(state: State) -> State:
     """Splits 'encoderblock/...', in which big_vision may stack all blocks along the first axis."""
-    result: dict[str, torch.Tensor] = {}
+    result: State = {}
     for name, tensor in state.items():
         if name.startswith("Transformer/encoderblock/"):
             blocks = tensor[:_MAX_BLOCKS]  # a file may claim any number of empty blocks

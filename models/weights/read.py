@@ -6,7 +6,6 @@ No code in a file is ever run. An unreadable or malicious file is refused with o
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from models.weights.find import EXTENSIONS, PADDLE, find_weights
-from models.weights.names import google_to_timm, paddlevit_to_timm, summarize_names
-from models.weights.pdparams import as_tensor, read_pdparams
+from models.weights.names import State, google_to_timm, summarize_names
+from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import verify_checksum
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
-
-State = dict[str, torch.Tensor]
-Converter = Callable[[Path, State], State]
 
 _STATE_KEYS = ("ema", "model", "state_dict")  # the first one present contains the weights
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
@@ -32,12 +28,12 @@ _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 
 
-def read_weights(path: str, from_paddle: Converter = paddlevit_to_timm) -> State:
+def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> State:
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
-    Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts; .npz of Google's vit_jax and
-    big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA weights are read if present;
-    .safetensors; .shards, the checkpoint folder of a sharded run.
+    Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts, see `paddle_converter`;
+    .npz of Google's vit_jax and big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA
+    weights are read if present; .safetensors; .shards, the checkpoint folder of a sharded run.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.

@@ -12,31 +12,14 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
-from configs.schema.families.vit import ViT
-from models.timm_model import shared_arguments
+from scripts.exporting import safetensors_file
 from scripts.exporting.compare import Forward
-from scripts.weights.files import write_safetensors
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
 
 _VIT = "vit_base_patch16_224"  # a name of timm's VisionTransformer whose arguments can all be given
-# Families whose builder is not a name of timm's -> names of timm's that may have the same modules.
-_SIMILAR = {
-    "mae": [_VIT],
-    "mixer": ["mixer_*"],
-    "resmlp": ["resmlp_*"],
-    "gatedmlp": ["gmlp_*"],
-    "volo": ["volo_*"],
-    "convmixer": ["convmixer_*"],
-    "poolformer": ["poolformer_*"],
-    "coat": ["coat_*"],
-    "coat_lite": ["coat_lite_*"],
-    "halo": ["halonet*"],
-    "mobileone": ["mobileone_*"],
-    "mobilevit": ["mobilevit_*"],
-}
 # timm describes its own weights: only these keys are true of the model.
 _KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
 
@@ -52,7 +35,12 @@ def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         raise _not_rebuilt(trained.config, str(error)) from None
     _complete(path / "config.json", trained.config.data.multi_label)
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
-    write_safetensors(path / "model.safetensors", model.state_dict(), trained.metadata())
+    safetensors_file.write(model, trained, path / "model.safetensors")
+
+
+def load(trained: TrainedModel, path: Path) -> Forward:
+    """The model that timm makes of the folder."""
+    return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
 def _complete(file: Path, multi_label: bool) -> None:
@@ -64,11 +52,6 @@ def _complete(file: Path, multi_label: bool) -> None:
     config.get("model_args", {}).pop("num_classes", None)
     config["problem_type"] = "multi_label_classification" if multi_label else "single_label_classification"
     file.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def load(trained: TrainedModel, path: Path) -> Forward:
-    """The model that timm makes of the folder."""
-    return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
 def _data_config(trained: TrainedModel) -> dict[str, Any]:
@@ -85,44 +68,25 @@ def _data_config(trained: TrainedModel) -> dict[str, Any]:
 
 def _as_timm_builds_it(model: nn.Module, config: Config) -> nn.Module:
     """A model of timm's `create_model`, with the shapes of `model`; its weights do not matter."""
-    options, data = config.model, config.data
-    if options.type == "timm":
-        return model
+    options = config.model
     if options.type == "vit":
-        rebuilt = timm.create_model(_VIT, **_vit_arguments(options, data))
+        rebuilt = timm.create_model(_VIT, **_vit_arguments(config))
         if _shapes(rebuilt) != _shapes(model):
             raise _not_rebuilt(config, "its ViT has no MODEL.ATTN_HEAD_SIZE")
         return rebuilt
-    family = FAMILIES[options.type]
-    if ":" not in family.timm_for(options):
-        return model
-    arguments = shared_arguments(options, data) | {"img_size": data.image_size}
-    shapes = _shapes(model)
-    for name in timm.list_models(_SIMILAR.get(options.type, [])):
-        for given in (arguments | family.arguments(options, data), arguments, _without_size(arguments)):
-            try:
-                with torch.device("meta"):
-                    candidate = timm.create_model(name, **given)
-            except Exception:  # arguments that this name does not accept, of many types
-                continue
-            if _shapes(candidate) == shapes:
-                return candidate
-    raise _not_rebuilt(config, f"no {family.title} of timm's has these modules")
+    if options.type != "timm" and ":" in FAMILIES[options.type].timm_for(options):
+        raise _not_rebuilt(config, "no name of timm's accepts its options")
+    return model
 
 
-def _vit_arguments(options: ViT, data: Data) -> dict[str, Any]:
+def _vit_arguments(config: Config) -> dict[str, Any]:
     """The arguments of `models.vit.build_vit` that change the forward pass in evaluation."""
-    return {
-        "img_size": data.image_size,
-        "patch_size": options.patch_size,
-        "in_chans": data.image_channels,
+    options: Any = config.model
+    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool")
+    return {key: getattr(options, key) for key in keys} | {
+        "img_size": config.data.image_size,
+        "in_chans": config.data.image_channels,
         "num_classes": options.num_logits,
-        "embed_dim": options.embed_dim,
-        "depth": options.depth,
-        "num_heads": options.num_heads,
-        "mlp_ratio": options.mlp_ratio,
-        "qkv_bias": options.qkv_bias,
-        "global_pool": options.global_pool,
         "class_token": options.global_pool == "token",
         "fc_norm": False,
     }
@@ -130,10 +94,6 @@ def _vit_arguments(options: ViT, data: Data) -> dict[str, Any]:
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-def _without_size(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in arguments.items() if key != "img_size"}
 
 
 def _not_rebuilt(config: Config, reason: str) -> UserError:

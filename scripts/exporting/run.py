@@ -1,6 +1,9 @@
 """One export: the model is built, written, read back, and compared with the original."""
 
-import time
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +16,14 @@ from configs.schema import Amp
 from engine.training.eval_model import build_eval_model
 from scripts.exporting.compare import TOLERANCE, Reference, make_reference
 from scripts.exporting.formats import FORMATS, check_target
-from scripts.weights.replacing import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
+from utils.atomic_file import fsync_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError, escape_control_characters
 
 
 def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
     """Exports the weights of `source`, a file or the folder of a run; returns the exit status."""
-    started = time.perf_counter()
     weights = locate_weights(source)
     target = output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
@@ -35,14 +37,11 @@ def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
         _print(str(note))
     reference = make_reference(built.fp32, trained.samples, trained.config.data)
     difference = export(built.fp32, trained, reference, kind, target)
-    sizes = ", ".join(map(str, reference.batch_sizes()))
     _print(
-        f"Compared: {len(reference.images)} validation images in batches of {sizes}: the logits differ by at most "
-        f"{difference:.1e} (limit {TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to "
-        f"{reference.logits.max():.2f})"
+        f"Compared: {len(reference.images)} validation images: the logits differ by at most {difference:.1e} (limit "
+        f"{TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
     )
-    seconds = time.perf_counter() - started
-    _print(f"Exported: {target} ({FORMATS[kind].title}), {_size(target) / 1e6:.2f} MB, in {seconds:.1f} s")
+    _print(f"Exported: {target} ({FORMATS[kind].title})")
     return 0
 
 
@@ -69,9 +68,39 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference, kind: 
     return difference
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder."""
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target` to write a file or a folder to; it replaces `target` at the end of the block.
+
+    After an exception in the block `target` is unchanged, and nothing else is left.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    temporary = target.with_name(f".new-{target.name}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        yield temporary
+        for file in [temporary, *temporary.glob("*")]:
+            fsync_path(file)
+        if target.is_dir():  # a folder cannot be replaced in one operation
+            _remove(target)
+        os.replace(temporary, target)
+        fsync_path(target.parent)
+    except OSError as error:
+        raise UserError(
+            f"{target}: cannot be written ({error.strerror or error}); free space, or choose another path"
+        ) from None
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _print(text: str) -> None:

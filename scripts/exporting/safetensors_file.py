@@ -1,20 +1,32 @@
 """The format safetensors: the weights, with class names, preprocessing and options in the metadata."""
 
+import errno
 from pathlib import Path
 
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import nn
 
 from engine.checkpoint.trained_on import read_trained_on
-from models.build import build_model
 from scripts.exporting.compare import Forward
-from scripts.weights.files import write_safetensors
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
 
 
 def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
-    write_safetensors(path, model.state_dict(), trained.metadata())
+    """Every tensor; one with several names is written under each of them, as `-pretrained` needs.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    try:
+        save_file(tensors, path, {"format": "pt"} | trained.metadata())
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error
+    path.chmod(mode)  # the library makes a file that only its owner can read
 
 
 def load(trained: TrainedModel, path: Path) -> Forward:
@@ -26,5 +38,4 @@ def load(trained: TrainedModel, path: Path) -> Forward:
     trained_on = read_trained_on(str(path))
     if trained_on is None or trained_on.class_names != trained.class_names:
         raise UserError(f"{path}: class names and preprocessing cannot be read back; this is a defect, report it")
-    options = trained.config.model.model_copy(update={"pretrained": str(path)})
-    return build_model(options, trained.config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    return trained.build(path)

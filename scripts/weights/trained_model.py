@@ -1,8 +1,11 @@
-"""Trained weights with their model and their validation images, for the scripts that export, convert and average."""
+"""Trained weights with their model and their validation images, for the scripts that export and average."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.weight_options import options_to_export
@@ -13,6 +16,7 @@ from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from engine.commands.open_evaluation import read_evaluation_data
+from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
@@ -44,6 +48,11 @@ class TrainedModel:
     def description(self) -> dict[str, Any]:
         """The class names and the preprocessing."""
         return describe_data(self.config.data, self.class_names)
+
+    def build(self, weights: Path) -> nn.Module:
+        """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
+        options = self.config.model.model_copy(update={"pretrained": str(weights)})
+        return build_model(options, self.config.data, torch.device("cpu"), needs_head=True)[0].eval()
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""

@@ -1,5 +1,6 @@
 """The folder of a sharded checkpoint is taken wherever best.pth is: export, conversion, averages, -pretrained."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import read_trained_on
 from models.weights.find import find_weights
 from models.weights.read import read_weights
-from scripts import average_checkpoints, convert_weights, export
+from scripts import average_checkpoints, export
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -51,19 +52,13 @@ def test_it_is_exported_to_one_file(runs, tmp_path, capsys, source):
     assert "Exported" in capsys.readouterr().out
 
 
-def test_it_is_converted(runs, tmp_path):
-    _, sharded = runs
-    convert_weights.main([str(sharded / "best.shards"), str(tmp_path / "x.pth")])
-    assert equal(read_weights(str(tmp_path / "x.pth")), read_weights(str(sharded / "best.shards")))
-    with pytest.raises(UserError, match=r"unknown file extension"):
-        convert_weights.main([str(tmp_path / "x.pth"), str(tmp_path / "y.shards")])
-
-
-def test_its_run_is_averaged(runs, tmp_path, capsys):
-    average_checkpoints.main([str(runs[1]), "-best", "2", "-output", str(tmp_path / "x.pth")])
-    assert "epoch-001.shards" in capsys.readouterr().out
-    average_checkpoints.main([str(runs[0]), "-best", "2", "-output", str(tmp_path / "y.pth")])
-    assert equal(read_weights(str(tmp_path / "x.pth")), read_weights(str(tmp_path / "y.pth")))
+def test_its_run_is_averaged(runs, capsys):
+    tables = []
+    for run in runs:
+        average_checkpoints.main([str(run)])
+        tables.append(capsys.readouterr().out)
+    assert ".shards" in tables[1]
+    assert re.findall(r"\d+\.\d\d", tables[0]) == re.findall(r"\d+\.\d\d", tables[1])
 
 
 def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):

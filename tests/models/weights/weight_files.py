@@ -9,7 +9,10 @@ import safetensors.torch
 import torch
 from timm.models import VisionTransformer
 
+from configs.schema.model import Model
 from models.weights.fit import load_pretrained
+from models.weights.paddle import paddle_converter
+from models.weights.read import read_weights
 from utils.errors import UserError
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "paddlevit_small"
@@ -45,6 +48,11 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
     message = str(caught.value)
     assert "\n" not in message and message.startswith(str(path)) and len(message) < 500 + len(str(path))
     return message
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, with timm's names of a ViT."""
+    return read_weights(str(path), paddle_converter(small_vit(), Model()))
 
 
 def paddle_state() -> dict[str, np.ndarray]:
