@@ -14,7 +14,6 @@ from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
 
-
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
