@@ -68,7 +68,7 @@ def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):
     model = load_checkpoint(train([*argv, "-opts", *options], CPU) / "last.pth")["model"]
     pretrained = load_checkpoint(run / "best.pth")["ema"]
     assert all(torch.allclose(model[name], pretrained[name], atol=1e-4) for name in pretrained)
-    copies = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in runs]
+    copies = [Path(shutil.copytree(folder, tmp_path / "copies" / folder.name)) for folder in runs]
     for copy in copies:
         train([f"-resume={copy}", "-opts", "TRAIN.NUM_EPOCHS=3"], CPU)
     one, other = (load_checkpoint(copy / "last.pth")["model"] for copy in copies)

@@ -14,7 +14,8 @@ class TensorBoardLogger:
         from torch.utils import tensorboard
         from torch.utils.tensorboard.summary import hparams
 
-        self._writer_type, self._hparams = tensorboard.SummaryWriter, hparams
+        self._writer_type = tensorboard.SummaryWriter
+        self._hparams: Any = hparams
 
     def start(self, run: LoggedRun) -> None:
         """Hides events after the position of the checkpoint: a resumed run repeats them.
