@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple
 
+from configs.reading.command_line import parse_command_line
 from scripts.benchmarks.common import ENTRY, failure_reason
 from scripts.benchmarks.turns import Figures, take_turns
 from scripts.flags import add_flag, positive
@@ -56,7 +57,7 @@ def entry_program(argv: list[str], interval: int, output: Path, images: Path | N
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     options += [] if images else READY_OPTIONS
     command = [sys.executable, str(ENTRY), *argv, *data, f"-output={output}", "-opts", *options]
-    return Program(command, {}, OURS, prefetches="-num_workers=0" not in command)
+    return Program(command, {}, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
 
 
 def ready_flags() -> list[str]:
@@ -186,21 +187,13 @@ class _Run:
         raise EOFError
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
-        """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = self._loading_processes()
-        for pid in children:
+        """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            pid = int(folder.name)
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                if pid != self.process.pid == os.getpgid(pid):
+                    os.kill(pid, signal.SIGSTOP)
         with suppress(Empty):
-            while children:
+            while True:
                 self._next_reading(quiet_seconds)
         self.signal(signal.SIGCONT)
-
-    def _loading_processes(self) -> list[int]:
-        found = []
-        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(ProcessLookupError, FileNotFoundError):
-                is_child = pid != self.process.pid and os.getpgid(pid) == self.process.pid
-                if is_child and b"_inductor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found

@@ -23,7 +23,7 @@ from utils.processes.entry import run_and_report_errors
 MODES = ("O1-bf16", "O1-fp16", "O2-bf16", "fp32", "tf32")
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 _MAX_SECONDS = 0.03  # of one product; larger sizes are then not measured
-_MAX_TRIALS, _MAX_TRIAL_SECONDS = 50, 0.1  # of each size
+_TRIALS = 10  # of each size
 _PRODUCTS = {"cuda": 10, "cpu": 1}  # of each trial, so that launching them does not count
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # larger than the caches
 _COPIES, _COPY_TRIALS = 10, 3
@@ -46,22 +46,19 @@ def main(argv: list[str]) -> int:
 
 def matmul_flops_per_second(precision: Precision) -> float:
     """The best of several sizes, in the dtype that the run computes in."""
-    device = precision.device
+    device, products, best = precision.device, _PRODUCTS[precision.device.type], 0.0
     generator = torch.Generator(device).manual_seed(0)
-    best, products = 0.0, _PRODUCTS[device.type]
     for size in SIZES:
         matrix = torch.randn(size, size, device=device, generator=generator).to(precision.dtype)
-        seconds: list[float] = []
 
         def multiply(matrix: torch.Tensor = matrix) -> None:
             for _ in range(products):
                 matrix @ matrix
 
         timed(multiply, device)
-        while len(seconds) < _MAX_TRIALS and sum(seconds) * products < _MAX_TRIAL_SECONDS:
-            seconds.append(timed(multiply, device) / products)
-        best = max(best, 2 * size**3 / min(seconds))
-        if min(seconds) > _MAX_SECONDS:
+        seconds = min(timed(multiply, device) for _ in range(_TRIALS)) / products
+        best = max(best, 2 * size**3 / seconds)
+        if seconds > _MAX_SECONDS:
             break
     return best
 

@@ -58,23 +58,16 @@ AFTER_TESTS = {
     "jpeg": Setting(O1, "cached", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm", "jpeg"), options=("TRAIN.COMPILE=model",)),
     "O2_compiled": Setting(O2, "compiled"),
-    "fp16_compiled": Setting(FP16, "compiled"),
     "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
     "fp32": Setting("fp32", "eager_fp32"),
     "tf32": Setting("tf32"),
-    "fp16": Setting(FP16),
     "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
-    "cudnn": Setting(O1, options=("MODEL.ATTENTION=cudnn",)),
     "deterministic": Setting(O1, options=("DETERMINISTIC=true",)),
     "tiny": Setting(O1, small=True, model=TINY),
-    "tiny_compiled": Setting(O1, "compiled", small=True, model=TINY),
     "tiny_max": Setting(O1, "whole", small=True, options=("TRAIN.COMPILE=max",), model=TINY),
     "resnet50": Setting(O1, model=("-model=resnet50",)),
-    "convnext": Setting(O1, model=("-model=convnext_tiny",)),
     "resnet50_nchw": Setting(O1, options=NCHW, model=("-model=resnet50",)),
-    "convnext_nchw": Setting(O1, options=NCHW, model=("-model=convnext_tiny",)),
     "O1_small": Setting(O1, small=True),
-    "O1_small_compiled": Setting(O1, "compiled", small=True),
 }
 TRAINING = BEFORE_TESTS | AFTER_TESTS
 

@@ -1,15 +1,7 @@
 """The sources of images that `benchmark_input.py -sources` compares: a folder, packed images, tar shards.
 
-The same JPEGs, two workers, and up to normalized float32 batches:
-
-- folder: class folders of image files;
-- packed: the output of pack_dataset.py;
-- tar, local: the output of make_shards.py with -shard_mb 4;
-- tar over HTTP: the same shards from a web server in another process of this machine, which waits 10 ms before each
-  answer: with an empty cache (cold), with a cache that has all shards (warm), and without a cache, by ranges;
-- WebDataset: the local shards, a shuffle buffer of 1,000 samples, Pillow, the transforms of torchvision's references.
-
-Each turn starts a fresh loader, a cold turn with an empty cache. All files are in the memory of the operating system.
+All read the same JPEGs, up to normalized float32 batches: see docs/benchmarks.md, Data sources. Each turn starts a
+fresh loader, a cold turn with an empty cache. All files are in the memory of the operating system.
 """
 
 import contextlib
