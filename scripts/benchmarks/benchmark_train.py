@@ -18,13 +18,11 @@ lines. A ratio is the median of the ratios within the rounds. `-json` is rewritt
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -34,7 +32,7 @@ from datasets.loading.loader import PREFETCH_FACTOR
 from scripts.benchmarks.common import parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, measure_programs
-from scripts.benchmarks.timm_command import add_timm_flag, check_comparable, timm_flags
+from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
 from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
 from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios
 from scripts.flags import add_flag, flag_parser, split_flags
@@ -71,16 +69,11 @@ def main(argv: list[str]) -> int:
     ratios = speed_ratios(figures, RATIOS)
     texts = [
         f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",
-        figures_table(figures, {"images/s": speed, "data wait": data_wait, "peak memory (GB)": memory}),
+        figures_table(figures, {"images/s": speed, "peak memory (GB)": memory}),
         ratio_table(ratios),
     ]
     print_result(SCRIPT, argv, config, texts, flags.json, figures=figures, ratios=ratios)
     return 0
-
-
-def data_wait(one: dict[str, Any]) -> str:
-    """A cell with the share of the time; empty for a program that does not log it."""
-    return f"{statistics.median(one['data_wait_share']):.1%}" if "data_wait_share" in one else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,12 +116,11 @@ def max_steps(flags: argparse.Namespace, config: Config) -> int:
 def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
     """folder: has the JPEGs in `data`; gets the folders of the runs."""
     if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], {}, BARE)
+        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], BARE)
     if name.startswith("timm"):
-        environment = {"TIMM_FUSED_ATTN": "0"} if name == "timm_explicit" else {}
+        command = EXPLICIT_ATTENTION if name == "timm_explicit" else []
         words = timm_flags(config, folder / "data", folder / "timm", flags.interval)
-        command = [sys.executable, str(flags.timm_train), *words]
-        return Program(command, environment, TIMM, config.data.num_workers > 0)
+        return Program([*command, sys.executable, str(flags.timm_train), *words], TIMM, config.data.num_workers > 0)
     images = folder / "data" if name == "jpeg" else None
     return entry_program([*DEFAULTS, *rest], flags.interval, folder / name, images)
 

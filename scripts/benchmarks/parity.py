@@ -35,7 +35,7 @@ from configs.schema import Config, Data
 from datasets.sources.arrays.in_memory import digits
 from scripts.benchmarks.common import ENTRY, print_result
 from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
-from scripts.benchmarks.timm_command import add_timm_flag, check_recipe, timm_flags
+from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
 from scripts.benchmarks.turns import take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -63,8 +63,7 @@ def main(argv: list[str]) -> int:
                 command = our_command(rest, seed, folder / "data", output)
                 return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
             command = timm_command(flags.timm_train, rest, seed, folder / "data", output)
-            explicit = {} if visible_gpus() else {"TIMM_FUSED_ATTN": "0"}  # explicit attention, as ours on a CPU
-            return {"top1": final_top1(command, output, "summary.csv", "eval_top1", explicit)}
+            return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
         figures = take_turns(("ours", "timm"), flags.seeds, train, flags.json)
     print_result(SCRIPT, argv, config, [seed_table(figures, baseline="timm"), NOISE], flags.json, figures=figures)
@@ -100,7 +99,8 @@ def timm_command(train_py: Path, rest: list[str], seed: int, data: Path, output:
     weights = output.with_suffix(".pth")
     write_initial_weights(config, weights)
     flags = timm_flags(config, data, output, interval=NO_LOG, val_split="val")
-    return [sys.executable, str(train_py), *flags, "--initial-checkpoint", str(weights)]
+    explicit = [] if visible_gpus() else EXPLICIT_ATTENTION  # as ours on a CPU
+    return [*explicit, sys.executable, str(train_py), *flags, "--initial-checkpoint", str(weights)]
 
 
 def write_initial_weights(config: Config, path: Path) -> None:

@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from utils.errors import UserError
 # Log lines with the step of the epoch, and with the figures that the program logs
 OURS = re.compile(
     r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
-    r", (?P<gigabytes>[\d.]+)G(?:, wait (?P<wait_percent>\d+)%)?(?:,|$)"
+    r", (?P<gigabytes>[\d.]+)G(?:,|$)"
 )
 TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
 BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
@@ -34,13 +33,11 @@ READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1
 class Program(NamedTuple):
     """A program to measure.
 
-    environment: variables besides this process's own.
     log: the pattern of its log lines.
     prefetches: its child processes load batches, more of them than the program has used.
     """
 
     command: list[str]
-    environment: dict[str, str]
     log: re.Pattern[str]
     prefetches: bool = False
 
@@ -57,7 +54,7 @@ def entry_program(argv: list[str], interval: int, output: Path, images: Path | N
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     options += [] if images else READY_OPTIONS
     command = [sys.executable, str(ENTRY), *argv, *data, f"-output={output}", "-opts", *options]
-    return Program(command, {}, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
+    return Program(command, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
 
 
 def ready_flags() -> list[str]:
@@ -76,7 +73,7 @@ def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, st
 
 
 def measure_programs(programs: dict[str, Program], flags: argparse.Namespace, images_per_step: int) -> Figures:
-    """images_per_second of each program, and data_wait_share and peak_memory_bytes if it logs them."""
+    """images_per_second of each program, and peak_memory_bytes if it logs them."""
 
     def measure(name: str, _: int) -> dict[str, float]:
         return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, images_per_step)
@@ -109,10 +106,9 @@ def run_turn(
 
 
 class Reading(NamedTuple):
-    """The figures of a log line. steps: since the start. waiting_share: of the time since the line before."""
+    """The figures of a log line. steps: since the start of training."""
 
     steps: int
-    waiting_share: float = 0.0
     memory_bytes: float = 0.0
 
 
@@ -122,7 +118,7 @@ def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}
     steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-    return Reading(int(steps), found.get("wait_percent", 0) / 100, found.get("gigabytes", 0) * 1e9)
+    return Reading(int(steps), found.get("gigabytes", 0) * 1e9)
 
 
 class _Run:
@@ -134,7 +130,6 @@ class _Run:
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
         self.process = subprocess.Popen(
             program.command,
-            env=os.environ | program.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -162,15 +157,12 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self._next_reading()
-        last, shares = first, []
+        last = first
         while last.steps < first.steps + steps:
             last_arrived, last = self._next_reading()
-            shares.append(last.waiting_share)
         figures = {"images_per_second": (last.steps - first.steps) * images_per_step / (last_arrived - arrived)}
         if "gigabytes" in self._log.groupindex:
             figures["peak_memory_bytes"] = last.memory_bytes
-        if "wait_percent" in self._log.groupindex:
-            figures["data_wait_share"] = statistics.mean(shares)
         return figures
 
     def _next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:

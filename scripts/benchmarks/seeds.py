@@ -1,7 +1,6 @@
 """The top-1 of several programs or precisions over several seeds, and whether it differs."""
 
 import math
-import os
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,20 +15,16 @@ from utils.tables import read_rows
 NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
 
-def final_top1(
-    command: Sequence[str], output: Path, table: str, column: str, environment: dict[str, str] | None = None
-) -> float:
+def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
     """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
 
     Args:
         output: the program creates the folder of its run there, with the file `table`.
-        environment: variables besides this process's own.
 
     Raises:
         UserError: the program failed, or the file has no such value.
     """
-    variables = os.environ | (environment or {})
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", env=variables)
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if process.returncode:
         raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
     paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)

@@ -12,6 +12,8 @@ from scripts.flags import add_flag
 from utils.device import visible_gpus
 from utils.errors import UserError
 
+EXPLICIT_ATTENTION = ["env", "TIMM_FUSED_ATTN=0"]  # in front of a command
+
 
 def add_timm_flag(parser: argparse.ArgumentParser, required: bool = False) -> None:
     path = "train.py of a checkout of timm"

@@ -2,17 +2,15 @@
 
 One process per visible GPU. The variants:
 
-- `one`: one device without an exchange (with one process only);
 - `ddp`; `ddp_bf16`: gradients are exchanged in bfloat16; `ddp_5mb`, `ddp_100mb`: other sizes of the buckets;
 - `fsdp`; `fsdp_kept`: gathered parameters stay until the backward pass; `fsdp_checkpointing`.
 
 With one process the strategies run, too, so that one GPU shows the cost of wrapping, copies and hooks; a run of one
-process uses none of them. Each variant trains on ready batches. `-json` is rewritten after every variant.
+process uses none of them (part `O1_small`). Each variant trains on ready batches. `-json` is rewritten after every one.
 """
 
 import gc
 import sys
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
-from engine.parallel.build import build_strategy
+from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import Single, Strategy
+from engine.parallel.strategy import Strategy
 from scripts.benchmarks.common import write_json
 from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
 from scripts.benchmarks.turns import Figures
@@ -39,9 +37,7 @@ from utils.processes.launch import launch_processes
 from utils.processes.launcher import detect_launcher
 
 WARMUP_STEPS, STEPS = 5, 20
-ONE = "one"
 VARIANTS: dict[str, tuple[str, ...]] = {  # options
-    ONE: ("PARALLEL.STRATEGY=ddp",),
     "ddp": ("PARALLEL.STRATEGY=ddp",),
     "fsdp": ("PARALLEL.STRATEGY=fsdp",),
     "ddp_bf16": ("PARALLEL.COMM_HOOK=bf16",),
@@ -67,11 +63,9 @@ def measure_all(rest: list[str], file: Path | None, context: ProcessContext) -> 
     figures: Figures = {}
     result = {"ranks": context.world_size, "figures": figures}
     for name, options in VARIANTS.items():
-        if name == ONE and context.world_size > 1:
-            continue
         config = parse_command_line([*rest, "-opts", *options]).config
         try:
-            figures[name] = measure(config, name, context)
+            figures[name] = measure(config, context)
         except (UserError, torch.OutOfMemoryError) as error:  # every rank raises it
             figures[name] = {"failed": next(iter(str(error).splitlines()), type(error).__name__)}
         if context.is_main:
@@ -80,13 +74,13 @@ def measure_all(rest: list[str], file: Path | None, context: ProcessContext) -> 
     return result
 
 
-def measure(config: Config, name: str, context: ProcessContext) -> dict[str, list[float]]:
+def measure(config: Config, context: ProcessContext) -> dict[str, list[float]]:
     """Images/s of all ranks and the peak memory of this rank."""
     gc.collect()  # the state of the variant before
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(context.device)
-    with patch("engine.training.build.build_strategy", lambda *_: strategy_of(config, name, context)):
+    with patch("engine.training.build.build_strategy", lambda *_: strategy_of(config, context)):
         state = build_state(config, context)
     loop = training_loop(state, cycle(ready_batches(config, context)), context)
     loop(WARMUP_STEPS)
@@ -95,13 +89,10 @@ def measure(config: Config, name: str, context: ProcessContext) -> dict[str, lis
     return {"images_per_second": [images / seconds], "peak_memory_bytes": [peak_memory_bytes(context.device)]}
 
 
-def strategy_of(config: Config, name: str, context: ProcessContext) -> Strategy:
+def strategy_of(config: Config, context: ProcessContext) -> Strategy:
     """The strategy of a variant, also in a run of one process, which would use none."""
-    if name == ONE:
-        return Single()
-    if config.parallel.strategy == "ddp":
-        return build_strategy(config.parallel, replace(context, world_size=max(2, context.world_size)))
-    return FSDP(config.parallel, context)
+    options = config.parallel
+    return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
 
 
 if __name__ == "__main__":

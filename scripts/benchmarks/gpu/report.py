@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from scripts.benchmarks.benchmark_train import data_wait
 from scripts.benchmarks.gpu.plan import TRAINING
 from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed
 from utils.tables import markdown_table
@@ -12,8 +11,7 @@ Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 def page(records: Records, command: str) -> str:
     machine = (records.get("machine") or {}).get("result") or {}
-    columns = {"images/s": speed, "share of matrix products": lambda one: one["share"]}
-    columns |= {"data wait": data_wait, "peak memory (GB)": memory}
+    columns = {"images/s": speed, "share of matrix products": lambda one: one["share"], "peak memory (GB)": memory}
     texts = ["# GPU figures", f"`{command}`", machine_text(machine)] if machine else ["# GPU figures", f"`{command}`"]
     texts.append(figures_table(training_figures(records, machine), columns))
     parallel = (records.get("parallel") or {}).get("result") or {}
