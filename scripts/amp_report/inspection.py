@@ -2,9 +2,8 @@
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,7 +27,6 @@ _LIST_NAMES = {
     "mkldnn_convolution": "conv2d", "cudnn_batch_norm": "batch_norm", "_log_softmax": "log_softmax",
     "_fused_rms_norm": "rms_norm", "linalg_vector_norm": "norm", "max_pool2d_with_indices": "max_pool2d",
 }  # fmt: skip
-COMPOSITE_OPS = {"einsum", "normalize", "conv1d", "conv3d", "interpolate"}  # recorded as the ops that they consist of
 _COPY_OPS = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "ones", "ones_like", "full", "full_like", "fill_", "zero_", "clone", "copy_", "lift_fresh", "_unsafe_view",
@@ -44,8 +42,7 @@ def listed_name(op: str) -> str:
     return _LIST_NAMES.get(op, op.removeprefix("native_").removeprefix("_"))
 
 
-@dataclass(frozen=True, order=True)
-class OpRun:
+class OpRun(NamedTuple):
     """An op in a pass: ATen name, dtype of its result, path of its module ('' for the loss)."""
 
     backward: bool
@@ -54,8 +51,7 @@ class OpRun:
     module: str
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(NamedTuple):
     """The largest absolute value of an op's result in the forward pass."""
 
     value: float
@@ -70,7 +66,7 @@ class OpRecorder(DispatchMode):
         super().__init__()
         self.model = model
         self.counts: Counter[OpRun] = Counter()
-        self.peaks: dict[str, Peak] = {}  # by module
+        self.peaks: dict[str, Peak] = {}  # by block; NaN counts as the largest value
 
     def __enter__(self) -> "OpRecorder":
         self._module_tracker = _ModuleTracker(self.model)
@@ -95,10 +91,11 @@ class OpRecorder(DispatchMode):
                 return
             op = "cast"
         self.counts[OpRun(backward, op, str(dtype).removeprefix("torch."), module)] += 1
-        if not backward and op != "cast" and outputs[0].numel():
+        block = block_of(module)
+        if block and not backward and op != "cast" and outputs[0].numel():
             peak = Peak(outputs[0].abs().max().item(), op, module)
-            if module not in self.peaks or not peak.value <= self.peaks[module].value:
-                self.peaks[module] = peak
+            if block not in self.peaks or not peak.value <= self.peaks[block].value:
+                self.peaks[block] = peak
 
 
 class _ModuleTracker:
@@ -152,13 +149,3 @@ def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, tuple[f
             counts[block_of(name)] = counts.get(block_of(name), 0) + torch.stack([(size > 0).sum(), *lost])
     totals = {block: count.tolist() for block, count in counts.items()}
     return {block: (lost / total, scaled / total) for block, (total, lost, scaled) in totals.items() if total}
-
-
-def activation_peaks(peaks: dict[str, Peak]) -> dict[str, Peak]:
-    """The largest peak of each block. NaN counts as the largest value."""
-    largest: dict[str, Peak] = {}
-    for peak in peaks.values():
-        block = block_of(peak.module)
-        if block and (block not in largest or not peak.value <= largest[block].value):
-            largest[block] = peak
-    return largest

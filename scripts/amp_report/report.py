@@ -30,14 +30,7 @@ from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
 from models.build import set_training
-from scripts.amp_report.inspection import (
-    COMPOSITE_OPS,
-    FP16_MAX,
-    OpRecorder,
-    activation_peaks,
-    gradient_underflow,
-    listed_name,
-)
+from scripts.amp_report.inspection import FP16_MAX, OpRecorder, gradient_underflow, listed_name
 from scripts.benchmarks.common import write_json
 from scripts.flags import flag_parser, split_flags
 from utils.distributed import ProcessContext, single_process
@@ -58,40 +51,26 @@ def main(argv: list[str]) -> int:
 
 
 def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
+    """The content of the JSON file. The blocks are from the same pass in fp32, in which nothing overflows."""
     run_pass = NextPass(config, context)
-    precision, model = run_pass.precision, run_pass.compute_model
-    recorder = OpRecorder(model)
-    with recorder:
+    precision, model = run_pass.precision, run_pass.model
+    with OpRecorder(model) as recorder:
         run_pass()
     origin = first_non_finite(model, run_pass)
     scale = precision.scaler.get_scale() if precision.scales_loss else config.amp.init_loss_scaling
-    paths = [path for path, _ in model.named_modules()]
-    del run_pass, model, recorder.model  # frees memory for the model of the fp32 pass
-    return {
+    report = {
         "precision": precision.describe(),
         "batch_size": config.data.batch_size,
         "loss_scale": scale,
-        "ops": op_table(recorder, paths),
-        "never_ran": never_ran(recorder, config.amp),
+        "ops": op_table(recorder, [path for path, _ in model.named_modules()]),
         "first_non_finite": None if origin is None else str(origin),
-        "blocks": inspect_in_fp32(config, context, scale),
     }
-
-
-def inspect_in_fp32(config: Config, context: ProcessContext, scale: float) -> list[dict[str, Any]]:
-    """The rows of the blocks, from the same pass in fp32, in which nothing overflows or underflows."""
+    del run_pass, model, recorder  # frees memory for the model of the fp32 pass
     with redirect_stdout(io.StringIO()):  # the first pass has printed these log lines
         run_pass = NextPass(config.model_copy(update={"amp": Amp()}), context)
-    recorder = OpRecorder(run_pass.compute_model)
-    with recorder:
+    with OpRecorder(run_pass.model) as recorder:
         run_pass()
-    return block_table(recorder, run_pass.compute_model, scale)
-
-
-def never_ran(recorder: OpRecorder, amp: Amp) -> list[str]:
-    """Listed ops that the pass did not run, such as softmax inside a fused attention."""
-    ran = {listed_name(run.op) for run in recorder.counts}
-    return [op for op in (*amp.custom_black_list, *amp.custom_white_list) if op in {*OPS} - COMPOSITE_OPS - ran]
+    return report | {"blocks": block_table(recorder, run_pass.model, scale)}
 
 
 class NextPass:
@@ -108,13 +87,13 @@ class NextPass:
         run, position = build_run(config, splits, context, logger, lambda _: Path(config.save), found)
         progress, accum_iter = position.progress, run.state.layout.accum_iter
         self.state, self.step, self.window = run.state, progress.step, progress.window(accum_iter)
-        self.precision, self.compute_model = run.state.precision, run.state.precision.weights.compute
+        self.precision, self.model = run.state.precision, run.state.precision.weights.compute
         done_batches = progress.done_batches(accum_iter)
         self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.compute_model, config.model.freeze_backbone)
+        set_training(self.model, config.model.freeze_backbone)
 
     def __call__(self) -> None:
-        self.compute_model.zero_grad()
+        self.model.zero_grad()
         forward_backward(self.state, self.batch, self.step, 0, self.window)
 
 
@@ -154,14 +133,12 @@ def _by_pattern(paths: list[str]) -> dict[str, set[int]]:
 
 def block_table(recorder: OpRecorder, model: nn.Module, scale: float) -> list[dict[str, Any]]:
     """A row for each block, in the order of the model."""
-    peaks, underflow = activation_peaks(recorder.peaks), gradient_underflow(model, scale)
-    rows = []
+    underflow, rows = gradient_underflow(model, scale), []
     for block in dict.fromkeys(block_of(path) for path, _ in model.named_modules() if path):
-        peak, (unscaled, scaled) = peaks.get(block), underflow.get(block, (None, None))
+        peak, (unscaled, scaled) = recorder.peaks.get(block), underflow.get(block, (None, None))
         if peak or block in underflow:
-            largest = (peak.value, f"{peak.op} of {peak.module}") if peak else (None, "")
-            keys = ("block", "largest_activation", "largest_at", "underflow_unscaled", "underflow_scaled")
-            rows.append(dict(zip(keys, (block, *largest, unscaled, scaled), strict=True)))
+            largest = {"largest_activation": peak and peak.value, "largest_at": peak and f"{peak.op} of {peak.module}"}
+            rows.append({"block": block, **largest, "underflow_unscaled": unscaled, "underflow_scaled": scaled})
     return rows
 
 
@@ -169,34 +146,23 @@ def texts(report: dict[str, Any]) -> list[str]:
     """The report in Markdown."""
     keys = ("op", "listed_as", "type", "forward", "backward", "where")
     ops = [[str(row[key]) for key in keys] for row in report["ops"]]
-    scale = f"with loss scale {report['loss_scale']:g}"
-    blocks = [
-        [
-            row["block"],
-            _number(row["largest_activation"], "{:.4g}"),
-            _number(row["largest_activation"], "{:.2%}", 1 / FP16_MAX),
-            row["largest_at"],
-            _number(row["underflow_unscaled"], "{:.2%}"),
-            _number(row["underflow_scaled"], "{:.2%}"),
-        ]
-        for row in report["blocks"]
-    ]
-    block_header = ["block", "largest activation", "/ float16's maximum", "where", "underflow, unscaled", scale]
-    parts = [
+    header = ["block", "largest activation", "/ float16's maximum", "where", "underflow, unscaled"]
+    header.append(f"with loss scale {report['loss_scale']:g}")
+    blocks = []
+    for row in report["blocks"]:
+        largest = row["largest_activation"]
+        cells = ["", "", ""] if largest is None else [f"{largest:.4g}", f"{largest / FP16_MAX:.2%}", row["largest_at"]]
+        shares = (row["underflow_unscaled"], row["underflow_scaled"])
+        blocks.append([row["block"], *cells, *("" if share is None else f"{share:.2%}" for share in shares)])
+    return [
         f"{report['precision']}; batch size {report['batch_size']}",
         "Ops of a training pass (the optimizer always computes in fp32):",
         markdown_table(["op", "in the lists", "dtype of its result", "forward", "backward", "modules"], ops),
         "Range, from a pass in fp32. Underflow: the share of a block's non-zero parameter gradients that float16 "
         "rounds to 0. (The zero-initialized head of a new ViT passes no gradient to the blocks: use a trained model.)",
-        markdown_table(block_header, blocks),
+        markdown_table(header, blocks),
+        f"First inf or NaN: {report['first_non_finite'] or 'none'}.",
     ]
-    if report["never_ran"]:
-        parts.append(f"Listed, but not run as a separate op: {', '.join(report['never_ran'])}.")
-    return [*parts, f"First inf or NaN: {report['first_non_finite'] or 'none'}."]
-
-
-def _number(value: float | None, form: str, factor: float = 1.0) -> str:
-    return "" if value is None else form.format(value * factor)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""Shared by the benchmarks: precision modes, the order of measurements, reasons of failures, files."""
+"""Shared by the benchmarks: precision modes, names in flags, reasons of failures, printed and written results."""
 
 import json
 import re
 import shlex
 import signal
-import statistics
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +17,17 @@ from utils.device import device_name, visible_gpus
 from utils.errors import UserError, did_you_mean
 
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
-
-
-def _half(level: str, dtype: str) -> tuple[str, ...]:
-    return "AMP.ENABLED=true", f"AMP.DTYPE={dtype}", f"AMP.LEVEL={level}", "AMP.TF32=true"
-
-
-MODES = {
-    "fp32": ("AMP.ENABLED=false", "AMP.TF32=false"),
-    "tf32": ("AMP.ENABLED=false", "AMP.TF32=true"),
-    "O1-fp16": _half("O1", "float16"),
-    "O1-bf16": _half("O1", "bfloat16"),
-    "O2-fp16": _half("O2", "float16"),
-    "O2-bf16": _half("O2", "bfloat16"),
-    "O3-fp16": _half("O3", "float16"),
-    "O3-bf16": _half("O3", "bfloat16"),
+MODES = {"fp32": ("AMP.ENABLED=false", "AMP.TF32=false"), "tf32": ("AMP.ENABLED=false", "AMP.TF32=true")}
+MODES |= {
+    f"{level}-{name}": ("AMP.ENABLED=true", f"AMP.DTYPE={dtype}", f"AMP.LEVEL={level}", "AMP.TF32=true")
+    for level in ("O1", "O2", "O3")
+    for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))
 }
 
 
 def mode_config(argv: list[str], mode: str) -> Config:
     """The configuration of the command line, with the precision of the mode."""
     return parse_command_line([*argv, "-opts", *MODES[mode]]).config
-
-
-# Lists in flags
 
 
 def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
@@ -55,74 +39,29 @@ def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
     return names
 
 
-def parse_batch_sizes(text: str) -> list[int]:
-    """Raises UserError if the text is not a list of positive integers."""
-    sizes = text.split(",")
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise UserError(f"-batch_sizes {text}: must be positive integers, separated by commas")
-    return sorted(set(map(int, sizes)))
-
-
-# Measurements
-
-
-def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """(round, name) for all names in each round, in reverse order in every second round.
-
-    Slow changes of a machine's speed then affect all names equally.
-    """
-    for number in range(rounds):
-        for name in reversed(names) if number % 2 else names:
-            yield number, name
-
-
-def median_and_range(values: Sequence[float], number_format: str) -> str:
-    """'median (minimum to maximum)'"""
-    median, low, high = (
-        format(value, number_format) for value in (statistics.median(values), min(values), max(values))
-    )
-    return f"{median} ({low} to {high})"
-
-
-def print_progress(text: str) -> None:
-    """Prints to standard error; standard output is for the result."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def last_error(process: subprocess.CompletedProcess[str]) -> str:
-    """The reason of a failed process: its signal, or the line of its standard error that names the error."""
-    if process.returncode < 0:
-        return f"ended by {signal.Signals(-process.returncode).name}"
-    return error_line(process.stderr.strip().splitlines()) or f"ended with status {process.returncode}"
-
-
-def error_line(lines: Sequence[str]) -> str:
-    """The last line that names an error: one of ours if there is one, else of another program, else the last line."""
+def failure_reason(status: int, lines: Sequence[str]) -> str:
+    """The reason of a failed process: its signal, or the last line of its output that names an error."""
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
     ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
-    return "".join((ours or others or lines)[-1:]).strip()
+    return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
 
 
-# Results
-
-
-def environment(script: str, argv: list[str], config: Config) -> dict[str, Any]:
-    """Device, software, model and command of the measurements. May initialize CUDA: call it after the measurements."""
-    return {
+def print_result(
+    script: str, argv: list[str], config: Config, texts: Iterable[str], file: Path | None, **result: Any
+) -> None:
+    """Prints the environment and the texts, and writes the JSON file. May initialize CUDA: call it at the end."""
+    environment = {
         "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
-        "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "model": config.model.name,
+        "torch": torch.__version__,
         "batch_size": config.data.batch_size,
         "command": f"python scripts/{script} {shlex.join(argv)}",
     }
-
-
-def print_result(environment: dict[str, Any], texts: Iterable[str], file: Path | None, result: dict[str, Any]) -> None:
-    """Prints the texts below a line on the environment, and writes the JSON file."""
-    line = "{device}, {threads} threads, torch {torch}; {model}, batch size {batch_size}: `{command}`"
+    line = "{device}, {threads} threads, torch {torch}, batch size {batch_size}: `{command}`"
     print(line.format(**environment), *texts, sep="\n\n")
-    write_json(file, {"environment": environment} | result)
+    write_json(file, {"environment": environment, **result})
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -17,21 +17,22 @@ _GRAIN = 16  # pixels between the random colors that a picture interpolates
 
 
 class Size(NamedTuple):
-    """Images to make; `noise` is its standard deviation, on a scale of 255, and sets the size of the files."""
+    """`count` images to make; `noise` is its standard deviation, on a scale of 255, and sets the size of the files."""
 
     width: int
     height: int
     noise: float
+    count: int
 
 
-IMAGENET, CAMERA = Size(500, 375, 16.7), Size(2000, 1500, 4.5)  # about 106 KB and 1 MB
+IMAGENET, CAMERA = Size(500, 375, 16.7, 256), Size(2000, 1500, 4.5, 64)  # about 106 KB and 1 MB
 
 
-def make_images(folder: Path, size: Size, count: int) -> None:
-    """Writes `count` different JPEGs, smooth colors with noise, to class folders."""
+def make_images(folder: Path, size: Size) -> None:
+    """Writes different JPEGs, smooth colors with noise, to class folders."""
     rng = np.random.default_rng(0)
     shape = (size.height, size.width)
-    for number in range(count):
+    for number in range(size.count):
         parent = folder / f"class{number % CLASSES}"
         parent.mkdir(parents=True, exist_ok=True)
         colors = rng.integers(0, 256, (*(side // _GRAIN + 1 for side in shape), 3), dtype=np.uint8)
@@ -75,7 +76,3 @@ def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
 
 def _jpegs_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.resolve().rglob("*") if path.suffix.lower() in _ENDINGS)
-
-
-def mean_kilobytes(images: list[Path]) -> float:
-    return sum(image.stat().st_size for image in images) / len(images) / 1000

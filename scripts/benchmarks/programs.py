@@ -1,10 +1,11 @@
 """Training programs in processes of their own: starts and ends them, and reads their speed from their logs."""
 
+import argparse
 import os
 import re
 import signal
-import statistics
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -12,27 +13,102 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple
 
-from scripts.benchmarks.common import error_line
+from configs.reading.command_line import parse_command_line
+from scripts.benchmarks.common import ENTRY, failure_reason
+from scripts.benchmarks.turns import Figures, take_turns
+from scripts.flags import add_flag, positive
+from utils.device import visible_gpus
 from utils.errors import UserError
 
 # Log lines with the step of the epoch, and with the figures that the program logs
 OURS = re.compile(
     r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
-    r", (?P<gigabytes>[\d.]+)G(?:, wait (?P<wait_percent>\d+)%)?(?:,|$)"
+    r", (?P<gigabytes>[\d.]+)G(?:,|$)"
 )
 TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
 BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
+READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0")
+
+
+class Program(NamedTuple):
+    """A program to measure.
+
+    log: the pattern of its log lines.
+    prefetches: its child processes load batches, more of them than the program has used.
+    """
+
+    command: list[str]
+    log: re.Pattern[str]
+    prefetches: bool = False
+
+
+def entry_program(argv: list[str], interval: int, output: Path, images: Path | None) -> Program:
+    """main_single_gpu.py without evaluations and checkpoints, on a folder of images or on ready data.
+
+    Args:
+        interval: steps between log lines.
+        output: gets the folder of the run.
+        images: None for random images in memory, without crops.
+    """
+    data = ["-dataset=folder", f"-data_path={images}"] if images else ready_flags()
+    options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
+    options += [] if images else READY_OPTIONS
+    command = [sys.executable, str(ENTRY), *argv, *data, f"-output={output}", "-opts", *options]
+    return Program(command, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
+
+
+def ready_flags() -> list[str]:
+    """Random images in memory. On a CPU a worker would take a core from the model."""
+    return ["-dataset=fake", *([] if visible_gpus() else ["-num_workers=0"])]
+
+
+def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, steps: int) -> None:
+    """Adds the flags of `measure_programs`, with these defaults."""
+    add_flag(parser, "rounds", type=positive, default=rounds, metavar="N", help=f"turns of each (default: {rounds})")
+    steps_help = f"first steps, not timed (default: {warmup})"
+    add_flag(parser, "warmup", type=positive, default=warmup, metavar="N", help=steps_help)
+    add_flag(parser, "steps", type=positive, default=steps, metavar="N", help=f"timed steps (default: {steps})")
+    add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
+    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
+
+
+def measure_programs(programs: dict[str, Program], flags: argparse.Namespace, images_per_step: int) -> Figures:
+    """images_per_second of each program, and peak_memory_bytes if it logs them."""
+
+    def measure(name: str, _: int) -> dict[str, float]:
+        return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, images_per_step)
+
+    return take_turns(list(programs), flags.rounds, measure, flags.json)
+
+
+def run_turn(
+    program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int = 1
+) -> dict[str, float]:
+    """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
+
+    A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
+
+    Raises:
+        UserError: the program ended, or took longer than `limit_seconds`.
+    """
+    run = _Run(program, time.monotonic() + limit_seconds)
+    try:
+        return run.time_steps(warmup, steps, program.prefetches, images_per_step)
+    except EOFError:
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(10)
+        raise UserError(failure_reason(run.process.returncode or 0, run.lines)) from None
+    except Empty:
+        raise UserError(f"not done within {limit_seconds:g} s; last line: {''.join(run.lines[-1:])}") from None
+    finally:
+        run.signal(signal.SIGKILL)
+        run.process.wait()
 
 
 class Reading(NamedTuple):
-    """The figures of a log line.
-
-    steps: since the start of training.
-    waiting_share: of the time since the line before, waiting for data; 0 if the program does not log it.
-    """
+    """The figures of a log line. steps: since the start of training."""
 
     steps: int
-    waiting_share: float = 0.0
     memory_bytes: float = 0.0
 
 
@@ -42,70 +118,18 @@ def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}
     steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-    return Reading(int(steps), found.get("wait_percent", 0) / 100, found.get("gigabytes", 0) * 1e9)
-
-
-class Window(NamedTuple):
-    """The timed steps of a turn: `seconds` by our clock, between the arrivals of two log lines."""
-
-    steps: int
-    seconds: float
-    waiting_share: float
-    memory_bytes: float
-
-
-class ProgramError(UserError):
-    """A program ended, or was killed, before its turn was complete."""
-
-
-class Program(NamedTuple):
-    """A program to measure.
-
-    environment: variables besides this process's own.
-    log: the pattern of its log lines.
-    prefetches: its child processes load batches, more of them than the program has used.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    log: re.Pattern[str]
-    prefetches: bool = False
-
-
-def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float) -> Window:
-    """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
-
-    A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
-
-    Raises:
-        ProgramError: the program ended, or took longer than `limit_seconds`.
-    """
-    started, run = time.perf_counter(), _Run(program)
-    timer = threading.Timer(limit_seconds, run.signal, (signal.SIGKILL,))
-    timer.start()
-    try:
-        return run.time_steps(warmup, steps, program.prefetches)
-    except EOFError:
-        reason = error_line(run.lines) or "no output"
-    finally:
-        timer.cancel()
-        run.signal(signal.SIGKILL)
-        run.process.wait()
-    if time.perf_counter() - started >= limit_seconds:
-        reason = f"not done within {limit_seconds:g} s; last line: {''.join(run.lines[-1:])}"
-    raise ProgramError(reason)
+    return Reading(int(steps), found.get("gigabytes", 0) * 1e9)
 
 
 class _Run:
     """The processes of a program that is running, and its output."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, deadline: float) -> None:
         self.lines: list[str] = []
-        self._log = program.log
+        self._log, self._deadline = program.log, deadline
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
         self.process = subprocess.Popen(
             program.command,
-            env=os.environ | program.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,7 +149,7 @@ class _Run:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def time_steps(self, warmup: int, steps: int, prefetches: bool) -> Window:
+    def time_steps(self, warmup: int, steps: int, prefetches: bool, images_per_step: int) -> dict[str, float]:
         before = arrived = time.perf_counter()
         first = Reading(0)
         while first.steps < warmup:
@@ -133,43 +157,35 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self._next_reading()
-        shares = []
-        while True:
+        last = first
+        while last.steps < first.steps + steps:
             last_arrived, last = self._next_reading()
-            shares.append(last.waiting_share)
-            if last.steps >= first.steps + steps:
-                steps, seconds = last.steps - first.steps, last_arrived - arrived
-                return Window(steps, seconds, statistics.mean(shares), last.memory_bytes)
+        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / (last_arrived - arrived)}
+        if "gigabytes" in self._log.groupindex:
+            figures["peak_memory_bytes"] = last.memory_bytes
+        return figures
 
-    def _next_reading(self, timeout_seconds: float | None = None) -> tuple[float, Reading]:
+    def _next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
 
         Raises:
             EOFError: the program ended.
-            Empty: no line arrived within the timeout.
+            Empty: no line arrived within the timeout, or before the deadline.
         """
-        while arrival := self._arrivals.get(timeout=timeout_seconds):
+        while arrival := self._arrivals.get(timeout=max(0.0, min(timeout_seconds, self._deadline - time.monotonic()))):
             self.lines.append(arrival[1])
             if reading := read_line(self._log, arrival[1]):
                 return arrival[0], reading
         raise EOFError
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
-        """Pauses the loading workers of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = self._loading_processes()
-        for pid in children:
+        """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            pid = int(folder.name)
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                if pid != self.process.pid == os.getpgid(pid):
+                    os.kill(pid, signal.SIGSTOP)
         with suppress(Empty):
-            while children:
+            while True:
                 self._next_reading(quiet_seconds)
         self.signal(signal.SIGCONT)
-
-    def _loading_processes(self) -> list[int]:
-        found = []
-        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(ProcessLookupError, FileNotFoundError):
-                is_child = pid != self.process.pid and os.getpgid(pid) == self.process.pid
-                if is_child and b"_inductor" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found

@@ -1,11 +1,8 @@
 """A web server on this machine for a folder: ranges, ETags, HEAD, and a delay before each answer.
 
-    python scripts/benchmarks/range_server.py FOLDER -latency_ms 10
-
-It prints its URL, and serves until it is killed. `serving` starts it in a process of its own, as a benchmark needs.
+`serving` starts it in a process of its own, as a benchmark needs.
 """
 
-import argparse
 import hashlib
 import re
 import subprocess
@@ -91,8 +88,9 @@ class RangeServer(ThreadingHTTPServer):
 @contextmanager
 def serving(folder: Path, latency_ms: float) -> Iterator[str]:
     """The URL of a server in another process, which does not share Python's lock with the reader."""
-    command = [sys.executable, __file__, str(folder), "-latency_ms", str(latency_ms)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(folder), str(latency_ms)], stdout=subprocess.PIPE, text=True
+    )
     try:
         yield process.stdout.readline().strip()
     finally:
@@ -101,10 +99,6 @@ def serving(folder: Path, latency_ms: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Serves a folder over HTTP, with ranges.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("-latency_ms", type=float, default=0.0)
-    flags = parser.parse_args()
-    server = RangeServer(flags.folder, flags.latency_ms / 1000)
+    server = RangeServer(Path(sys.argv[1]), float(sys.argv[2]) / 1000)
     print(server.url, flush=True)
     server.serve_forever()

@@ -1,5 +1,6 @@
 """The command line of timm's train.py that trains the same model in the same way as a configuration of ours."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,32 @@ import timm
 from pydantic import BaseModel
 
 from configs.schema import Config, Loss, LRScheduler
+from scripts.flags import add_flag
 from utils.device import visible_gpus
 from utils.errors import UserError
+
+EXPLICIT_ATTENTION = ["env", "TIMM_FUSED_ATTN=0"]  # in front of a command
+
+
+def add_timm_flag(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    path = "train.py of a checkout of timm"
+    add_flag(parser, "timm_train", type=_train_script, metavar="PATH", required=required, help=path)
+
+
+def _train_script(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not a file; name the train.py of a checkout of timm")
+    return Path(text).resolve()
 
 
 def check_comparable(config: Config) -> None:
     """Raises UserError if timm's train.py has no equivalent of the configuration."""
     if not timm.is_model(config.model.name):
         raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of this name; use a name that timm has")
-    if config.model.freeze_backbone or config.train.layer_decay:
-        raise UserError("FREEZE_BACKBONE, LAYER_DECAY: the comparison with timm does not support them; remove them")
-    if config.loss != Loss() or config.train.lr_scheduler != LRScheduler():
-        raise UserError("LOSS, LR_SCHEDULER: the comparison with timm does not support them; remove them")
+    model, train = config.model, config.train
+    if model.freeze_backbone or train.layer_decay or config.loss != Loss() or train.lr_scheduler != LRScheduler():
+        keys = "FREEZE_BACKBONE, LAYER_DECAY, LOSS, LR_SCHEDULER"
+        raise UserError(f"{keys}: the comparison with timm does not support them; remove them")
 
 
 def check_recipe(config: Config, recipe: Config) -> None:

@@ -1,7 +1,4 @@
-"""The parts of a training run that benchmarks build: train state, batches, steps, and a bare loop to compare with.
-
-Benchmarks build these parts here and in no other file.
-"""
+"""The parts of a training run that benchmarks build: train state, batches, steps, and a bare loop to compare with."""
 
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -20,7 +17,6 @@ from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
 from engine.training.step import train_steps
-from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
 
@@ -35,26 +31,10 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     return state
 
 
-def build_plain_model(config: Config) -> nn.Module:
-    """The fp32 model on the CPU with random weights: to count its parameters and FLOPs."""
-    options = config.with_model(pretrained=None)
-    model, _ = build_model(options.model, options.data, torch.device("cpu"))
-    return model
-
-
-def new_progress(context: ProcessContext, steps: int = ENDLESS, batches: int = ENDLESS) -> EpochProgress:
-    """The start of an epoch of `steps` optimizer steps and `batches` micro-batches."""
-    return EpochProgress(0, steps, batches, MetricSums(context.device))
-
-
-def training_loop(
-    state: TrainState,
-    batches: Iterator[Batch],
-    progress: EpochProgress,
-    after_step: Callable[[EpochProgress], None] = lambda _: None,
-) -> Callable[[int], None]:
+def training_loop(state: TrainState, batches: Iterator[Batch], context: ProcessContext) -> Callable[[int], None]:
     """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
-    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, after_step)
+    progress = EpochProgress(0, ENDLESS, ENDLESS, MetricSums(context.device))
+    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, lambda _: None)
 
 
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:

@@ -1,7 +1,6 @@
 """parity.py: the translation of a recipe for timm's train.py, images and results. No test runs timm's train.py."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from configs.reading.command_line import parse_command_line
 from datasets.sources.arrays.in_memory import digits
 from engine.training.optimization.schedule import build_schedule
 from scripts.benchmarks import parity
-from scripts.benchmarks.parity import RECIPE, final_top1, our_command
+from scripts.benchmarks.parity import RECIPE, our_command
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from scripts.benchmarks.training_parts import build_state
 from utils.errors import UserError
@@ -110,13 +109,13 @@ def test_the_learning_rate_of_every_step_is_timms():
 def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     options = ["MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.2"]
     config, flags = config_of(*options), flags_of(*options)
-    parity.write_initial_weights(config, tmp_path / "runs" / "a.pth")
+    parity.write_initial_weights(config, tmp_path / "a.pth")
     ours = build_state(config, cpu).precision.weights.master.eval()
     given = dict(text.split("=") for text in flags["model-kwargs"].split())
     arguments = {name: json.loads(text.lower()) for name, text in given.items()}
     model = timm.create_model(
         flags["model"], num_classes=int(flags["num-classes"]), in_chans=int(flags["in-chans"]),
-        drop_path_rate=float(flags["drop-path"]), checkpoint_path=str(tmp_path / "runs" / "a.pth"), **arguments,
+        drop_path_rate=float(flags["drop-path"]), checkpoint_path=str(tmp_path / "a.pth"), **arguments,
     ).eval()  # fmt: skip
     torch.nn.init.normal_(ours.head.weight, generator=torch.Generator().manual_seed(0))
     model.head.load_state_dict(ours.head.state_dict())
@@ -127,14 +126,15 @@ def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     assert rates[0] == rates[1] == (0.1, 0.2, 0.1)
     assert model.blocks[3].drop_path1.drop_prob == ours.blocks[3].drop_path1.drop_prob == pytest.approx(0.1)
     parity.write_initial_weights(config_of("SEED=1"), tmp_path / "b.pth")
-    one, other = (torch.load(path) for path in (tmp_path / "runs" / "a.pth", tmp_path / "b.pth"))
+    one, other = (torch.load(path) for path in (tmp_path / "a.pth", tmp_path / "b.pth"))
     assert not torch.equal(one["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
 
 
 def test_our_command_has_the_recipe_the_users_options_and_the_seed():
-    config = parse_command_line(our_command(["-epochs=9", "-opts", "TRAIN.BASE_LR=1e-3"], 3, Path("/f"))[2:]).config
+    command = our_command(["-epochs=9", "-opts", "TRAIN.BASE_LR=1e-3"], 3, Path("/data"), Path("/out"))
+    config = parse_command_line(command[2:]).config
     assert (config.seed, config.train.num_epochs, config.train.base_lr) == (3, 9, 1e-3)
-    assert (config.data.dataset, config.data.data_path, config.save) == ("folder", "/f/data", "/f/ours-seed3")
+    assert (config.data.dataset, config.data.data_path, config.save) == ("folder", "/data", "/out")
     assert (config.train.grad_clip, config.train.smoothing, config.amp.dtype) == (1.0, 0.1, "bfloat16")
 
 
@@ -154,69 +154,29 @@ def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
         assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
 
 
-# Whole runs, with programs that only write their results
+def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
+    commands = {}
 
-PROGRAM = """
-import sys
-from pathlib import Path
-words = sys.argv[1:]
-seed = {seed}
-if seed == {failing}:
-    sys.exit("Traceback\\nRuntimeError: out of memory")
-folder = Path({folder}) / "run"
-folder.mkdir(parents=True)
-(folder / "{file}").write_text(f"epoch,{column}\\n{epoch},{{{base} + seed}}\\n")
-"""
-OURS = {
-    "seed": "int(words[-1].removeprefix('SEED='))", "file": "metrics.csv", "column": "val_top1", "epoch": 3, "base": 96,
-    "folder": "[word for word in words if word.startswith('-output=')][0].removeprefix('-output=')",
-}  # fmt: skip
-TIMM = {
-    "seed": "int(words[words.index('--seed') + 1])", "file": "summary.csv", "column": "eval_top1", "epoch": 2,
-    "base": 95, "folder": "words[words.index('--output') + 1]",
-}  # fmt: skip
+    def final_top1(command, output, *_) -> float:
+        commands[output.name] = command
+        return 96.0 + int(output.name[-1]) - output.name.startswith("timm")
 
-
-@pytest.fixture
-def programs(tmp_path, monkeypatch):
-    """Writes both programs; `failing` is the seed that fails. Returns the flags for them."""
-
-    def make(ours_failing: int = -1, timm_failing: int = -1) -> list[str]:
-        (tmp_path / "main.py").write_text(PROGRAM.format(**OURS, failing=ours_failing))
-        (tmp_path / "train.py").write_text(PROGRAM.format(**TIMM, failing=timm_failing))
-        monkeypatch.setattr(parity, "ENTRY", tmp_path / "main.py")
-        return [f"-timm_train={tmp_path / 'train.py'}", "-epochs=3", f"-json={tmp_path / 'a.json'}"]
-
-    return make
-
-
-def test_both_programs_train_with_each_seed(programs, tmp_path, capsys):
-    assert parity.main([*programs(timm_failing=3), "-seeds=4", "-jobs=2", f"-output={tmp_path / 'runs'}"]) == 0
+    monkeypatch.setattr(parity, "final_top1", final_top1)
+    flags = [f"-timm_train={__file__}", "-epochs=3", "-seeds=4", f"-json={tmp_path / 'a.json'}", f"-output={tmp_path}"]
+    assert parity.main(flags) == 0
     printed = capsys.readouterr().out
-    assert "| ours | 96.00% | 97.00% | 98.00% | 99.00% | 97.50% | 1.29 | 96.00% |" in printed
-    assert "| timm | 95.00% | 96.00% | 97.00% | failed | 96.00% | 1.00 | 95.00% |" in printed
-    assert "\n- ours - timm: +1.50 points, standard error 0.87: no difference beyond the noise of seeds" in printed
-    assert "\n- timm, seed 3: failed: RuntimeError: out of memory" in printed
-    assert f"\ntimm, seed 0: `{sys.executable} " in printed
-    result = json.loads((tmp_path / "a.json").read_text())
-    assert result["programs"]["timm"]["top1"] == [95.0, 96.0, 97.0, None]
-    assert "--initial-checkpoint" in result["commands"]["timm"]
-    assert len(list((tmp_path / "runs").glob("initial-seed*.pth"))) == 4
+    assert "| ours | 4 | 97.50 | 1.29 | 96.00 | +1.00 +- 0.91 |" in printed
+    assert "| timm | 4 | 96.50 | 1.29 | 95.00 |  |" in printed
+    assert json.loads((tmp_path / "a.json").read_text())["figures"]["timm"]["top1"] == [95.0, 96.0, 97.0, 98.0]
+    assert sorted(commands) == [f"{name}-seed{seed}" for name in ("ours", "timm") for seed in range(4)]
+    weights = commands["timm-seed3"][commands["timm-seed3"].index("--initial-checkpoint") + 1]
+    assert "blocks.0.attn.qkv.weight" in torch.load(weights)
 
 
-def test_a_run_without_its_last_epoch_has_failed(tmp_path):
-    folder = tmp_path / "train-1"
-    folder.mkdir()
-    (folder / "metrics.csv").write_text("epoch,val_top1\r\n1,99.5\r\n2,98.25\r\n")
-    assert final_top1(tmp_path, "metrics.csv", "val_top1", last_epoch=2) == {"top1": 98.25}
-    for file, epoch in (("metrics.csv", 3), ("summary.csv", 2)):
-        assert f"no val_top1 of epoch {epoch}" in final_top1(tmp_path, file, "val_top1", epoch)["failed"]
-
-
-def test_mistakes_are_reported_before_the_runs(programs, monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="ours: RuntimeError: out of memory"):
-        parity.main([*programs(ours_failing=0, timm_failing=0), "-seeds=1"])
-    monkeypatch.setattr(parity, "train_all", lambda *_: pytest.fail("a run started"))
-    for argv in (["-timm_train=/no/train.py"], [], [*programs(), "-opts", "TRAIN.LINEAR_SCALED_LR=8"]):
-        with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
-            parity.main(argv)
+@pytest.mark.parametrize(
+    "argv", [["-timm_train=/no/train.py"], [], [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"]]
+)
+def test_mistakes_are_reported_before_the_runs(argv, monkeypatch):
+    monkeypatch.setattr(parity, "take_turns", lambda *_: pytest.fail("a run started"))
+    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
+        parity.main(argv)

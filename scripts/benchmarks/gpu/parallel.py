@@ -1,19 +1,16 @@
-"""The part `parallel` of benchmark_gpu.py: step time and peak memory with the strategies of PARALLEL.
+"""The part `parallel` of benchmark_gpu.py: throughput and peak memory with the strategies of PARALLEL.
 
 One process per visible GPU. The variants:
 
-- `one`: one device without an exchange (with one process only);
 - `ddp`; `ddp_bf16`: gradients are exchanged in bfloat16; `ddp_5mb`, `ddp_100mb`: other sizes of the buckets;
-- `ddp_exchange`: `ddp` with the exchange between the ranks that each step of a run has, for signals and slow ranks;
 - `fsdp`; `fsdp_kept`: gathered parameters stay until the backward pass; `fsdp_checkpointing`.
 
 With one process the strategies run, too, so that one GPU shows the cost of wrapping, copies and hooks; a run of one
-process uses none of them. Each variant trains on ready batches. `-json` is rewritten after every variant.
+process uses none of them (part `O1_small`). Each variant trains on ready batches. `-json` is rewritten after every one.
 """
 
 import gc
 import sys
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -25,13 +22,20 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
-from engine.checkpoint.save_trigger import SaveTrigger
+from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import Single, Strategy, build_strategy
-from scripts.benchmarks.common import parse_batch_sizes, parse_names, print_progress, write_json
-from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
-from scripts.flags import add_flag, flag_parser, split_flags
-from utils.device import device_name, peak_memory_bytes, timed, visible_gpus
+from engine.parallel.strategy import Strategy
+from engine.parallel.strategy import build_strategy
+from scripts.benchmarks.common import write_json
+from scripts.benchmarks.training_parts import build_state
+from scripts.benchmarks.training_parts import ready_batches
+from scripts.benchmarks.training_parts import training_loop
+from scripts.benchmarks.turns import Figures
+from scripts.flags import flag_parser
+from scripts.flags import split_flags
+from utils.device import peak_memory_bytes
+from utils.device import timed
+from utils.device import visible_gpus
 from utils.distributed import ProcessContext, process_group
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
@@ -39,87 +43,62 @@ from utils.processes.launch import launch_processes
 from utils.processes.launcher import detect_launcher
 
 WARMUP_STEPS, STEPS = 5, 20
-ONE, EXCHANGE = "one", "ddp_exchange"
-VARIANTS: dict[str, tuple[str, ...]] = {  # flags
-    ONE: (),
-    "ddp": (),
-    "fsdp": ("-opts", "PARALLEL.STRATEGY=fsdp"),
-    "ddp_bf16": ("-opts", "PARALLEL.COMM_HOOK=bf16"),
-    "ddp_5mb": ("-opts", "PARALLEL.BUCKET_MB=5"),
-    "ddp_100mb": ("-opts", "PARALLEL.BUCKET_MB=100"),
-    EXCHANGE: (),
-    "fsdp_kept": ("-opts", "PARALLEL.STRATEGY=fsdp", "PARALLEL.RESHARD_AFTER_FORWARD=false"),
-    "fsdp_checkpointing": ("-opts", "PARALLEL.STRATEGY=fsdp", "MODEL.GRAD_CHECKPOINTING=true"),
+VARIANTS: dict[str, tuple[str, ...]] = {  # options
+    "ddp": ("PARALLEL.STRATEGY=ddp",),
+    "fsdp": ("PARALLEL.STRATEGY=fsdp",),
+    "ddp_bf16": ("PARALLEL.COMM_HOOK=bf16",),
+    "ddp_5mb": ("PARALLEL.BUCKET_MB=5",),
+    "ddp_100mb": ("PARALLEL.BUCKET_MB=100",),
+    "fsdp_kept": ("PARALLEL.STRATEGY=fsdp", "PARALLEL.RESHARD_AFTER_FORWARD=false"),
+    "fsdp_checkpointing": ("PARALLEL.STRATEGY=fsdp", "MODEL.GRAD_CHECKPOINTING=true"),
 }
 
 
 def main(argv: list[str]) -> int:
     parser = flag_parser("benchmarks/gpu/parallel.py", "Compares the strategies of PARALLEL on the GPUs of this host.")
-    add_flag(parser, "variants", default=",".join(VARIANTS), metavar="A,B", help="default: all")
-    add_flag(parser, "batch_sizes", default="64,128", metavar="A,B", help="per device (default: 64,128)")
     flags, rest = split_flags(parser, argv)
-    names, batch_sizes = parse_names("variants", flags.variants, VARIANTS), parse_batch_sizes(flags.batch_sizes)
     if detect_launcher() is None:
         return launch_processes(__file__, argv, visible_gpus() or 1)
     with process_group() as context:
-        measure_all(rest, names, batch_sizes, flags.json, context)
+        measure_all(rest, flags.json, context)
     return 0
 
 
-def measure_all(
-    rest: list[str], names: list[str], batch_sizes: list[int], file: Path | None, context: ProcessContext
-) -> dict[str, Any]:
-    """Figures of each variant and batch size; a collective call."""
-    if context.world_size > 1:
-        names = [name for name in names if name != ONE]
-    result: dict[str, Any] = {"device": device_name(context.device), "ranks": context.world_size, "variants": {}}
-    for batch_size in batch_sizes:
-        for name in names:
-            config = parse_command_line([*rest, f"-batch_size={batch_size}", *VARIANTS[name]]).config
-            figures = _measured(config, name, context)
-            result["variants"][f"{name}-{batch_size}"] = figures
-            if context.is_main:
-                print_progress(f"{name}-{batch_size}: {figures}")
-                write_json(file, result)
+def measure_all(rest: list[str], file: Path | None, context: ProcessContext) -> dict[str, Any]:
+    """Figures of each variant; a collective call."""
+    figures: Figures = {}
+    result = {"ranks": context.world_size, "figures": figures}
+    for name, options in VARIANTS.items():
+        config = parse_command_line([*rest, "-opts", *options]).config
+        try:
+            figures[name] = measure(config, context)
+        except (UserError, torch.OutOfMemoryError) as error:  # every rank raises it
+            figures[name] = {"failed": next(iter(str(error).splitlines()), type(error).__name__)}
+        if context.is_main:
+            print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
+            write_json(file, result)
     return result
 
 
-def _measured(config: Config, name: str, context: ProcessContext) -> dict[str, Any]:
-    try:
-        return measure(config, name, context)
-    except (UserError, torch.OutOfMemoryError) as error:  # every rank raises it
-        return {"failed": next(iter(str(error).splitlines()), type(error).__name__)}
-
-
-def measure(config: Config, name: str, context: ProcessContext) -> dict[str, Any]:
-    """Seconds of a step and the peak memory of this rank."""
+def measure(config: Config, context: ProcessContext) -> dict[str, list[float]]:
+    """Images/s of all ranks and the peak memory of this rank."""
     gc.collect()  # the state of the variant before
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(context.device)
-    with patch("engine.training.build.build_strategy", lambda *_: strategy_of(config, name, context)):
+    with patch("engine.training.build.build_strategy", lambda *_: strategy_of(config, context)):
         state = build_state(config, context)
-    # The host takes as long for the exchange of one process as of several.
-    trigger = SaveTrigger(replace(context, world_size=max(2, context.world_size)), config.timeout_seconds)
-    after_step = (lambda progress: trigger.should_save(progress.step)) if name == EXCHANGE else (lambda _: None)
-    loop = training_loop(state, cycle(ready_batches(config, context)), new_progress(context), after_step)
+    loop = training_loop(state, cycle(ready_batches(config, context)), context)
     loop(WARMUP_STEPS)
-    seconds = timed(lambda: loop(STEPS), context.device) / STEPS
-    images = config.data.batch_size * state.layout.accum_iter * context.world_size
-    return {
-        "step_seconds": seconds,
-        "images_per_second": images / seconds,
-        "peak_memory_bytes": peak_memory_bytes(context.device),
-    }
+    seconds = timed(lambda: loop(STEPS), context.device)
+    images = STEPS * config.data.batch_size * state.layout.accum_iter * context.world_size
+    return {"images_per_second": [images / seconds], "peak_memory_bytes": [peak_memory_bytes(context.device)]}
 
 
-def strategy_of(config: Config, name: str, context: ProcessContext) -> Strategy:
+def strategy_of(config: Config, context: ProcessContext) -> Strategy:
     """The strategy of a variant, also in a run of one process, which would use none."""
-    if name == ONE:
-        return Single()
-    if config.parallel.strategy == "ddp":
-        return build_strategy(config.parallel, replace(context, world_size=max(2, context.world_size)))
-    return FSDP(config.parallel, context)
+    options = config.parallel
+    return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from fake_gpu import CONTEXT, GPU, fake_gpu
 
 from configs.reading.command_line import parse_command_line
 from datasets.batch import Batch
-from scripts.benchmarks.training_parts import build_state, new_progress, training_loop
+from scripts.benchmarks.training_parts import build_state, training_loop
 from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves
 
 _MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")
@@ -68,7 +68,7 @@ def traffic_of_step(*options: str) -> TrafficCounter:
         data = config.data
         images = torch.zeros(data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=GPU)
         batch = Batch(images, torch.zeros(data.batch_size, dtype=torch.int64, device=GPU), data.batch_size)
-        train = training_loop(build_state(config, CONTEXT), repeat(batch), new_progress(CONTEXT))
+        train = training_loop(build_state(config, CONTEXT), repeat(batch), CONTEXT)
         train(1)  # creates the state of the optimizer
         with TrafficCounter() as counter:
             train(1)

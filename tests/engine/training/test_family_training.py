@@ -168,7 +168,7 @@ def test_op_lists_and_the_report_of_precision(family, images, tmp_path, cpu):
     assert all(types[op] == {"float32"} for op in black.split(", "))
     assert types[norm] == {"bfloat16"}
     assert "bfloat16" in types["linear"] | types.get("conv2d", set())
-    assert report["never_ran"] == [] and report["first_non_finite"] is None
+    assert report["first_non_finite"] is None
     assert len(report["blocks"]) >= 3
 
 

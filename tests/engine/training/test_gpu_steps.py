@@ -11,7 +11,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Parallel
 from engine.parallel.ddp import DDP
 from models.build import build_model
-from scripts.benchmarks.training_parts import build_state, new_progress, ready_batches, training_loop
+from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
 
 VIT = ["MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "DATA.IMAGE_SIZE=32", "MODEL.NUM_CLASSES=10"]
 VIT += ["DATA.BATCH_SIZE=8", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true"]
@@ -30,7 +30,7 @@ VIT += ["DATA.BATCH_SIZE=8", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MODEL_EMA=true", "TRA
 )
 def test_the_host_does_not_wait_in_a_step(gpu, options):
     config = parse_command_line(["-dataset=fake", "-opts", *VIT, *options]).config
-    train = training_loop(build_state(config, gpu), cycle(ready_batches(config, gpu)), new_progress(gpu))
+    train = training_loop(build_state(config, gpu), cycle(ready_batches(config, gpu)), gpu)
     train(20)
     torch.cuda.set_sync_debug_mode("error")
     try:

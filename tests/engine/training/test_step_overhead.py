@@ -17,7 +17,7 @@ from engine.precision import policy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from models.build import build_model
-from scripts.benchmarks.training_parts import build_state, new_progress, training_loop
+from scripts.benchmarks.training_parts import build_state, training_loop
 from utils.distributed import ProcessContext
 
 
@@ -73,7 +73,7 @@ def train_on_meta(*options: str) -> None:
     }
     images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device=META.device)
     batch = Batch(images, torch.zeros(4, dtype=torch.int64, device=META.device), 4, drawn)
-    training_loop(build_state(config, META), cycle([batch]), new_progress(META))(3)
+    training_loop(build_state(config, META), cycle([batch]), META)(3)
 
 
 AUGMENTATION = [

@@ -1,0 +1,118 @@
+"""Endless streams of images for benchmark_input.py: our loader, timm's `create_loader`, WebDataset; their speed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from configs.schema import Config, Data
+from datasets.loading.batches import build_train_batches
+from datasets.registry import read_samples
+from datasets.transforms.device import build_train_transform
+from utils.device import timed
+from utils.distributed import ProcessContext
+
+ENDLESS_EPOCHS = 10**6
+NUM_CLASSES = 1000
+_SHUFFLE = 1000  # WebDataset's buffer, samples
+
+Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
+
+
+def measure_turn(
+    start: Callable[[], Iterator[int]], prefetched: int, seconds: float, device: torch.device
+) -> dict[str, float]:
+    """Images/s of a new stream over at least `seconds`; the turn ends with a whole batch.
+
+    The first batch and the `prefetched` next ones are not timed.
+    """
+    with closing(start()) as stream:
+        for _ in range(1 + prefetched):
+            next(stream)
+        images = 0
+
+        def read() -> None:
+            nonlocal images
+            ends = time.perf_counter() + seconds
+            while time.perf_counter() < ends:
+                images += next(stream)
+
+        elapsed = timed(read, device)
+        return {"images_per_second": images / elapsed}
+
+
+def with_data(config: Config, **changed: Any) -> Config:
+    """The configuration with other options of the data."""
+    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
+
+
+def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
+    for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
+        transform(batch)
+        yield len(batch.images)
+
+
+def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
+    """The loader with the arguments of timm's train.py."""
+    loader = timm.data.create_loader(
+        timm.data.create_dataset("", root=data.data_path, split="train", is_training=True),
+        input_size=(3, data.image_size, data.image_size),
+        batch_size=data.batch_size,
+        is_training=True,
+        num_workers=data.num_workers,
+        device=device,
+        pin_memory=device.type == "cuda",
+        use_prefetcher=use_prefetcher,
+        scale=data.random_crop_scale,
+        ratio=data.random_crop_ratio,
+        hflip=data.hflip_prob,
+        color_jitter=None,
+        interpolation="bicubic",
+        mean=data.imagenet_mean,
+        std=data.imagenet_std,
+    )
+    for images, targets in chain.from_iterable(repeat(loader)):
+        images.to(device), targets.to(device)
+        yield len(images)
+
+
+def webdataset_batches(shards: list[Path], data: Data, device: torch.device) -> Iterator[int]:
+    """WebDataset, as its documentation recommends: batches are made by the workers, which share out the shards."""
+    import webdataset
+
+    on_gpu = device.type == "cuda"
+    samples = (
+        webdataset.WebDataset(list(map(str, shards)), shardshuffle=len(shards), nodesplitter=webdataset.split_by_node)
+        .repeat()
+        .shuffle(_SHUFFLE)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(reference_transform(data), int)
+        .batched(data.batch_size)
+    )
+    for images, targets in DataLoader(samples, batch_size=None, num_workers=data.num_workers, pin_memory=on_gpu):
+        images.to(device, non_blocking=on_gpu), torch.as_tensor(targets).to(device, non_blocking=on_gpu)
+        yield len(images)
+
+
+def reference_transform(data: Data) -> transforms.Compose:
+    """The transform of torchvision's references for classification, but bicubic."""
+    return transforms.Compose([
+        transforms.RandomResizedCrop(
+            data.image_size, data.random_crop_scale, data.random_crop_ratio, transforms.InterpolationMode.BICUBIC
+        ),
+        transforms.RandomHorizontalFlip(data.hflip_prob),
+        transforms.PILToTensor(),
+        transforms.ConvertImageDtype(torch.float32),
+        transforms.Normalize(data.imagenet_mean, data.imagenet_std),
+    ])  # fmt: skip

@@ -1,0 +1,91 @@
+"""The parts that all benchmarks share: turns, ratios, tables, seeds, reasons of failures. No test asserts a time."""
+
+import json
+import sys
+
+import pytest
+
+from scripts.benchmarks.common import failure_reason
+from scripts.benchmarks.seeds import final_top1, seed_table
+from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios, take_turns
+from utils.errors import UserError
+
+
+def test_contenders_take_turns_and_one_that_failed_gets_no_more(tmp_path):
+    file, turns, written = tmp_path / "a.json", [], []
+
+    def measure(name: str, number: int) -> dict[str, float]:
+        if turns:
+            written.append(json.loads(file.read_text())["figures"])
+        turns.append((name, number))
+        if name == "b" and number == 1:
+            raise UserError("no memory")
+        return {"images_per_second": len(turns)}
+
+    figures = take_turns(["a", "b", "c"], 3, measure, file)
+    assert [name for name, _ in turns] == [*"abc", *"cba", *"ac"]
+    assert figures["a"] == {"images_per_second": [1, 6, 7]}
+    assert figures["b"] == {"images_per_second": [2], "failed": "no memory"}
+    assert json.loads(file.read_text())["figures"] == figures
+    assert written[0] == {"a": {"images_per_second": [1]}, "b": {}, "c": {}} and len(written) == 7
+    with pytest.raises(UserError, match="b: no memory"):
+        take_turns(["b"], 2, lambda name, _: measure(name, 1))
+
+
+def test_a_ratio_compares_turns_of_one_round():
+    speeds = {"jpeg": [30.0, 90.0, 40.0], "timm": [20.0, 30.0], "ready": [30.0, 90.0, 50.0]}
+    figures = {name: {"images_per_second": values} for name, values in speeds.items()} | {"bare": {"failed": "why"}}
+    ratios = speed_ratios(figures, [("jpeg", "timm"), ("jpeg", "ready"), ("jpeg", "bare")])
+    assert ratios == {"jpeg / timm": [1.5, 3.0], "jpeg / ready": [1.0, 1.0, 0.8]}
+    assert "| jpeg / ready | 1.000 (0.800 to 1.000) |" in ratio_table(ratios)
+
+
+def test_the_table_has_the_reason_of_a_failure():
+    figures = {
+        "ours": {"images_per_second": [80.0, 50.0, 90.0], "peak_memory_bytes": [2e9, 1e9, 1e9]},
+        "timm": {"images_per_second": [40.0]},
+        "bare": {"failed": "a | b"},
+    }
+    assert figures_table(figures, {"images/s": speed, "memory": memory}).splitlines()[2:] == [
+        "| ours | 80.0 (50.0 to 90.0) | 2.00 |", "| timm | 40.0 (40.0 to 40.0) |  |", "| bare | failed: a \\| b |  |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "lines", "reason"),
+    [
+        (1, ["error: weights.pth: no such file", "1 failed"], "weights.pth: no such file"),
+        (1, ["Traceback (most recent call last):", "KeyError: 'x'", "the end"], "KeyError: 'x'"),
+        (1, ["| table |", "the end"], "the end"),
+        (-11, ["KeyError"], "ended by SIGSEGV"),
+        (3, [], "ended with status 3"),
+    ],
+)
+def test_the_reason_of_a_failed_process(status, lines, reason):
+    assert failure_reason(status, lines) == reason
+
+
+def test_a_difference_is_shown_with_its_standard_error():
+    top1 = {"fp32": [98, 99, 100], "O1": [98, 98, 98.2], "O2": [95]}
+    figures = {name: {"top1": values} for name, values in top1.items()} | {"O3": {"top1": [90], "failed": "why"}}
+    assert seed_table(figures, "fp32").splitlines()[2:] == [
+        "| fp32 | 3 | 99.00 | 1.00 | 98.00 |  |",
+        "| O1 | 3 | 98.07 | 0.12 | 98.00 | -0.93 +- 0.58 |",
+        "| O2 | 1 | 95.00 |  | 95.00 |  |",
+        "| O3 | failed: why |  |  |  |  |",
+    ]
+
+
+def test_the_top1_of_the_last_epoch(tmp_path):
+    folder = tmp_path / "runs" / "train-1"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("epoch,val_top1,val_loss\n1,99.5,\n2,98.25,\n")
+    nothing, fails = ([sys.executable, "-c", code] for code in ("", "import sys; sys.exit('error: no GPU')"))
+    assert final_top1(nothing, tmp_path / "runs", "metrics.csv", "val_top1") == 98.25
+    for command, table, column, reason in [
+        (fails, "metrics.csv", "val_top1", "^no GPU$"),
+        (nothing, "metrics.csv", "val_loss", "metrics.csv: has no val_loss"),
+        (nothing, "summary.csv", "val_top1", "summary.csv: has no val_top1"),
+    ]:
+        with pytest.raises(UserError, match=reason):
+            final_top1(command, tmp_path / "runs", table, column)
