@@ -1,8 +1,7 @@
 """Trains or evaluates a model with one process per device.
 
 torchrun, srun or mpirun start one process per device. Without a launcher this script starts one process per visible
-GPU itself, or, without a GPU, `-ngpus N` processes on the CPU. With torchrun's PET_ variables, which Kubernetes sets in
-every pod, it starts the processes of one node.
+GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
 
     CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -14,8 +13,8 @@ import sys
 from configs.reading.command_line import parse_command_line
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launch import exit_with_launcher, launch_node, launch_processes
-from utils.processes.launcher import detect_launcher, has_node_variables
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 SCRIPT = "main_multi_gpu.py"
 
@@ -24,8 +23,6 @@ def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection()
-        if has_node_variables():
-            return launch_node(__file__, argv, command.num_processes)
         return launch_processes(__file__, argv, num_processes(command.num_processes))
     exit_with_launcher()
     from engine.commands.run import run

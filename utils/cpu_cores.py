@@ -52,26 +52,21 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
 def cpu_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:
     """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none.
 
-    In a container, `groups` may have the paths of the host, while `mount` has only the container's own group.
+    In a container, `groups` may have the path of the host, while `mount` has only the container's own group. Version 1
+    of control groups, which Linux distributions no longer use, is not read.
     """
     quotas = [math.inf]
     for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mount / "cpu" if controllers else mount  # version 1 has a mount for each controller
-        group = root / path.lstrip("/")
-        quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
+        if line.startswith("0::"):
+            group = mount / line.removeprefix("0::").lstrip("/")
+            quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
     return min(quotas)
 
 
 def _quota(group: Path) -> float:
-    """The quota of one control group: version 2: 'QUOTA PERIOD' in one file; version 1: two files; 'max', -1: none."""
+    """The quota of one control group from its file 'QUOTA PERIOD', in which 'max' is none."""
     try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+        quota, period = (group / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):  # the root group has no such file
         return math.inf

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,7 @@ import torch
 
 from utils.errors import UserError
 
-# Published builds of torch 2.10 to 2.15, and the architectures that they contain.
-PUBLISHED_BUILDS = {
-    "cu126": ("sm_50", "sm_60", "sm_70", "sm_80", "sm_86", "sm_90"),
-    "cu130": ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120"),
-}
-
 DEVICE_FILES = Path("/dev")
-DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _OTHER_DEVICE = 'set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU'
 _EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 
@@ -50,12 +43,10 @@ def visible_gpus() -> int:
         code = re.search(r"Error \d+: .*", str(error))
         reason = code[0] if code else str(error).partition(". ")[0]
         if _has_nvidia_gpu() or "too old" in reason:  # Windows' Linux subsystem has no such device file
-            driver = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSION.read_text() if DRIVER_VERSION.exists() else "")
             raise UserError(
-                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine (driver "
-                f"{driver[0] if driver else 'unknown'}, CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; "
-                "update a driver that is too old, or install torch for an older CUDA; otherwise check nvidia-smi, or "
-                f"{_OTHER_DEVICE}"
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine "
+                f"(CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; update a driver that is too old, or install "
+                f"torch for an older CUDA; otherwise check nvidia-smi, or {_OTHER_DEVICE}"
             ) from error
     return 0
 
@@ -93,36 +84,26 @@ def check_compute_capability(device: torch.device) -> None:
         warnings.simplefilter("ignore")
         capability = torch.cuda.get_device_capability(device)
     names = torch.cuda.get_arch_list()
-    architectures = _parse(names)  # empty for GPUs of another vendor
-    if not architectures or _can_run(architectures, capability):
+    is_nvidia = any(name.startswith(("sm_", "compute_")) for name in names)
+    if not is_nvidia or any(_can_run(name, capability) for name in names):
         return
-    fixes = [_OTHER_DEVICE]
-    builds = [f'"{build}"' for build, contained in PUBLISHED_BUILDS.items() if _can_run(_parse(contained), capability)]
-    if builds:
-        wheels = f"the {' or '.join(builds)} wheels of torch and torchvision"
-        fixes.insert(0, f'install {wheels} (see "Get started" on PyTorch\'s site)')
-    elif capability > max(version for _, version in architectures):
-        fixes.insert(0, "install a newer torch")
     raise UserError(
-        f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): "
-        f"torch {torch.__version__} is built for {', '.join(names)}; {', or '.join(fixes)}"
+        f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): torch "
+        f'{torch.__version__} is built for {", ".join(names)}; install a build for this GPU (see "Get started" on '
+        f"PyTorch's site), or {_OTHER_DEVICE}"
     )
 
 
-def _parse(names: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
-    """[('sm', (9, 0)), ('compute', (12, 0))] for ['sm_90a', 'compute_120']; 'gfx942' is left out."""
-    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", name) for name in names]
-    return [(match[1], (int(match[2]), int(match[3]))) for match in matches if match]
-
-
-def _can_run(architectures: list[tuple[str, tuple[int, int]]], capability: tuple[int, int]) -> bool:
-    """Returns whether one is machine code ("sm") of the GPU's generation or PTX ("compute"), not newer than the GPU.
+def _can_run(architecture: str, capability: tuple[int, int]) -> bool:
+    """Returns whether this is machine code ('sm_90a') of the GPU's generation or PTX ('compute_120'), not newer.
 
     torch's own check also knows some Jetson devices that do not run the code of their generation; it only warns.
     """
-    return any(
-        version <= capability and (kind == "compute" or version[0] == capability[0]) for kind, version in architectures
-    )
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", architecture)
+    if not match:
+        return False
+    major, minor = int(match[2]), int(match[3])
+    return (major, minor) <= capability and (match[1] == "compute" or major == capability[0])
 
 
 def device_name(device: torch.device) -> str:

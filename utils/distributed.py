@@ -20,8 +20,7 @@ from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
-from utils.processes.failure import State, abort_together, leaving_state, limit_silence
-from utils.processes.flight_recorder import enable_recorder
+from utils.processes.failure import State, abort_together, leaving_state, limit_gpu_wait
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import torchrun_variables
 from utils.processes.ranks import RunStore
@@ -88,7 +87,7 @@ def process_group() -> Iterator[ProcessContext]:
     os.environ.update(torchrun_variables())
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)
-    enable_recorder()
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder, which `limit_gpu_wait` reads
     store = _connect_store()
     with abort_together(RunStore(store, rank, world_size), COLLECTIVE_TIMEOUT.total_seconds()) as ranks:
         with _report_full_gpu():
@@ -215,11 +214,11 @@ class DelayedMax:
 
 
 def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
-    """Sets how long a process waits for another one, or for the run's key-value store, that does not respond.
+    """Sets how long a process waits for another one that does not respond.
 
     The timeout of NCCL, which kills the process without a message, is longer.
     """
-    limit_silence(seconds)
+    limit_gpu_wait(seconds)
     if context.world_size > 1:
         seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
         set_process_group_timeout(timedelta(seconds=seconds))

@@ -45,20 +45,19 @@ class RunStatus:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Adds facts while the state is running. The first final state is kept: the first process to fail knows why."""
-        self.merge(facts)
-        if "state" in facts:
-            with suppress(Exception):
-                self.on_end()
+        """Adds facts while the state is running; a value of None removes one.
 
-    def merge(self, facts: dict[str, Any]) -> None:
-        """`update` without `on_end`, which may take seconds. A value of None removes the fact."""
+        The first final state is kept: the first process to fail knows why.
+        """
         with self._lock:
             written = read_status(self.path.parent)
             if written.get("state", "running") == "running":
                 merged = (written or self.facts) | facts
                 self.facts = {name: value for name, value in merged.items() if value is not None}
                 self._write()
+        if "state" in facts:
+            with suppress(Exception):
+                self.on_end()
 
     def _write(self) -> None:
         """Ignores a full disk: saving a checkpoint reports it."""
@@ -82,17 +81,6 @@ def record_run_end(state: str, **facts: Any) -> None:
     """Records how the run of this process ended, if there is a run."""
     if _current:
         _current.update(state=state, **facts)
-
-
-def current_folder() -> Path | None:
-    """The folder of this process's run; None before there is one."""
-    return _current.path.parent if _current else None
-
-
-def record_failure_at_once(message: str) -> None:
-    """`record_run_end("failed")` without `on_end`, for a process that may be killed within a second."""
-    if _current:
-        _current.merge({"state": "failed", "message": message})
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""Background threads that delay no exit: calls with results, calls with a time limit, and a watchdog.
+"""Background threads that delay no exit: calls with results, and a watchdog.
 
 Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
 work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -61,24 +60,6 @@ def _end(calls: _Calls, num_threads: int) -> None:
             call[0].cancel()
     for _ in range(num_threads):
         calls.put(None)
-
-
-def run_briefly(*actions: Callable[[], object], seconds: float) -> None:
-    """Runs the actions side by side, and returns when all have ended or after `seconds`.
-
-    A write to a network file system blocks while the network is cut. Exceptions are ignored.
-    """
-    threads = [Thread(target=_quietly, args=(action,), daemon=True) for action in actions]
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    with suppress(Exception):
-        action()
 
 
 class Watchdog:

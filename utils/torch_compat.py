@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -24,6 +25,9 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 # The base class of all batch norms. There is no public one.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
+# `pickle.Unpickler` in Python: a subclass decides which operations there are, and what they do.
+PythonUnpickler: Any = pickle._Unpickler
+
 # Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
 DisableTorchFunction = torch._C.DisableTorchFunction
 
@@ -44,27 +48,17 @@ def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None 
 _RECORDERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # of NCCL in builds with NCCL only
 
 
-def flight_recorder_dumps() -> dict[str, dict[str, Any]]:
-    """{backend: the last collectives of this rank}; empty if torch has no recorder, or it is disabled."""
-    dumps = {backend: _recorded(backend) for backend in _RECORDERS}
-    return {backend: dump for backend, dump in dumps.items() if dump.get("entries")}
-
-
 def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
     """{process group: the numbers of the last collective that was started, and of the last one that has ended}.
 
-    -1: none. Asks no GPU, in contrast to `flight_recorder_dumps`. Empty as there.
+    -1: none. Asks no GPU. Empty if torch has no flight recorder, or it is disabled.
     """
-    groups = _recorded(backend, includeCollectives=False).get("pg_status", {})
+    record = getattr(torch._C._distributed_c10d, _RECORDERS[backend], None)
+    groups = json.loads(record(includeCollectives=False) or "{}").get("pg_status", {}) if record else {}
     return {
         group: (int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1)))
         for group, status in groups.items()
     }
-
-
-def _recorded(backend: str, **selection: bool) -> dict[str, Any]:
-    record = getattr(torch._C._distributed_c10d, _RECORDERS[backend], None)
-    return json.loads(record(**selection) or "{}") if record else {}
 
 
 # DistributedDataParallel

@@ -7,15 +7,19 @@ import sys
 from pathlib import Path
 
 from configs.reading.command_line import Command
-from utils.processes.launcher import launcher_words
 
 _PROJECT = Path(__file__).parents[2]
 
 
 def next_command(command: Command, *flags: str) -> str:
-    """The command line with these flags for the script, the launcher and the number of processes of `command`."""
-    processes = [f"-ngpus={command.num_processes}"] if command.num_processes else []
-    return shlex.join([*launcher_words(_python()), _from_here(_PROJECT / command.script), *processes, *flags])
+    """The command line with these flags for the script of `command` and the number of processes.
+
+    It needs no launcher. The processes of several hosts, where each needs a launcher, are not in it.
+    """
+    count = os.environ.get("WORLD_SIZE")
+    number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
+    processes = [f"-ngpus={number}"] if number else []
+    return shlex.join([_python(), _from_here(_PROJECT / command.script), *processes, *flags])
 
 
 def _python() -> str:

@@ -20,7 +20,6 @@ from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
-from utils.processes.launcher import launcher_note
 from utils.signals import Interrupted
 
 
@@ -52,8 +51,6 @@ def _open_trainer(
         the trainer, the completed options, and the held-out test images if there are any.
     """
     logger, config = start_log(command, context), command.config
-    if note := launcher_note():
-        logger.info(f"----- {note}")
     if context.is_main:
         check_loggers(config.loggers)
     # Lock before reading: the previous run may still be writing.

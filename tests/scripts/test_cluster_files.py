@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from configs.reading.command_line import parse_command_line
-from utils.processes.launcher import check_node_variables, detect_launcher, has_node_variables
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "scripts/slurm/train.sbatch"
@@ -59,9 +58,8 @@ def test_kubernetes_manifest():
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     env = {variable["name"]: variable.get("value", "1") for variable in container["env"]}
-    assert container["command"] == ["python", "main_multi_gpu.py"]
-    assert detect_launcher(env) is None and has_node_variables(env)
-    assert check_node_variables(env) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert container["command"] == ["torchrun", "main_multi_gpu.py"]
+    assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     name = job["metadata"]["name"]
     assert env["PET_MASTER_ADDR"] == f"{name}-0.{spec['subdomain']}"  # the host name of the pod with index 0

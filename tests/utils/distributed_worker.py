@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launch import exit_with_launcher, launch_node, launch_processes
-from utils.processes.launcher import detect_launcher, has_node_variables
+from utils.processes.launch import exit_with_launcher, launch_processes
+from utils.processes.launcher import detect_launcher
 
 if detect_launcher():
     exit_with_launcher()
@@ -30,8 +30,8 @@ from utils.distributed import (
     set_collective_timeout,
     work_while_others_wait,
 )
-from utils.processes.failure import limit_silence
-from utils.processes.flight_recorder import CollectiveWatchdog
+from utils.processes import failure
+from utils.processes.failure import limit_gpu_wait
 from utils.status import RunStatus
 
 
@@ -106,7 +106,7 @@ def one_is_slow(context: ProcessContext) -> None:
 
 
 def one_is_stopped(context: ProcessContext) -> None:
-    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size)
+    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size).begin()
     set_collective_timeout(context, 3.0)
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -115,21 +115,21 @@ def one_is_stopped(context: ProcessContext) -> None:
 
 def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:
     """gloo stands for NCCL, whose own timeout is longer, and a call of C for a launch into the full queue of a GPU."""
-    CollectiveWatchdog.backend = "gloo"
+    failure.GPU_BACKEND = "gloo"
     all_reduce_sum(torch.zeros(1), context)
-    limit_silence(3.0)
+    limit_gpu_wait(3.0)
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.zeros(1), async_op=True)
     ctypes.CDLL(None).sleep(600)
 
 
-def one_reads_the_others_are_blocked(context: ProcessContext) -> None:
-    """The last rank does not arrive; it has no GPU that waits."""
-    CollectiveWatchdog.backend = "gloo"
+def one_reads_the_other_is_blocked(context: ProcessContext) -> None:
+    """Rank 1 does not arrive; it has no GPU that waits."""
+    failure.GPU_BACKEND = "gloo"
     all_reduce_sum(torch.zeros(1), context)
-    limit_silence(3.0)
-    if context.rank < context.world_size - 1:
+    limit_gpu_wait(3.0)
+    if context.rank == 0:
         dist.all_reduce(torch.zeros(1), async_op=True)
     ctypes.CDLL(None).sleep(600)
 
@@ -164,8 +164,6 @@ def wait(context: ProcessContext) -> None:
 
 def main(argv: list[str]) -> int:
     launcher = detect_launcher()
-    if launcher is None and has_node_variables():
-        return launch_node(__file__, argv, requested=None)
     if launcher is None:
         return launch_processes(__file__, argv, num_processes=2)
     with process_group() as context:

@@ -52,13 +52,7 @@ def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
         ("0::/pod/job", {"pod/cpu.max": "250000 100000\n", "pod/job/cpu.max": "max 100000\n"}, 2.5),
         ("0::/pod/job", {"pod/cpu.max": "900000 100000", "pod/job/cpu.max": "400000 100000"}, 4.0),
         ("0::/docker/of-the-host", {"cpu.max": "300000 100000"}, 3.0),
-        (
-            "4:cpuacct,cpu:/docker/1\n3:memory:/docker/1\n0::/system.slice",
-            {"cpu/docker/1/cpu.cfs_quota_us": "600000\n", "cpu/docker/1/cpu.cfs_period_us": "100000\n"},
-            6.0,
-        ),
-        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ("5:cpuset:/", {"cpu.max": "100000 100000"}, math.inf),
+        ("5:cpuset:/\n0::/pod", {"pod/cpu.max": "100000 100000"}, 1.0),
         ("0::/", {"cpu.max": "damaged"}, math.inf),
     ],
 )

@@ -1,14 +1,8 @@
 """A driver that does not work with this torch ends the run in one line; without a GPU it uses the CPU."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from conftest import ROOT, train
+from conftest import train
 
 import main_multi_gpu
 from utils import device, distributed
@@ -19,16 +13,6 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Pl
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
 NO_GPU = "No CUDA GPUs are available"
 CPU = torch.device("cpu")
-OLD_DRIVER = """
-#include <string.h>
-int cuInit(unsigned flags) { return 0; }
-int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
-int cuGetProcAddress(const char *name, void **function, int version, unsigned long flags) {
-    int is_version = !strcmp(name, "cuDriverGetVersion");
-    *function = is_version ? (void *)cuDriverGetVersion : strcmp(name, "cuInit") ? 0 : (void *)cuInit;
-    return *function ? 0 : 500;
-}
-"""
 
 
 @pytest.fixture
@@ -43,12 +27,8 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "init", fail)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(device, "DEVICE_FILES", tmp_path)
-        monkeypatch.setattr(device, "DRIVER_VERSION", tmp_path / "version")
         if has_gpu:
             (tmp_path / "nvidia0").touch()
-            (tmp_path / "version").write_text(
-                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n"
-            )
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -64,7 +44,7 @@ def test_no_command_trains_on_the_cpu_instead_of_the_gpu(machine, start):
     machine(TOO_OLD, visible=None, has_gpu=True)
     with pytest.raises(
         UserError,
-        match=r"CUDA 13\.2.*driver 535\.104\.05.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU, or to \"\"",
+        match=r"CUDA 13\.2.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU",
     ) as caught:
         start()
     assert "\n" not in str(caught.value) and "Please" not in str(caught.value)
@@ -105,20 +85,3 @@ def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine, di
     assert visible_gpus() == 0 and "built without CUDA" in cpu_warning(CPU)
     machine("never called", "", cuda=None)
     assert cpu_warning(CPU) is None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (torch.version.cuda and shutil.which("gcc")), reason="needs a build with CUDA, and gcc")
-@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="a GPU works here")
-def test_the_cuda_runtime_finds_an_old_driver(tmp_path):
-    """A library in place of the driver's, which says that it supports CUDA 12.2."""
-    source = tmp_path / "driver.c"
-    source.write_text(OLD_DRIVER)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
-    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", "-dataset=fake", f"-output={tmp_path}"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"error: torch {torch.__version__} (CUDA {torch.version.cuda})") and "12020" in line
-    assert not list(Path(tmp_path).glob("train-*"))

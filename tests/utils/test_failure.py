@@ -4,138 +4,86 @@ import os
 import socket
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from utils.processes.diagnosis import cut_off_message, diagnose
+from utils.processes import failure
+from utils.processes.diagnosis import describe_silent_store, diagnose
 from utils.processes.failure import Membership, State, leaving_state
-from utils.processes.flight_recorder import CollectiveWatchdog
-from utils.processes.ranks import RankProcess, RunStore
-from utils.status import RunStatus, read_status
+from utils.processes.ranks import Message, RankProcess, RunStore
 
 LIMIT_SECONDS = 30
 HERE = socket.gethostname()
 OWN = RankProcess(0, HERE, os.getpid(), "")
 NEAR, FAR, FAR2 = RankProcess(1, HERE, 11, ""), RankProcess(2, "node2", 12, ""), RankProcess(3, "node2", 13, "")
-
-
-@pytest.fixture
-def child():
-    process = subprocess.Popen(["sleep", "600"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def announce_child(store: dist.Store, rank: int, child: subprocess.Popen) -> None:
-    with open(f"/proc/{child.pid}/stat") as file:
-        start_time = file.read().rpartition(")")[2].split()[19]
-    store.set(f"process {rank}", f"{child.pid} {start_time} {HERE}")
-
-
-def test_death_of_a_rank_is_recorded_while_the_main_thread_is_busy(tmp_path, monkeypatch, child):
-    """mpirun kills the other ranks about a second after the death of one."""
-    recorded = threading.Event()
-    status = RunStatus(tmp_path, 2)
-    status.begin()
-    monkeypatch.setattr(status, "merge", lambda facts, merge=status.merge: merge(facts) or recorded.set())
-    store = dist.HashStore()
-    announce_child(store, 1, child)
-    membership = Membership(RunStore(store, 0, 2), seconds=600)
-    membership.start()
-    membership.meet()
-    assert [one.pid for one in membership.ranks] == [os.getpid(), child.pid]
-    assert read_status(tmp_path)["state"] == "running"
-    child.kill()
-    child.wait()
-    assert recorded.wait(LIMIT_SECONDS)
-    membership.stop()
-    status = read_status(tmp_path)
-    assert status["state"] == "failed"
-    assert status["message"].startswith(f"rank 1 (process {child.pid} on {HERE}) ended without an error message")
+LEFT, WAITS, RUNS = (frozenset({message}) for message in Message)
 
 
 def test_no_thread_uses_the_store_after_the_end():
     """Such a thread would abort the process at Python's exit."""
     before = set(threading.enumerate())
-    membership = Membership(RunStore(dist.HashStore(), 0, 1), seconds=600)
+    membership = Membership(RunStore(dist.HashStore(), 0, 1), limit_seconds=600)
     membership.start()
-    membership.meet()
-    assert len(set(threading.enumerate()) - before) == 3
+    assert len(set(threading.enumerate()) - before) == 2
     membership.stop()
     for thread in set(threading.enumerate()) - before:
         thread.join(LIMIT_SECONDS)
     assert set(threading.enumerate()) <= before
 
 
-def test_a_process_of_another_container_is_not_watched():
-    """Its id means another process here, or none."""
+def test_processes_of_this_host_are_recognized():
+    """A process of another container with the same host name is never killed: its id means another process here."""
     store = dist.HashStore()
-    RunStore(store, 0, 3).announce()
-    store.set("process 1", f"{os.getpid()} 1 {HERE}")
-    store.set("process 2", f"{os.getpid()} - another-host")
-    own, *others = RunStore(store, 0, 3).processes()
-    assert own.is_visible() and not own.has_ended()
-    assert [one.is_visible() for one in others] == [False, False]
-
-
-EVERYONE, BOTH = {0, 1, 2, 3}, {"gloo 0": 7}
+    child = subprocess.Popen(["sleep", "600"])
+    start_time = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    for rank, host, start in ((1, HERE, start_time), (2, HERE, "1"), (3, "another-host", "-")):
+        store.set(f"process {rank}", f"{child.pid} {start} {host}")
+    RunStore(store, 0, 4).announce()
+    own, near, contained, far = RunStore(store, 0, 4).processes()
+    assert own.pid == os.getpid() and not own.has_ended() and own.has_same_launcher()
+    assert [one.has_ended() for one in (near, far)] == [False, False]
+    assert not any(one.has_same_launcher() for one in (near, contained, far))
+    child.kill()
+    child.wait()
+    assert [one.has_ended() for one in (near, far)] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("left", "answers", "timed_out", "words", "killed"),
+    ("messages", "timed_out", "words", "lost"),
     [
-        ({0, 1}, {0: {}, 1: {}}, True, ("rank 2", "rank 3", "network to node2"), [FAR, FAR2]),
-        ({0, 1, 3}, {0: {}, 1: {}, 3: {}}, True, ("rank 2", "out of host memory"), [FAR]),  # its host answers
-        ({0, 1}, {0: {}, 1: {}}, False, ("rank 2", "rank 3", "out of host memory"), [FAR, FAR2]),  # closed connections
-        (
-            {0, 2, 3},
-            {rank: {} for rank in EVERYONE},
-            True,
-            ("rank 1", "does not respond; check its file system"),
-            [NEAR],
-        ),
-        ({0, 2, 3}, {rank: {} for rank in EVERYONE}, False, ("rank 1", "does not respond"), [NEAR]),
-        (EVERYONE, {0: BOTH, 1: {"gloo 0": 6}, 2: BOTH}, True, ("rank 1", "did not arrive at a collective"), []),
-        (EVERYONE, {0: BOTH, 1: BOTH, 2: {}}, True, ("all ranks wait", HERE, "node2", "may be cut"), []),
-        (EVERYONE, {0: {}, 1: {}}, True, ("all ranks wait",), []),  # torch does not say
+        ({0: LEFT, 1: LEFT}, True, "network to node2", [FAR, FAR2]),
+        ({0: LEFT, 1: LEFT, 3: LEFT}, True, "out of host memory", [FAR]),  # its host answers
+        ({0: LEFT, 1: LEFT}, False, "out of host memory", [FAR, FAR2]),  # closed connections
+        ({0: LEFT, 1: RUNS, 2: LEFT, 3: LEFT}, True, "does not respond", [NEAR]),
+        ({0: LEFT, 1: RUNS, 2: WAITS, 3: LEFT | RUNS}, False, "does not respond", [NEAR]),
+        (dict.fromkeys(range(4), LEFT), True, f"network of {HERE} and node2 may be cut", []),
+        (dict.fromkeys(range(4), LEFT), False, None, []),  # another rank reports a cause
     ],
 )
-def test_lost_ranks_are_named(left, answers, timed_out, words, killed):
-    message, to_kill = diagnose([OWN, NEAR, FAR, FAR2], left, answers, timed_out)
-    assert all(word in message for word in words) and to_kill == killed
-    named = {rank for rank in range(4) if f"rank {rank} " in message}
-    assert named == {one.rank for one in killed} or not killed
+def test_lost_ranks_are_named(messages, timed_out, words, lost):
+    message, to_kill = diagnose([OWN, NEAR, FAR, FAR2], messages, timed_out)
+    assert to_kill == lost and (words in message if words else message is None)
+    assert {rank for rank in range(4) if f"rank {rank} " in (message or "")} == {one.rank for one in lost}
 
 
-def test_a_rank_that_reports_a_cause_is_not_lost():
-    assert diagnose([OWN, NEAR], {0, 1}, {0: {}, 1: {}}, timed_out=False) == (None, [])
+def test_the_owner_of_a_store_that_does_not_answer_is_named():
+    message, lost = describe_silent_store([FAR, FAR2, OWN])
+    assert all(word in message for word in ("network to node2", "rank 2", "rank 3")) and lost == [FAR, FAR2]
+    assert describe_silent_store([])[1] == []
+    message, lost = describe_silent_store([NEAR, OWN])
+    assert message.startswith(f"{NEAR} or its launcher") and lost == []  # it is alive
 
 
-def test_a_store_that_does_not_answer_is_named_by_its_host():
-    message = cut_off_message([FAR, FAR2, OWN], 20)
-    assert all(word in message for word in (f"{HERE} has no answer", "node2", "rank 2", "rank 3", "20 s", "TIMEOUT_"))
-    assert "the network to it may be cut" in cut_off_message([], 600)
-    assert cut_off_message([OWN, NEAR], 600).startswith(f"the launcher of {OWN} has")
-    assert cut_off_message([NEAR, OWN], 600).startswith(f"{NEAR} or its launcher has not")
-
-
-def test_a_thousand_ranks_ask_the_store_a_few_times():
-    class CountingStore(dist.HashStore):
-        requests = 0
-
-        def check(self, keys: list[str]) -> bool:
-            self.requests += 1
-            return super().check(keys)
-
-    store = CountingStore()
-    lost = {3, 700}
-    for rank in range(1000):
-        if rank not in lost:
-            store.set(f"answer {rank}", "")
-    assert RunStore(store, 0, 1000).without("answer") == sorted(lost)
-    assert store.requests < 50
+def test_messages_of_ranks_and_the_first_that_has_left():
+    store = dist.HashStore()
+    first, other = RunStore(store, 700, 1000), RunStore(store, 3, 1000)
+    assert not first.is_ending()
+    first.send(Message.LEAVES)
+    other.send(Message.WAITS)
+    other.send(Message.LEAVES)
+    assert other.is_ending() and list(other.messages().items()) == [(700, LEFT), (3, LEFT | WAITS)]
 
 
 def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch):
@@ -144,20 +92,24 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
         ({}, 0),
         ({"all": (-1, -1), "few": (5, 5)}, 0),
         ({"all": (4, 2), "few": (5, 5)}, 0),
-        ({"all": (4, 2), "few": (7, 6)}, 2),
-        ({"all": (5, 3), "few": (7, 6)}, 2),  # one of the groups continues
-        ({"all": (5, 3), "few": (9, 7)}, 2),
-        ({"all": (9, 3), "few": (9, 7)}, 4),  # operations are still started
-        ({"all": (9, 9), "few": (9, 7)}, 4),
+        ({"all": (4, 2), "few": (7, 6)}, 0.5),
+        ({"all": (5, 3), "few": (7, 6)}, 0.5),  # one of the groups continues
+        ({"all": (5, 3), "few": (9, 7)}, 0.5),
+        ({"all": (9, 3), "few": (9, 7)}, 1),  # operations are still started
+        ({"all": (9, 9), "few": (9, 7)}, 1),
         ({"all": (9, 9), "few": (9, 9)}, 0),
     ]
-    steps = iter(sequence)
-    monkeypatch.setattr("utils.processes.flight_recorder.collective_numbers", lambda backend: next(steps)[0])
-    watchdog, waits = CollectiveWatchdog(600, print), []
-    for _ in sequence:
-        watchdog.tick(2.0)
-        waits.append(watchdog.seconds)
-    assert waits == [seconds for _, seconds in sequence]
+    membership, waits = Membership(RunStore(dist.HashStore(), 0, 1), limit_seconds=600), []
+    numbers = iter(numbers for numbers, _ in sequence)
+
+    def has_stopped(seconds: float) -> bool:
+        waits.append(membership.gpu_wait_seconds)
+        return len(waits) > len(sequence)
+
+    monkeypatch.setattr(failure, "collective_numbers", lambda backend: next(numbers))
+    monkeypatch.setattr(membership._stopped, "wait", has_stopped)
+    membership._watch_gpu()
+    assert waits[1:] == [seconds for _, seconds in sequence]
 
 
 @pytest.mark.parametrize(

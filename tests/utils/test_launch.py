@@ -13,7 +13,6 @@ from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import _failure_status, silence_launcher
 from utils.processes.launcher import (
-    check_node_variables,
     detect_launcher,
     first_host,
     several_were_started,
@@ -21,13 +20,6 @@ from utils.processes.launcher import (
 )
 
 ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
-TRAIN_JOB = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "4",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "head",
-    "PET_MASTER_PORT": "29500",
-}
 NO_NUMBERS = {"RANK": "abc", "WORLD_SIZE": "two", "LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "1.5"}
 NO_NUMBERS |= {"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "", "OMPI_COMM_WORLD_RANK": "a", "PMI_RANK": " "}
 SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
@@ -46,9 +38,8 @@ SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
         ("torchrun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "LOCAL_RANK": "0", **ONE_OF_16}),
         ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
         ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
-        (None, TRAIN_JOB),
-        (None, TRAIN_JOB | {"RANK": "1", "WORLD_SIZE": "8"}),  # a PyTorchJob
-        ("torchrun", TRAIN_JOB | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}),
+        (None, {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1"}),
+        *(("torchrun", {name: "2", "LOCAL_RANK": "0", **ONE_OF_16}) for name in ("SKYPILOT_NUM_NODES", "PET_NNODES")),
     ],
 )
 def test_launcher(started_by, env):
@@ -61,6 +52,8 @@ def test_launcher(started_by, env):
         *((env, "without LOCAL_RANK") for env in (ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"})),
         (SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}, "without LOCAL_RANK"),
         ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}, "SKYPILOT_NUM_NODES is 2"),
+        ({"PET_NNODES": "1:2", "PET_NPROC_PER_NODE": "8"}, "PET_NNODES is 1:2"),
+        ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
         *(({name: value}, f"{name} is '{value}'") for name, value in NO_NUMBERS.items()),
         (ONE_OF_16 | {"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'"),
     ],
@@ -77,34 +70,6 @@ def test_a_wrong_number_is_one_line_of_the_program(monkeypatch, capsys, name, sc
     assert run_and_report_errors(script.main, ["-dataset=fake"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {name} is {NO_NUMBERS[name]!r}")
-
-
-def test_skypilot_with_one_node_or_torchrun():
-    assert detect_launcher({"SKYPILOT_NUM_NODES": "1"}) is None
-    assert detect_launcher({"SKYPILOT_NUM_NODES": "2", "LOCAL_RANK": "0", **ONE_OF_16}) == "torchrun"
-
-
-ELASTIC = {"PET_NNODES": "1:4", "PET_NPROC_PER_NODE": "8", "PET_RDZV_BACKEND": "c10d"}
-
-
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        *(({name: TRAIN_JOB[name] for name in TRAIN_JOB if name != one}, f"not set: {one},") for one in TRAIN_JOB),
-        (ELASTIC, "not set: PET_RDZV_ENDPOINT"),
-        (TRAIN_JOB | {"PET_NNODES": "two"}, "PET_NNODES is 'two'"),
-        (TRAIN_JOB | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2"),
-    ],
-)
-def test_wrong_or_missing_node_variable_is_named(env, words):
-    with pytest.raises(UserError, match=words):
-        check_node_variables(env)
-
-
-def test_node_variables():
-    assert check_node_variables(TRAIN_JOB) == 2
-    assert check_node_variables({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}) == 1
-    assert check_node_variables(ELASTIC | {"PET_RDZV_ENDPOINT": "head"}) == 4
 
 
 def test_number_of_processes_against_a_launcher():

@@ -1,28 +1,28 @@
 """Reads pickles of plain data and numpy arrays: no function or class that a file names is used.
 
-`pickle.Unpickler` builds strings, numbers, lists, dicts and tuples; an array becomes a record of its bytes. A pickle of
-a few bytes can still make it take all memory, or hash for years. Therefore the operations are checked first.
+Strings, numbers, lists and dicts are built; a tuple becomes a list, and an array a record of its bytes. A pickle of a
+few bytes can still make `pickle.Unpickler` take all memory, or hash nested tuples for years. Therefore it is Python's
+implementation, with the operations of plain data alone, and only scalars can be keys.
 """
 
 import mmap
 import pickle
-import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-_MAX_OPERATIONS = 2_000_000  # about a second; the largest known weight file needs a tenth of it
-_STORE, _RECALL = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), ("GET", "BINGET", "LONG_BINGET")
-_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-_OPERATIONS = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "NONE", "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE", *_TUPLES),
-    *("EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "MARK"),
-    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PROTO", "FRAME", "STOP", *_STORE, *_RECALL),
-}
+from utils.torch_compat import PythonUnpickler
+
+_OPERATIONS = (
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "NONE", "NEWTRUE"),
+    *("NEWFALSE", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT"),
+    *("SETITEM", "SETITEMS", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "PROTO", "FRAME", "STOP"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+)
+_CODES = [getattr(pickle, name)[0] for name in _OPERATIONS]
 
 
 class ForbiddenName(Exception):
@@ -34,7 +34,7 @@ class DtypeRecord:
     code: str
     byte_order: str = "="
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def set_state(self, state: list[Any]) -> None:
         self.byte_order = state[1]
 
 
@@ -47,7 +47,7 @@ class ArrayRecord:
     column_major: Any = False
     content: Any = b""
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def set_state(self, state: list[Any]) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
 
     def array(self) -> np.ndarray:
@@ -58,56 +58,44 @@ class ArrayRecord:
 
 
 def read_plain_pickle(stream: BinaryIO) -> Any:
-    """The content of the file, with an `ArrayRecord` for each array, and a list for a pair of the function `tuple`.
+    """The content of the file, with an `ArrayRecord` for each array, and a list for each tuple.
 
     Raises:
         ForbiddenName: the file names a class or function that arrays do not need.
         Exception: of almost any type, from a damaged file.
     """
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size
-        _check_operations(file)
-        file.seek(0)
         return _Unpickler(file, encoding="latin1").load()
 
 
-def _check_operations(file: Any) -> None:
-    """Refuses an operation that plain data does not need, and numbers of stored objects beyond those in the file.
-
-    A tuple is not used twice: the hash of a pair of one pair, nested sixty times, takes years.
-    """
-    stored: dict[int | None, str] = {}
-    previous = ""
-    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-        name = operation.name
-        if name not in _OPERATIONS or count > _MAX_OPERATIONS:
-            raise ValueError(f"the operation {name} does not build plain data, or is one too many")
-        if name in _STORE:
-            index = len(stored) if name == "MEMOIZE" else argument
-            if index is None or index > count:
-                raise ValueError("more stored objects than operations")
-            stored[index] = previous
-        if name in _RECALL and stored.get(argument, "") in _TUPLES:
-            raise ValueError("a tuple in two places")
-        previous = name if name not in _STORE else previous
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> "_Call":
+class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _CALLS:
             raise ForbiddenName(f"{module}.{name}")
-        return _Call(module, name)
+        return _CALLS[module, name]
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        self.stack[-1].set_state(state)  # only records have it
+
+    def load_tuple(self, size: int) -> None:
+        items = self.stack[-size:]
+        del self.stack[-size:]
+        self.append(items)
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code: PythonUnpickler.dispatch[code] for code in _CODES},
+        pickle.BUILD[0]: load_build,
+        pickle.TUPLE[0]: PythonUnpickler.load_list,
+        pickle.EMPTY_TUPLE[0]: PythonUnpickler.load_empty_list,
+        pickle.TUPLE1[0]: lambda self: self.load_tuple(1),
+        pickle.TUPLE2[0]: lambda self: self.load_tuple(2),
+        pickle.TUPLE3[0]: lambda self: self.load_tuple(3),
+    }
 
 
-class _Call:
-    """Stands for a function in a pickle. The results are small new objects without a hash, or the argument itself."""
-
-    __slots__ = ("_key",)
-
-    def __init__(self, module: str, name: str) -> None:
-        self._key = module, name
-
-    def __call__(self, *arguments: Any) -> Any:
-        return _CALLS[self._key](*arguments)
+def _array(*arguments: Any) -> ArrayRecord:
+    return ArrayRecord()
 
 
 def _encode(text: str, encoding: str) -> str:
@@ -117,16 +105,16 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-def _pair(items: tuple[Any, ...]) -> list[Any]:
+def _pair(items: list[Any]) -> list[Any]:
     first, second = items
     return [first, second]
 
 
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): lambda *_: ArrayRecord(),
+    ("numpy", "ndarray"): _array,
     ("numpy", "dtype"): lambda code, *_: DtypeRecord(code),
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy._core.multiarray", "_reconstruct"): _array,
     ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): dict,
     ("builtins", "tuple"): _pair,  # PaddlePaddle's (name, array)

@@ -3,7 +3,6 @@
 torch is imported only where processes are started, because its import is slow.
 """
 
-import argparse
 import ctypes
 import logging
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.errors import UserError
-from utils.processes.launcher import PARENT_PID, check_node_variables
+from utils.processes.launcher import PARENT_PID
 from utils.signals import TERMINATION_SIGNALS, record_signals
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file that is not empty when a process has printed the error
@@ -43,9 +42,17 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
     signal number. The launcher itself prints only the death of a process by a signal.
     """
-    from torch.distributed.launcher.api import LaunchConfig
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _prepare_agent()
+    agent_log = logging.getLogger("torch.distributed.elastic")
+    agent_log.addHandler(logging.NullHandler())
+    agent_log.propagate = False
+    os.environ[PARENT_PID] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -54,64 +61,9 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         run_id=f"ampvit-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        signals_to_handle=",".join(number.name for number in TERMINATION_SIGNALS),
     )
-    return _launch(config, script, argv)
-
-
-def launch_node(script: str, argv: list[str], requested: int | None) -> int:
-    """Runs the processes of this node, one of several, with torchrun's options in the PET_ variables.
-
-    `requested` is the number of processes that the command line asks for, if it does.
-
-    Raises:
-        UserError: a variable is missing or wrong, or the nodes cannot connect.
-    """
-    from torch.distributed import DistError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.run import config_from_args, get_args_parser
-
-    nodes = check_node_variables()
-    if ":" in os.environ["PET_NNODES"]:  # else nodes that join later use the store of an earlier attempt
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default; it would print a warning
-    _prepare_agent()
-    try:
-        parser = get_args_parser()
-        parser.exit_on_error = False  # else it prints its usage
-        config, *_ = config_from_args(parser.parse_args([script]))
-    except (argparse.ArgumentError, ValueError, RuntimeError, AssertionError) as error:
-        raise UserError(f"{', '.join(name for name in os.environ if name.startswith('PET_'))}: {error}") from error
-    if requested not in (None, config.nproc_per_node):
-        raise UserError(
-            f"-ngpus {requested}: PET_NPROC_PER_NODE is {os.environ['PET_NPROC_PER_NODE']}; leave -ngpus out"
-        )
-    if nodes == 1:
-        return launch_processes(script, argv, config.nproc_per_node)
-    try:
-        return _launch(config, script, argv)
-    except (DistError, RendezvousError) as error:
-        raise UserError(f"{config.rdzv_endpoint}: the nodes of PET_NNODES cannot connect there ({error})") from error
-
-
-def _prepare_agent() -> None:
-    """Sets variables that torch's agent reads with its `LaunchConfig`, and silences its log."""
-    agent_log = logging.getLogger("torch.distributed.elastic")
-    agent_log.addHandler(logging.NullHandler())
-    agent_log.propagate = False
-    os.environ[PARENT_PID] = str(os.getpid())
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
-
-
-def _launch(config: Any, script: str, argv: list[str]) -> int:
-    """Runs torch's agent with a `LaunchConfig`, and returns the exit status."""
-    import torch
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // config.nproc_per_node)))
-    config.logs_specs = DefaultLogsSpecs(log_dir=os.devnull)
-    config.signals_to_handle = ",".join(number.name for number in TERMINATION_SIGNALS)
     arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
     with _open_report() as report:
         os.environ[_REPORT] = report.name
@@ -130,11 +82,6 @@ def _open_report() -> IO[Any]:
         return tempfile.NamedTemporaryFile()
     except OSError as error:
         raise UserError(f"TMPDIR: {error.strerror or error}; set it to a folder that can be written") from error
-
-
-def is_launched_here() -> bool:
-    """Whether `launch_processes` has started this process: it reports a rank that was killed."""
-    return _REPORT in os.environ
 
 
 def silence_launcher() -> None:

@@ -4,9 +4,8 @@ The time of a whole step is the same on all ranks: the exchange of gradients wai
 the exchange differs: waiting for a batch, and the forward pass.
 """
 
-from collections import deque
-from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 import torch
 
@@ -16,11 +15,11 @@ from utils.status import RunStatus
 SLOWER = 0.2  # than the median
 MIN_SECONDS = 0.005
 BLOCK_STEPS, BLOCKS = 10, 5
+STEPS = BLOCK_STEPS * BLOCKS
 LOADING, FORWARD = "loading the data", "the forward pass"
 
 
-@dataclass(frozen=True)
-class SlowRank:
+class SlowRank(NamedTuple):
     """A rank that is slow, with seconds per step: its own, and the median of all ranks for the same cause."""
 
     rank: int
@@ -35,8 +34,8 @@ class SlowRanks:
 
     The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
     that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
-    The median is the lower one of two, so that one of two ranks can be slow. A rank is found once; again after five
-    blocks that are not slow, or when the other cause explains each of five blocks.
+    The median is the lower one of two, so that one of two ranks can be slow. A rank is found once; again after 50 steps
+    without a slow block, or when the cause has changed.
 
     compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
     """
@@ -44,36 +43,23 @@ class SlowRanks:
     def __init__(self, compares_forward: bool) -> None:
         self.causes = (LOADING, FORWARD) if compares_forward else (LOADING,)
         self._steps: list[torch.Tensor] = []
-        self._blocks: deque[torch.Tensor] = deque(maxlen=BLOCKS)
         self._known: dict[int, str] = {}
 
     def add_step(self, seconds: torch.Tensor) -> tuple[list[SlowRank], list[int]]:
         """seconds: of one step, (ranks, 2): data wait, forward pass. Returns ranks that became slow, and recovered."""
         self._steps.append(seconds[:, : len(self.causes)])
-        if len(self._steps) < BLOCK_STEPS:
+        if len(self._steps) < STEPS:
             return [], []
-        self._blocks.append(torch.stack(self._steps).mean(0))
+        blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        if len(self._blocks) < BLOCKS:
-            return [], []
-        blocks = torch.stack(list(self._blocks))  # (BLOCKS, ranks, causes)
         slow = _are_slow(blocks.sum(2))
         recovered = [rank for rank in self._known if not slow[:, rank].any()]
+        found = [_describe(rank, blocks.mean(0), self.causes) for rank in slow.all(0).nonzero().flatten().tolist()]
+        new = [one for one in found if self._known.get(one.rank) != one.cause]
+        self._known |= {one.rank: one.cause for one in new}
         for rank in recovered:
             del self._known[rank]
-        mean, ranks = blocks.mean(0), slow.all(0).nonzero().flatten().tolist()
-        return [found for rank in ranks if (found := self._judge(rank, mean))], recovered
-
-    def _judge(self, rank: int, mean: torch.Tensor) -> SlowRank | None:
-        """mean: of the blocks, (ranks, causes)."""
-        index = _main_cause(mean, rank)
-        known, cause = self._known.get(rank), self.causes[index]
-        if known == cause or (known and any(_main_cause(block, rank) != index for block in self._blocks)):
-            return None
-        self._known[rank] = cause
-        of_ranks, totals = mean[:, index].tolist(), mean.sum(1).tolist()
-        percent = 100 * (totals[rank] / max(median_low(totals), 1e-9) - 1)
-        return SlowRank(rank, cause, of_ranks[rank], median_low(of_ranks), percent)
+        return new, recovered
 
 
 def _are_slow(seconds: torch.Tensor) -> torch.Tensor:
@@ -82,9 +68,12 @@ def _are_slow(seconds: torch.Tensor) -> torch.Tensor:
     return (seconds > (1 + SLOWER) * middle) & (seconds - middle > MIN_SECONDS)
 
 
-def _main_cause(block: torch.Tensor, rank: int) -> int:
-    """The column of (ranks, causes) that exceeds its median most."""
-    return int((block[rank] - block.median(0).values).argmax())
+def _describe(rank: int, mean: torch.Tensor, causes: tuple[str, ...]) -> SlowRank:
+    """mean: seconds per step, (ranks, causes). The cause is the one that exceeds its median most."""
+    cause = int((mean[rank] - mean.median(0).values).argmax())
+    of_ranks, totals = mean[:, cause].tolist(), mean.sum(1).tolist()
+    percent = 100 * (totals[rank] / max(median_low(totals), 1e-9) - 1)
+    return SlowRank(rank, causes[cause], of_ranks[rank], median_low(of_ranks), percent)
 
 
 class SlowRankReport:
@@ -114,5 +103,5 @@ class SlowRankReport:
         more = f"{slow.percent:.0f}%" if slow.percent < 1000 else f"{slow.percent / 100:.0f} times"
         return (
             f"Warning: rank {slow.rank} on {self._host(slow.rank)} was {more} slower than the median rank for "
-            f"{BLOCK_STEPS * BLOCKS} steps; cause: {slow.cause} ({times})"
+            f"{STEPS} steps; cause: {slow.cause} ({times})"
         )

@@ -4,6 +4,7 @@ On a GPU, events measure it. They are read when they are complete, so that the h
 but no longer when the host has read a result of the step.
 """
 
+import operator
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -31,12 +32,7 @@ class TimerTotals(NamedTuple):
     launch_bound: int
 
     def since(self, start: "TimerTotals") -> "TimerTotals":
-        return TimerTotals(
-            self.data_wait_seconds - start.data_wait_seconds,
-            self.forward_seconds - start.forward_seconds,
-            self.checks - start.checks,
-            self.launch_bound - start.launch_bound,
-        )
+        return TimerTotals(*map(operator.sub, self, start))
 
     @property
     def launch_bound_share(self) -> float | None:

@@ -11,7 +11,6 @@ from engine.commands.next_command import next_command
 from engine.commands.open_run import start_log
 from engine.commands.run import run
 from utils.errors import UserError
-from utils.processes.launcher import launcher_words
 from utils.status import read_status
 
 
@@ -113,20 +112,12 @@ def test_printed_command_is_quoted_and_repeats_the_processes():
     assert words == ["main_multi_gpu.py", "-ngpus=3", "-resume=a folder"]
 
 
-def test_printed_command_starts_the_launcher_again(monkeypatch):
-    env = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    assert launcher_words("python", {}) == ["python"]
-    assert launcher_words("python", env | {"WORLD_SIZE": "8"}) == ["python"]  # on two hosts
-    assert launcher_words("python", env | {"AMPVIT_PARENT_PID": "1"}) == ["python"]  # main_multi_gpu.py launched itself
-    assert launcher_words("python", env) == ["python", "-m", "torch.distributed.run", "--nproc_per_node=4"]
-    del env["TORCHELASTIC_RUN_ID"]
-    mpi, slurm = {"OMPI_COMM_WORLD_RANK": "0"}, {"SLURM_STEP_NUM_TASKS": "4"}
-    assert launcher_words("python", env | mpi) == ["mpirun", "-np", "4", "python"]
-    assert launcher_words("python", env | slurm) == ["srun", "--ntasks=4", "python"]
-    words = ["mpirun", "-np", "4"]
-    monkeypatch.setattr("engine.commands.next_command.launcher_words", lambda python: [*words, python])
+@pytest.mark.parametrize(("local", "processes"), [("4", ["-ngpus=4"]), ("2", [])])
+def test_printed_command_needs_no_launcher_on_one_host(monkeypatch, local, processes):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     printed = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
-    assert [*printed[:3], *printed[4:]] == [*words, "main_multi_gpu.py", "-resume=x"]
+    assert printed[1:] == ["main_multi_gpu.py", *processes, "-resume=x"]
 
 
 def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path, capsys):

@@ -32,9 +32,10 @@ def _trains_as_one_host(hosts: TwoHosts, folder: Path) -> None:
 
 
 def _kubernetes(hosts: TwoHosts, folder: Path) -> None:
-    """Every pod starts the same command; main_multi_gpu.py is its own torchrun."""
+    """Every pod starts the same command."""
     node = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "29500"}
-    command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags(folder / "out", EPOCHS)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    command = [*torchrun, str(ROOT / "main_multi_gpu.py"), *flags(folder / "out", EPOCHS)]
     started = [
         hosts.run(host, command, f"run-{host}", PET_NODE_RANK=str(rank), **node)
         for rank, host in enumerate(two_hosts.ADDRESSES)
