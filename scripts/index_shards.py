@@ -28,25 +28,21 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     config = parse_command_line(rest).config
     require("scripts/index_shards.py", "obstore", "braceexpand")
-    from datasets.shards.find import find_shards
-    from datasets.shards.indexing.build import open_index
-    from datasets.shards.location import parse_location
-    from datasets.shards.storage.cache import cache_folder
-    from datasets.shards.storage.store import ShardStore
+    from datasets.shards.data_set import TarShards
+    from datasets.shards.location import is_local, parse_location
 
-    location = parse_location(config.data.data_path)
-    store = ShardStore(location.root, config.timeout_seconds)
-    output = flags.output or (Path(location.root, INDEX_NAME) if store.is_local else None)
+    root, _ = parse_location(config.data.data_path)
+    output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)
     if output is None:
-        raise UserError(f"{location.root}: is not a folder of this host; give a file with -output, and copy it there")
-    found = find_shards(location, store)
-    folder = cache_folder(config.data.cache_dir)
-    index, notes = open_index(store, store.head(found.names), folder, found.label_key)
+        raise UserError(f"{root}: is not a folder of this host; give a file with -output, and copy it there")
+    shards = TarShards(config.data)
     try:
-        write_index(output, index)
+        write_index(output, shards.index)
     except OSError as error:
         raise UserError(f"{output}: cannot be written ({error.strerror}); give another file with -output") from error
-    _report(output, index, found.splits or {"all": found.unsplit}, notes)
+    for note in shards.notes:
+        print(note)
+    _report(output, shards.index, shards.found.splits or {"all": shards.found.unsplit})
     return 0
 
 
@@ -55,27 +51,23 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/index_shards.py",
         usage="%(prog)s -data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]",
         description="Indexes a data set of tar shards.",
-        epilog="-data_path and -opts, for DATA.CACHE_DIR and TIMEOUT_SECONDS, are flags of main_single_gpu.py.",
+        epilog="-data_path and -opts, for DATA.CACHE_DIR, are flags of main_single_gpu.py.",
     )
     add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
     return parser
 
 
-def _report(output: Path, index: Index, splits: dict[str, list[str]], notes: list[str]) -> None:
-    for note in notes:
-        print(note)
-    ends = np.append(0, index.arrays["ends"])
-    first = 0
+def _report(output: Path, index: Index, splits: dict[str, list[str]]) -> None:
     for split, names in splits.items():
-        last = first + len(names)
-        targets = index.arrays["targets"][ends[first] : ends[last]]
+        own = set(names)
+        is_own = np.array([shard.name in own for shard in index.shards])
+        num_bytes = sum(shard.num_bytes for shard in index.shards if shard.name in own)
+        targets = index.arrays["targets"][is_own[index.shard_of]]
         labelled = targets[targets >= 0]
         print(
-            f"{split}: {len(names):,} shards, "
-            f"{sum(shard.num_bytes for shard in index.shards[first:last]) / 1e9:.3f} GB, "
-            f"{len(targets):,} images, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
+            f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images, "
+            f"{len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
         )
-        first = last
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
 
 

@@ -3,13 +3,9 @@
     python scripts/make_shards.py -dataset=imagenet2012 -data_path=/dataset/imagenet -output /fast/imagenet-tar
     python main_single_gpu.py -cfg=... -dataset=tar -data_path=/fast/imagenet-tar
 
-`train-000000.tar`, ... and `val-000000.tar`, ... (and `test-...`, if the data set has a test split) contain `KEY.jpg`,
-the image's bytes as they are, and `KEY.cls`, its label. KEY is the image's path without its extension. Training samples
-are shuffled once, in an order that is the same each time, because training shuffles within windows of shards only.
-
-The same data give the same bytes. Each image is decoded as a test. An image that cannot be decoded ends the writing;
-with -opts DATA.ON_BAD_IMAGE=skip it is left out and listed. A second start with the same arguments continues where the
-first ended, and reads all shards back.
+Training samples are shuffled once, in an order that is the same each time, because training shuffles within windows of
+shards only. The same data give the same bytes. A second start with the same arguments continues where the first ended,
+and reads all shards back. docs/data.md describes the files.
 """
 
 import argparse
@@ -33,11 +29,9 @@ from datasets.decoding.decode import decode_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
 from scripts.flags import add_flag, positive_number, split_flags
-from scripts.packing.keys import unique_keys
 from scripts.packing.progress import Progress, open_progress
-from scripts.packing.read_back import read_back
 from scripts.packing.source import parse_data, read_image_splits, read_in_order
-from scripts.packing.tar import Sample, WrittenShard, image_extension, write_shard
+from scripts.packing.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors
@@ -120,54 +114,39 @@ class PlannedSplit:
 def write_split(
     folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
 ) -> list[WrittenShard]:
-    """Writes the shards of a split that are not finished; returns all.
+    """Writes the shards of a split that follow the finished ones; returns all.
 
     Raises:
         UserError: no image can be used.
         OSError: a shard cannot be written.
     """
     shards: list[WrittenShard] = []
-    with tqdm(desc=split.name, total=len(split.order), unit="image", leave=False, disable=None) as bar:
-
-        def usable(start: int) -> Iterator[Sample]:
-            for image in split.read(start):
-                bar.update()
-                if isinstance(image, BadImage):
-                    bad_images.add([image])
-                else:
-                    yield image
-
-        position, images, sample = 0, None, None
-        while position < len(split.order):
-            path = folder / f"{split.name}-{len(shards):06d}.tar"
-            shard = progress.finished.get(path.name)
-            if shard and shard.start == position and path.exists():
-                _check_complete(path, shard, split.data)
-                images = None
-                bar.update(shard.end - position)
-            else:
-                if images is None:
-                    images = usable(position)
-                    sample = next(images, None)
-                if sample is None:
-                    break
-                shard, sample = write_shard(path, position, sample, images, max_bytes)
-                progress.add(shard)
-            shards.append(shard)
-            position = shard.end
+    position, path = 0, folder / f"{split.name}-000000.tar"
+    while (shard := progress.finished.get(path.name)) and shard.start == position and path.exists():
+        if shard.num_samples < shard.end - position and split.data.on_bad_image == "error":
+            break  # it lacks images
+        shards.append(shard)
+        position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
+    samples = _usable(split, position, bad_images)
+    sample = next(samples, None)
+    while sample:
+        shard, sample = write_shard(path, position, sample, samples, max_bytes)
+        progress.add(shard._asdict())
+        shards.append(shard)
+        position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
 
 
-def _check_complete(path: Path, shard: WrittenShard, data: Data) -> None:
-    """Raises UserError for a finished shard without its unusable images, unless such images are left out."""
-    missing = shard.end - shard.start - shard.num_samples
-    if missing and data.on_bad_image == "error":
-        raise UserError(
-            f"{path}: was written without {missing} images that could not be used; give -opts DATA.ON_BAD_IMAGE=skip, "
-            "or correct the images and remove the file"
-        )
+def _usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> Iterator[Sample]:
+    """Yields the samples from position `start` on."""
+    images, total = split.read(start), len(split.order)
+    for image in tqdm(images, split.name, total, initial=start, unit="image", leave=False, disable=None):
+        if isinstance(image, BadImage):
+            bad_images.add([image])
+        else:
+            yield image
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:
@@ -187,13 +166,11 @@ def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[st
 
 
 def _report(output: Path, splits: dict[str, EncodedImages], shards: dict[str, list[WrittenShard]]) -> None:
-    written = [shard for of_split in shards.values() for shard in of_split]
     counts = {name: sum(shard.num_samples for shard in of_split) for name, of_split in shards.items()}
     num_bad = sum(map(len, splits.values())) - sum(counts.values())
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
-    images = ", ".join(f"{count} images of {name}" for name, count in counts.items())
-    num_bytes = sum(shard.num_bytes for shard in written)
-    print(f"{output}: {images}; {len(written)} shards, {num_bytes / 1e9:.3f} GB, read back and compared{bad}")
+    images = ", ".join(f"{count} images of {name} in {len(shards[name])} shards" for name, count in counts.items())
+    print(f"{output}: {images}, read back and compared{bad}")
     print(f"to train on them: -dataset=tar -data_path={output}")
 
 

@@ -8,12 +8,11 @@ from configs.schema import Data
 from datasets.shards.find import FoundShards, find_shards
 from datasets.shards.indexing.build import open_index
 from datasets.shards.indexing.index import Index
-from datasets.shards.location import Location, parse_location
+from datasets.shards.location import parse_location
 from datasets.shards.reader import ShardReader
 from datasets.shards.samples import TarSamples
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
-from datasets.sources.class_names import map_labels
 from datasets.sources.split import split_indices
 from utils.errors import UserError
 
@@ -21,7 +20,7 @@ START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then 
 
 
 class TarShards:
-    """A data set of tar shards, found and indexed once for all of its splits.
+    """A data set of tar shards, found and indexed once for all of its splits; `notes` are for the log.
 
     Raises:
         UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
@@ -29,15 +28,16 @@ class TarShards:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._store, location = _open_store(data)
-        self._found = find_shards(location, self._store)
-        folder, shards = cache_folder(data.cache_dir), self._store.head(self._found.names)
-        self._index, self._notes = open_index(self._store, shards, folder, self._found.label_key)
-        has_cache = data.cache_gb > 0 and not self._store.is_local
-        cache = ShardCache(folder, round(data.cache_gb * 1e9), self._store) if has_cache else None
-        self._reader = ShardReader(self._store, cache, 2 * data.shuffle_shards)
-        self._class_names, self._labels = _class_names(self._found, self._index)
-        self._notes += _describe_source(data, self._index, self._store, "val" in self._found.splits, folder)
+        store, self.found = _find(data)
+        folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
+        self.index, self.notes = open_index(store, shards, folder, self.found.label_key)
+        has_cache = data.cache_gb > 0 and not store.is_local
+        cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
+        self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
+        self._names = self.index.class_names or self.found.class_names
+        self.notes += _describe_source(data, self.index, store, folder)
+        if "val" not in self.found.splits:
+            self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
 
     def samples(self, split: str) -> TarSamples:
         """Returns the samples of 'train', 'val' or 'test'; 'all' is val, or all samples if no shard has a split.
@@ -50,17 +50,17 @@ class TarShards:
         rows, findings = self._rows(split)
         if not len(rows) and not findings:
             raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
-        index = self._index.select(rows)
-        arrays = {**index.arrays, "targets": self._labels[index.arrays["targets"]]}
-        samples = TarSamples(self._reader, index.shards, arrays, list(self._class_names))
-        samples.has_class_names = bool(self._found.class_names or self._index.class_names)
-        samples.notes += self._notes
+        index = self.index.select(rows)
+        class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
+        samples = TarSamples(self._reader, index.shards, index.arrays, class_names)
+        samples.has_class_names = bool(self._names)
+        samples.notes += self.notes
         samples.findings += findings + _find_no_labels(samples, split)
         return samples
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
         """Returns the sorted rows of the index that belong to a split, and error messages."""
-        splits, unsplit, has_val = self._found.splits, self._found.unsplit, "val" in self._found.splits
+        splits, unsplit, has_val = self.found.splits, self.found.unsplit, "val" in self.found.splits
         if split == "all":
             split = "val" if splits else "all"
         is_held_out = split in ("train", "val") and not has_val
@@ -69,55 +69,33 @@ class TarShards:
             known = f"there are shards of {', '.join(splits)}" if splits else "no name contains a split"
             raise UserError(f"{self._data.data_path}: has no shard of the split {split}; {known}")
         names = set(wanted)
-        is_wanted = np.array([shard.name in names for shard in self._index.shards])
-        rows = np.flatnonzero(is_wanted[self._index.shard_of])
+        is_wanted = np.array([shard.name in names for shard in self.index.shards])
+        rows = np.flatnonzero(is_wanted[self.index.shard_of])
         if not is_held_out:
             return rows, []
-        part, findings = split_indices(self._index.arrays["targets"][rows], self._data, split)
+        part, findings = split_indices(self.index.arrays["targets"][rows], self._data, split)
         return rows[part], findings
 
 
 def splits_of_shards(data: Data) -> list[str]:
     """Lists the splits that have shards of their own; raises UserError as `TarShards`."""
-    store, location = _open_store(data)
-    return list(find_shards(location, store).splits)
+    return list(_find(data)[1].splits)
 
 
-def _open_store(data: Data) -> tuple[ShardStore, Location]:
-    location = parse_location(data.data_path)
-    return ShardStore(location.root, START_TIMEOUT_SECONDS), location
+def _find(data: Data) -> tuple[ShardStore, FoundShards]:
+    root, names = parse_location(data.data_path)
+    store = ShardStore(root, START_TIMEOUT_SECONDS)
+    return store, find_shards(store, names)
 
 
-def _class_names(found: FoundShards, index: Index) -> tuple[list[str], np.ndarray]:
-    """Returns the class names, and the new label of each label of the index; the last one belongs to -1, no label.
-
-    If the labels are names, the class names in `_info.json` decide on their order.
-    """
-    targets = index.arrays["targets"]
-    labels = np.arange(max(targets.max(initial=-1) + 1, len(index.class_names or ())))
-    names = index.class_names or found.class_names or list(map(str, labels))
-    if index.class_names and found.class_names:
-        mapped = map_labels(index.class_names, found.class_names)
-        if (mapped >= 0).all():
-            names, labels = found.class_names, mapped
-    return names, np.append(labels, -1)
-
-
-def _describe_source(data: Data, index: Index, store: ShardStore, has_val: bool, cache_dir: Path) -> list[str]:
-    """Notes where remote shards are read from, and that a part is held out."""
-    notes = []
-    if not store.is_local:
-        size = sum(shard.num_bytes for shard in index.shards) / 1e9
-        cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
-        by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
-        notes.append(
-            f"{store.root}: {len(index.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"
-        )
-    elif data.cache_gb:
-        notes.append("DATA.CACHE_GB is not used: the shards are files of this machine")
-    if not has_val:
-        notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
-    return notes
+def _describe_source(data: Data, index: Index, store: ShardStore, cache_dir: Path) -> list[str]:
+    """Notes where remote shards are read from."""
+    if store.is_local:
+        return ["DATA.CACHE_GB is not used: the shards are files of this machine"] if data.cache_gb else []
+    size = sum(shard.num_bytes for shard in index.shards) / 1e9
+    cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
+    by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
+    return [f"{store.root}: {len(index.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"]
 
 
 def _find_no_labels(samples: TarSamples, split: str) -> list[str]:

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.index import INFO_FILE
-from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, Location, check_not_compressed, name_problem
+from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore
 from utils.errors import UserError
 
-_SPLIT_TOKENS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
-_SPLIT_OF_TOKEN = {token: split for split, tokens in _SPLIT_TOKENS.items() for token in tokens}
+_SPLITS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+}  # fmt: skip
 _MAX_INFO_BYTES = 64 << 20
 
 
@@ -37,20 +38,20 @@ class FoundShards:
         return [*chain.from_iterable(self.splits.values()), *self.unsplit]
 
 
-def find_shards(location: Location, store: ShardStore) -> FoundShards:
-    """Finds the shards by the names in DATA.DATA_PATH, by `_info.json`, or by listing the folder.
+def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
+    """Finds the shards by their `names`, by `_info.json`, or by listing the folder.
 
     Raises:
         UserError: no shard is found, or it is not clear to which split one belongs.
     """
-    if location.names:
-        return _split_by_name(location.names, store)
+    if names:
+        return _split_by_name(names, store)
     info = store.read_small(INFO_FILE, _MAX_INFO_BYTES)
     if info is not None:
         return _read_info(info, store.url(INFO_FILE))
-    if not store.can_list:
+    if not store.files.can_list:
         raise UserError(
-            f"{location.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
+            f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
             f"pattern, such as {store.url('train-{0000..0127}.tar')}"
         )
     return _split_by_name(_list_shards(store), store)
@@ -58,7 +59,7 @@ def find_shards(location: Location, store: ShardStore) -> FoundShards:
 
 def split_of(name: str) -> str | None:
     """Returns the split that the name of a shard contains first: 'in1k-train-0000.tar', 'val/0.tar'."""
-    return next((_SPLIT_OF_TOKEN[token] for token in re.split(r"[/\-_.]", name) if token in _SPLIT_OF_TOKEN), None)
+    return next((_SPLITS[token] for token in re.split(r"[/\-_.]", name) if token in _SPLITS), None)
 
 
 def _list_shards(store: ShardStore) -> list[str]:
@@ -72,8 +73,9 @@ def _list_shards(store: ShardStore) -> list[str]:
         return shards
     for file in files:
         check_not_compressed(file)
-    fix = "for folders of images use -dataset=folder; scripts/make_shards.py writes shards" if folders else "check it"
-    raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{SHARD_SUFFIX}); {fix}")
+    raise UserError(
+        f"DATA.DATA_PATH: {store.root}: has no shard (*{SHARD_SUFFIX}); check it, or use -dataset=folder for images"
+    )
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
@@ -104,29 +106,28 @@ class _Info(BaseModel, strict=True):
     splits: dict[str, _Split] = Field(min_length=1)
     class_names: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=10**6)
 
+    @model_validator(mode="after")
+    def _check(self) -> "_Info":
+        splits = list(map(_SPLITS.get, self.splits))
+        shards = [name for split in self.splits.values() for name in split.filenames]
+        if None in splits or len(set(splits)) < len(splits):
+            raise ValueError(f"the splits {shorten(list(self.splits))} are not train, val and test")
+        if len(set(shards)) < len(shards) or len(set(self.class_names or ())) < len(self.class_names or ()):
+            raise ValueError("names a shard or a class twice")
+        if len({split.alt_label or "" for split in self.splits.values()}) > 1:
+            raise ValueError("has several values of 'alt_label'")
+        return self
+
 
 def _read_info(data: bytes, url: str) -> FoundShards:
     """Reads timm's description of a data set, which may come from anyone; raises UserError."""
-
-    def refuse(problem: str) -> UserError:
-        return UserError(f"{url}: {problem}; correct it, or give a pattern of names instead")
-
     try:
         info = _Info.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = shorten(".".join(map(str, first["loc"])))
-        problem = f"{key}: {first['msg'].removeprefix('Value error, ')}" if first["loc"] else "is no JSON object"
-        raise refuse(problem) from None
-    found = FoundShards(class_names=info.class_names)
-    for key, entry in info.splits.items():
-        split = _SPLIT_OF_TOKEN.get(key)
-        if not split or split in found.splits:
-            raise refuse(f"has a split {shorten(key)}, which is not one of train, val and test, or twice the same")
-        found.splits[split] = sorted(entry.filenames)
-    if len(set(found.names)) < len(found.names) or len(set(found.class_names or ())) < len(found.class_names or ()):
-        raise refuse("names a shard or a class twice")
-    found.label_key, *others = {entry.alt_label or "" for entry in info.splits.values()}
-    if others:
-        raise refuse("has several values of 'alt_label'")
-    return found
+        key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
+        problem = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{url}: {key}{problem}; correct it, or give a pattern of names instead") from None
+    splits = {_SPLITS[name]: sorted(split.filenames) for name, split in info.splits.items()}
+    label_key = next(iter(info.splits.values())).alt_label or ""
+    return FoundShards(splits, class_names=info.class_names, label_key=label_key)

@@ -1,12 +1,11 @@
 """Parses the location of shards: a folder or its URL, with an optional pattern of names in braces."""
 
+import os
 import re
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]  # its stub lacks the error
+from braceexpand import braceexpand
 
 from configs.reading.yaml_io import shorten
 from configs.schema.urls import secret_in_url
@@ -15,30 +14,20 @@ from utils.errors import UserError
 SHARD_SUFFIX = ".tar"
 REMOTE_SCHEMES = ("http", "https", "s3", "gs")
 MAX_NAMES = 10**6
-_MAX_PATTERN_CHARS = 1000
 _MAX_NAME_CHARS = 1024
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-
-
-@dataclass(frozen=True)
-class Location:
-    """The shards of a data set.
-
-    root: a local folder, or a URL (http, https, s3, gs) without '/' at its end.
-    names: the shards that DATA.DATA_PATH names, relative to `root`; None: all that are found there.
-    """
-
-    root: str
-    names: tuple[str, ...] | None = None
 
 
 def is_local(root: str) -> bool:
     return not _SCHEME.match(root)
 
 
-def parse_location(data_path: str) -> Location:
+def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     """Parses DATA.DATA_PATH: a folder, one `.tar` file, or a pattern: `https://host/{train,val}-{0000..0127}.tar`.
+
+    Returns the root, a local folder or a URL (http, https, s3, gs) without '/' at its end, and the names of the shards
+    relative to it; None: all that are found there.
 
     Raises:
         UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
@@ -47,34 +36,27 @@ def parse_location(data_path: str) -> Location:
         raise UserError("DATA.DATA_PATH: 'pipe:' is a shell command, and is not run; use a folder or a URL")
     scheme = _SCHEME.match(data_path)
     if not scheme:
-        return _split_pattern(data_path, is_folder=Path(data_path).is_dir())
-    name = scheme[1].lower()
-    rest = data_path[scheme.end() :]
-    if name == "file":
-        if not rest.startswith("/"):
-            raise UserError(f"DATA.DATA_PATH: {shorten(data_path)} names a host; write file:///folder")
-        return _split_pattern(unquote(rest), is_folder=Path(unquote(rest)).is_dir())
+        return _split_pattern(data_path)
+    name, rest = scheme[1].lower(), data_path[scheme.end() :].rstrip("/")
     if name not in REMOTE_SCHEMES:
-        raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use file, http, https, s3 or gs")
-    _check_url(name, rest.rstrip("/"))
-    location = _split_pattern(f"{name}://{rest.rstrip('/')}", is_folder=False)
-    if name.startswith("http") and location.names:
-        return Location(location.root, tuple(map(unquote, location.names)))
-    return location
+        raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use http, https, s3 or gs")
+    _check_url(f"{name}://{rest}")
+    root, names = _split_pattern(f"{name}://{rest}")
+    return root, list(map(unquote, names)) if names and name.startswith("http") else names
 
 
-def _check_url(scheme: str, rest: str) -> None:
+def _check_url(url: str) -> None:
     """Raises UserError for an invalid URL. The message does not repeat a text that may contain a secret."""
-    if problem := secret_in_url(f"{scheme}://{rest}"):
+    if problem := secret_in_url(url):
         raise UserError(f"DATA.DATA_PATH: {problem}")
-    host, _, path = rest.partition("/")
+    scheme, _, host, *path = url.split("/")
     try:
-        is_valid = bool(urlsplit(f"{scheme}://{host}").hostname) and "{" not in host and host.isprintable()
-        urlsplit(f"{scheme}://{host}").port  # noqa: B018 - raises ValueError
+        parts = urlsplit(f"{scheme}//{host}")
+        is_valid = bool(parts.hostname) and parts.port != 0 and "{" not in host and host.isprintable()
     except ValueError:
         is_valid = False
-    if not is_valid or any(part in ("", ".", "..") for part in path.split("/") if path):
-        raise UserError(f"DATA.DATA_PATH: {shorten(f'{scheme}://{rest}')} is not a valid URL")
+    if not is_valid or any(part in ("", ".", "..") for part in path):
+        raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
 
 
 def check_not_compressed(path: str) -> None:
@@ -83,29 +65,29 @@ def check_not_compressed(path: str) -> None:
         raise UserError(f"DATA.DATA_PATH: {shorten(path)}: a compressed archive cannot be read in parts; decompress it")
 
 
-def _split_pattern(path: str, is_folder: bool) -> Location:
+def _split_pattern(path: str) -> tuple[str, list[str] | None]:
     """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern."""
+    is_folder = is_local(path) and os.path.isdir(path)
     if not is_folder:
         check_not_compressed(path)
     start = path.find("{")
     if is_folder or (start < 0 and not path.endswith(SHARD_SUFFIX)):
-        return Location(path.rstrip("/") or "/")
+        return path.rstrip("/") or "/", None
     slash = path.rfind("/", 0, start if start >= 0 else None)
     root = path[:slash] or "/" if slash >= 0 else "."
-    return Location(root, tuple(_expand(path[slash + 1 :])))
+    return root, _expand(path[slash + 1 :])
 
 
 def _expand(pattern: str) -> list[str]:
     """Lists the names of a pattern, in the order in which Bash expands it."""
     shown = shorten(pattern)
-    if len(pattern) > _MAX_PATTERN_CHARS or not pattern.isprintable():
-        raise UserError(f"DATA.DATA_PATH: the pattern {shown} is too long, or contains control characters")
-    in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
-    try:  # `braceexpand` lists each range as a whole
-        names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if in_ranges <= MAX_NAMES else None
-    except (UnbalancedBracesError, RecursionError):
+    try:
+        in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
+        is_short = in_ranges <= MAX_NAMES  # `braceexpand` lists each range as a whole
+        names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if is_short else []
+    except (ValueError, RecursionError):
         raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
-    if names is None or len(names) > MAX_NAMES:
+    if not 0 < len(names) <= MAX_NAMES:
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
     for name in names:
         if problem := name_problem(name):

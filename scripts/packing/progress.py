@@ -21,12 +21,8 @@ class Progress:
         self._file = file
         self.finished: dict[str, WrittenShard] = {}
 
-    def add(self, shard: WrittenShard) -> None:
+    def add(self, line: dict[str, Any]) -> None:
         """Records a shard that is on the disk; raises OSError."""
-        self.append(shard._asdict())
-        self.finished[shard.name] = shard
-
-    def append(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -37,18 +33,23 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     """Creates `folder` or continues it, and locks it until the block ends.
 
     Args:
-        plan: all that the shards depend on, as JSON; with the key 'shard_mb'.
+        plan: all that the shards depend on, as JSON.
 
     Raises:
         UserError: the folder has other files, or shards of another plan; or another process writes to it.
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    strangers = sorted(path.name for path in folder.iterdir() if not _is_own(path.name))
-    if strangers and not (folder / PROGRESS).exists():
-        raise UserError(f"{folder}: contains other files ({strangers[0]}); give another folder with -output")
+    others = sorted(path.name for path in folder.iterdir() if not path.match(".*.tmp"))
+    if others and PROGRESS not in others:
+        raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
     with open(folder / PROGRESS, "ab+") as file:
-        _lock(file, folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder}: another process writes to it; wait, or give another -output") from error
+        except OSError:  # the file system does not support locks
+            pass
         for path in folder.glob(".*.tmp"):  # of a writer that was killed
             path.unlink()
         file.seek(0)
@@ -56,42 +57,15 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
         *lines, incomplete = file.read().split(b"\n")
         file.truncate(file.tell() - len(incomplete))
         progress = Progress(file)
-        if lines:
-            before, shards = _parse(folder, lines)
-            _check_plan(folder, before, plan)
-            progress.finished = {shard.name: shard for shard in shards}
-        else:
-            progress.append(plan)
+        try:
+            before, *rows = map(json.loads, lines or [json.dumps(plan)])
+            progress.finished = {row["name"]: WrittenShard(**row) for row in rows}
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
+        if before != plan:
+            raise UserError(
+                f"{folder}: contains shards of other data or another -shard_mb; give the same, or another -output"
+            )
+        if not lines:
+            progress.add(plan)
         yield progress
-
-
-def _is_own(name: str) -> bool:
-    return name == PROGRESS or (name.startswith(".") and name.endswith(".tmp"))
-
-
-def _lock(file: BinaryIO, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f"{folder}: another process writes to it; wait, or give another -output") from error
-    except OSError:  # the file system does not support locks
-        return
-
-
-def _parse(folder: Path, lines: list[bytes]) -> tuple[dict[str, Any], list[WrittenShard]]:
-    try:
-        plan, *shards = map(json.loads, lines)
-        return plan | {}, [WrittenShard(**shard) for shard in shards]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
-
-
-def _check_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) -> None:
-    if before == plan:
-        return
-    if before | {"shard_mb": 0} == plan | {"shard_mb": 0}:
-        raise UserError(
-            f"{folder}: its shards were written with -shard_mb {before['shard_mb']}, not {plan['shard_mb']}; give "
-            "the same, or another -output"
-        )
-    raise UserError(f"{folder}: contains shards of other data; give the same data, or another folder with -output")

@@ -2,22 +2,41 @@
 
 import hashlib
 import io
+import os
+import posixpath
+import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
+from tqdm import tqdm
 
 from datasets.decoding.decode import FORMATS
+from datasets.loading.workers import default_num_workers
+from datasets.shards.indexing.archive import DamagedShard
+from datasets.shards.indexing.index import Index, join, to_index
+from datasets.shards.indexing.records import read_records
+from datasets.shards.shard import Shard
+from datasets.sources.arrays.strings import PackedStrings, StringPacker
 from utils.atomic_file import fsync_path, open_atomically
+from utils.cpu_cores import own_share
+from utils.errors import UserError
+from utils.files import open_regular_file
 
 # Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
 _EXTENSIONS = {
     "JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif", "PPM": "ppm",
 }  # fmt: skip
-REPAIR = "remove this file and start again with the same arguments"
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
+_LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
+_CHUNK_BYTES = 1 << 22
+_REPAIR = "remove this file and start again with the same arguments"
 
 
 class Sample(NamedTuple):
@@ -31,7 +50,7 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `hash_rows`."""
+    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `_hash_rows`."""
 
     name: str
     num_bytes: int
@@ -39,6 +58,31 @@ class WrittenShard(NamedTuple):
     start: int
     end: int
     sha256: str
+
+
+def unique_keys(paths: Iterable[str]) -> PackedStrings:
+    """The key of each image, given the images' paths relative to the data: equal ones get a number, in order."""
+    keys, used, last_number = StringPacker(), set(), Counter()
+    for path in paths:
+        base = key = _key_of(path)
+        while key in used:
+            last_number[base] += 1
+            key = f"{base}_{last_number[base] + 1}"
+        used.add(key)
+        keys.add(key)
+    return keys.strings()
+
+
+def _key_of(path: str) -> str:
+    """The path without its extension, relative and without `..`, and no dot in its last part.
+
+    WebDataset's rule: the key of a member ends at the first dot of the last part of its name.
+    """
+    folder, name = posixpath.split(posixpath.normpath(path.strip("/") or "image"))
+    folders = ["__" if part == ".." else part for part in folder.split("/") if part]
+    stem = _LEADING_UNDERSCORES.sub("_", os.path.splitext(name)[0].replace(".", "_"))
+    key = _CONTROL_CHARACTERS.sub("_", "/".join([*folders, stem]))
+    return _LEADING_UNDERSCORES.sub("_", key)
 
 
 def image_extension(data: bytes) -> str:
@@ -69,7 +113,7 @@ def write_shard(
             following_sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), following_sample
+    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, _hash_rows(rows)), following_sample
 
 
 def _member(name: str, content: bytes) -> bytes:
@@ -85,9 +129,33 @@ def _closed_size(size: int) -> int:
     return -(-(size + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def hash_rows(rows: Iterable[tuple[str, int, int]]) -> str:
+def _hash_rows(rows: Iterable[tuple[str, int, int]]) -> str:
     """SHA-256 of the samples of a shard: the image's member name, the label, the CRC-32 of the image."""
     sha256 = hashlib.sha256()
     for name, label, crc in rows:
         sha256.update(f"{name}\0{label}\0{crc}\n".encode("utf-8", "surrogateescape"))
     return sha256.hexdigest()
+
+
+def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
+    """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
+
+    Raises:
+        UserError: a shard is damaged, or its keys, its labels or the CRC-32 of its images differ from the written ones.
+        OSError: a shard cannot be read.
+    """
+
+    def index_of(shard: WrittenShard) -> Index:
+        path = folder / shard.name
+        try:
+            with open_regular_file(path) as file:
+                records, _ = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes)
+        except DamagedShard as error:
+            raise UserError(f"{error}; {_REPAIR}") from error
+        if _hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
+            raise UserError(f"{path}: read back, it is not as it was written; {_REPAIR}")
+        return to_index(Shard(shard.name, shard.num_bytes), records, str(path))
+
+    with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
+        bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
+        return join(list(bar))

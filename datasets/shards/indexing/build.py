@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from datasets.shards.indexing.archive import DamagedShard
 from datasets.shards.indexing.index import INDEX_NAME, Index, join, read_index, to_index, write_index
-from datasets.shards.indexing.records import Record, Remarks, read_records
+from datasets.shards.indexing.records import Remarks, read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from utils.cpu_cores import usable_cores
@@ -32,14 +32,10 @@ def open_index(
 ) -> tuple[Index, list[str]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
-    Rows come from the index beside the shards and from the one in the cache folder; all other shards are read. The
-    result is stored with the rows of other shards that a stored index had: beside local shards if their folder can be
-    written, else in the cache folder. The copy of a server's index has the versions that the shards have now. A call
-    uses the rows that an interrupted one has stored. Several processes of a host build an index once.
-
-    Args:
-        cache_dir: DATA.CACHE_DIR.
-        label_key: see `find_label`.
+    Rows come from the index beside the shards and from the one in DATA.CACHE_DIR, `cache_dir`; all other shards are
+    read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
+    folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
+    now. Several processes of a host build an index once. `label_key`: see `find_label`.
 
     Raises:
         UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
@@ -60,7 +56,7 @@ def open_index(
             stored.add_file(path)  # another process may have written it
             if stored.missing():
                 _build(store, stored, path)
-    return stored.join(), stored.notes
+    return stored.join(), list(dict.fromkeys(stored.notes))
 
 
 def cached_index(store: ShardStore, cache_dir: Path) -> Path:
@@ -86,14 +82,14 @@ class _StoredRows:
         except FileNotFoundError:
             return
         except OSError as error:
-            self.note(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
+            self.notes.append(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
 
     def add(self, data: bytes, origin: str) -> None:
         """Adds the rows of an index."""
         try:
             index = read_index(data, origin)
         except UserError as error:
-            self.note(f"Warning: {error}")
+            self.notes.append(f"Warning: {error}")
             return
         if index.label_key != self.label_key:
             return
@@ -101,10 +97,6 @@ class _StoredRows:
             current = self._wanted.get(shard.name, shard)
             if current.is_same_as(shard):
                 self.indexes[shard.name] = replace(index.of_shard(position), shards=[current])
-
-    def note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
 
     def missing(self) -> list[Shard]:
         return [shard for name, shard in self._wanted.items() if name not in self.indexes]
@@ -123,7 +115,7 @@ class _StoredRows:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_index(path, index)
         except OSError as error:
-            self.note(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds the index again")
+            self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
 
 
 @contextlib.contextmanager
@@ -153,20 +145,20 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     num_bytes = sum(shard.num_bytes for shard in shards)
     bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
 
-    def read(shard: Shard) -> tuple[Shard, list[Record], Remarks | DamagedShard]:
-        try:
-            return shard, *read_records(store.stream(shard), store.url(shard.name), shard.num_bytes, stored.label_key)
-        except DamagedShard as error:
-            return shard, [], error
-
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     try:
         with bar, contextlib.closing(DaemonPool(threads)) as pool:
-            for result in as_completed([pool.submit(read, shard) for shard in shards]):
-                shard, records, found = result.result()
+            results = {
+                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, stored.label_key): s
+                for s in shards
+            }
+            for result in as_completed(results):
+                shard = results.pop(result)
                 bar.update(shard.num_bytes)
-                if isinstance(found, DamagedShard):
-                    findings.append(str(found))
+                try:
+                    records, found = result.result()
+                except DamagedShard as error:
+                    findings.append(str(error))
                     continue
                 stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
                 remarks.add(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from datasets.shards.indexing.labels import MAX_CLASS_NAME_CHARS, Label, is_encodable
+from datasets.shards.indexing.labels import Label, is_class_name
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
@@ -187,7 +187,7 @@ def _has_valid_names(index: Index) -> bool:
         and len(set(names)) == len(names)
         and all(type(shard.num_bytes) is int and 0 <= shard.num_bytes < 2**62 for shard in index.shards)
         and all(shard.version is None or type(shard.version) is str for shard in index.shards)
-        and all(type(name) is str and len(name) <= MAX_CLASS_NAME_CHARS and is_encodable(name) for name in class_names)
+        and all(map(is_class_name, class_names))
         and class_names == sorted(set(class_names))
         and type(index.label_key) is str
     )

@@ -1,6 +1,7 @@
 """The label of a sample in a shard: a class number, the name of a class, or none."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ Label = int | str | None
 
 MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
 LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
-MAX_CLASS_NAME_CHARS = 255
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 
 
@@ -30,29 +31,22 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     Raises:
         ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
+    value: Any = _parse_json(files["json"]) if "json" in files and (label_key or "cls" not in files) else None
     if label_key:
-        return _selected_label(files, label_key)
+        label: Any = value.get(label_key) if isinstance(value, dict) else None
+        if not _is_label(label):
+            raise ValueError(f".json has no label {shorten(label_key)}")
+        return LEFT_OUT if label == LEFT_OUT else _checked(label, ".json")
     if "cls" in files:
         text = files["cls"][:100].decode("latin-1").strip()
         is_number = text.isascii() and text.isdecimal() and len(text) <= LABEL_DIGITS and len(files["cls"]) <= 100
         return _checked(int(text) if is_number else text, ".cls", names=False)
-    if "json" in files:
-        value = _parse_json(files["json"])
-        if isinstance(value, dict):
-            value = next((value[name] for name in _JSON_KEYS if _is_label(value.get(name))), None)
-        if _is_label(value):
-            return _checked(value, ".json")
+    if isinstance(value, dict):
+        value = next((value[name] for name in _JSON_KEYS if _is_label(value.get(name))), None)
+    if _is_label(value):
+        return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
-
-
-def _selected_label(files: Mapping[str, bytes], label_key: str) -> Label:
-    if "json" not in files:
-        raise ValueError(f"has no .json, which contains the label {shorten(label_key)}")
-    content = _parse_json(files["json"])
-    if not isinstance(content, dict) or not _is_label(content.get(label_key)):
-        raise ValueError(f".json has no label {shorten(label_key)}")
-    return LEFT_OUT if content[label_key] == LEFT_OUT else _checked(content[label_key], ".json")
 
 
 def _parse_json(data: bytes) -> Any:
@@ -72,7 +66,7 @@ def _is_label(value: Any) -> bool:
 
 def _checked(value: int | float | str, place: str, names: bool = True) -> int | str:
     if isinstance(value, str) and names:
-        if len(value) > MAX_CLASS_NAME_CHARS or not is_encodable(value):
+        if not is_class_name(value):
             raise ValueError(f"{place}: {shorten(value)} is not the name of a class, at most 255 characters")
         return value
     if isinstance(value, str) or not 0 <= value < 10**LABEL_DIGITS:
@@ -80,10 +74,6 @@ def _checked(value: int | float | str, place: str, names: bool = True) -> int | 
     return int(value)
 
 
-def is_encodable(text: str) -> bool:
-    """Tells whether a text from a JSON file has no surrogates, except the surrogates that stand for invalid UTF-8."""
-    try:
-        text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
+def is_class_name(value: object) -> bool:
+    """Tells whether a value from a JSON file is a short text. Of surrogates, only those for invalid UTF-8 are valid."""
+    return isinstance(value, str) and len(value) <= 255 and not _SURROGATE.search(value)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from configs.reading.yaml_io import shorten
-from datasets.shards.indexing.archive import Archive
+from datasets.shards.indexing.archive import Archive, Member
 from datasets.shards.indexing.labels import LEFT_OUT, MAX_LABEL_BYTES, Label, find_label
 from datasets.sources.files.class_folders import IMAGE_EXTENSIONS
 
@@ -48,9 +48,7 @@ class _File(NamedTuple):
 
     key: str
     extension: str
-    name: str
-    offset: int
-    size: int
+    member: Member
     crc: int
     content: bytes
 
@@ -60,8 +58,8 @@ def read_records(
 ) -> tuple[list[Record], Remarks]:
     """The samples of a shard that have an image, in its order, and remarks. `find_label` gives their labels.
 
-    The image is the file with the first of `IMAGE_EXTENSIONS`. Files whose basename begins with a dot, or begins and
-    ends with two underscores, are ignored.
+    The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
+    or begins with a dot, or begins and ends with two underscores.
 
     Args:
         chunks: the bytes of the shard, in pieces of any size.
@@ -72,11 +70,11 @@ def read_records(
         DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
     archive, records, remarks, keys = Archive(chunks, origin), [], Remarks(), set()
-    for key, group in groupby(_files(archive, remarks), attrgetter("key")):
+    for key, group in groupby(_files(archive), attrgetter("key")):
         files: dict[str, _File] = {}
         for file in group:
             if file.extension in files:
-                raise archive.error(f"member {shorten(file.name)} occurs twice", "leave one out, or rename it")
+                raise archive.error(f"member {shorten(file.member.name)} occurs twice", "leave one out, or rename it")
             files[file.extension] = file
         if key in keys:
             raise archive.error(
@@ -86,34 +84,31 @@ def read_records(
         keys.add(key)
         images = [files[extension] for extension in _EXTENSIONS if extension in files]
         if not images:
-            remarks.count(_NO_IMAGE, shorten(next(iter(files.values())).name))
+            remarks.count(_NO_IMAGE, shorten(next(iter(files.values())).member.name))
             continue
-        image = images[0]
+        name, offset, length = images[0].member
         if len(images) > 1:
-            remarks.count(_SEVERAL_IMAGES, shorten(image.name))
+            remarks.count(_SEVERAL_IMAGES, shorten(name))
         try:
             label = find_label({extension: file.content for extension, file in files.items()}, key, label_key)
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
-            remarks.count(f"are left out: their label {shorten(label_key)} is -1", shorten(image.name))
+            remarks.count(f"are left out: their label {shorten(label_key)} is -1", shorten(name))
         else:
-            records.append(Record(image.offset, image.size, image.crc, label, image.name))
+            records.append(Record(offset, length, images[0].crc, label, name))
     if archive.position != num_bytes:
         raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
     return records, remarks
 
 
-def _files(archive: Archive, remarks: Remarks) -> Iterator[_File]:
+def _files(archive: Archive) -> Iterator[_File]:
     for member in archive:
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
-        if not stem or (stem.startswith("__") and stem.endswith("__")):
-            continue
-        if not dot:
-            remarks.count(_NO_IMAGE, shorten(member.name))
+        if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
             continue
         extension = extension.lower()
         content = archive.read(MAX_LABEL_BYTES + 1) if extension in ("cls", "json") else b""
         crc = archive.crc32() if extension in _EXTENSIONS else 0
-        yield _File(f"{folder}{slash}{stem}", extension, *member, crc, content)
+        yield _File(f"{folder}{slash}{stem}", extension, member, crc, content)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
@@ -25,18 +25,15 @@ from utils.status import RUN_LOG
 from utils.threads import DaemonPool
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
-_PAUSE_SECONDS = 60.0  # after an error of the disk
 _POLL_SECONDS = 0.2
 _COMPLETE, _PART = ".tar", ".part"
 _THREADS = 4
-_RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
+_RETRY_SECONDS = 60.0  # until a shard is tried again, after an error or without room
 
 
 def cache_folder(cache_dir: str | None) -> Path:
     """Returns the folder of shards and indexes: DATA.CACHE_DIR; its default follows the XDG base directories."""
-    if cache_dir:
-        return Path(cache_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit"
+    return Path(cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampvit")
 
 
 class ShardCache:
@@ -44,11 +41,7 @@ class ShardCache:
 
     def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
         self.folder, self.max_bytes, self.store = folder / "shards", max_bytes, store
-        self._resume_at = 0.0
         self._has_warned = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder.parent, self.max_bytes, self.store)
 
     def open(self, shard: Shard) -> BinaryIO:
         """Opens a shard; raises OSError if it is not in the cache. It stays readable if the cache removes it."""
@@ -71,7 +64,7 @@ class ShardCache:
         Raises:
             StoreError: the shard cannot be read from its source.
         """
-        while time.monotonic() >= self._resume_at:
+        while True:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._locked():
@@ -86,9 +79,8 @@ class ShardCache:
                     return False
                 time.sleep(_POLL_SECONDS)
             except OSError as error:
-                self._resume_at = time.monotonic() + _PAUSE_SECONDS
                 self._warn(f"{error.strerror}; samples are read from their source")
-        return False
+                return False
 
     def _path(self, shard: Shard) -> Path:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from obstore.store import GCSStore, HTTPStore, S3Store
@@ -27,7 +26,7 @@ class LocalFiles:
     """Files below the folder `root`. All methods raise OSError."""
 
     attempt_seconds = 0.0
-    can_list = True
+    can_list = True  # the names of files
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
@@ -39,10 +38,7 @@ class LocalFiles:
             return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
 
     def head(self, name: str) -> Shard:
-        state = os.stat(self.root / name)
-        if not S_ISREG(state.st_mode):
-            raise OSError(None, "not a file")
-        return _local_shard(name, state)
+        return _local_shard(name, os.stat(self.root / name))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
         """Returns the whole file as it is now, and its bytes from `start` on."""
@@ -92,7 +88,8 @@ class RemoteFiles:
         return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
     def head(self, name: str) -> Shard:
-        return _remote_shard(name, self.store.head(name))
+        meta = self.store.head(name)
+        return Shard(name, meta["size"], meta["e_tag"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
@@ -103,8 +100,5 @@ class RemoteFiles:
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
         """Returns the whole object as it is now, and its bytes from `start` on."""
         result = self.store.get(name, options={"range": {"offset": start}} if start else None)
-        return _remote_shard(name, result.meta), map(bytes, result.stream(min_chunk_size=_REMOTE_CHUNK_BYTES))
-
-
-def _remote_shard(name: str, meta: Any) -> Shard:
-    return Shard(name, meta["size"], meta["e_tag"])
+        found = Shard(name, result.meta["size"], result.meta["e_tag"])
+        return found, map(bytes, result.stream(min_chunk_size=_REMOTE_CHUNK_BYTES))

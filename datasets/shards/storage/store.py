@@ -46,13 +46,8 @@ class ShardStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self.timeout_seconds)
 
-    @property
-    def can_list(self) -> bool:
-        """Tells whether the names of files can be listed: not on a web server."""
-        return self._files.can_list
-
     @cached_property
-    def _files(self) -> LocalFiles | RemoteFiles:
+    def files(self) -> LocalFiles | RemoteFiles:
         try:
             return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
         except STORE_ERRORS as error:
@@ -65,11 +60,11 @@ class ShardStore:
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Lists the files and the folders in a folder below the root ('': the root itself), unordered."""
-        return self._retry(folder, lambda: self._files.list_folder(folder))
+        return self._retry(folder, lambda: self.files.list_folder(folder))
 
     def head(self, names: Sequence[str]) -> list[Shard]:
         """Returns the size and version of each file, in the order of `names`."""
-        head = self._files.head
+        head = self.files.head
         with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
             return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
 
@@ -80,9 +75,9 @@ class ShardStore:
             ShardChanged: the file is shorter.
             RangesNotSupported: the server sends whole files only.
         """
-        assert isinstance(self._files, RemoteFiles)
+        assert isinstance(self.files, RemoteFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
-        parts = self._retry(name, partial(self._files.read_ranges, name, wanted)) if wanted else []
+        parts = self._retry(name, partial(self.files.read_ranges, name, wanted)) if wanted else []
         if [len(part) for part in parts] != [length for _, length in wanted]:
             raise self._changed(name)
         filled = iter(parts)
@@ -93,7 +88,7 @@ class ShardStore:
 
         def read() -> bytes | None:
             try:
-                found, chunks = self._files.open_stream(name, 0)
+                found, chunks = self.files.open_stream(name, 0)
             except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return None
             if found.num_bytes > max_bytes:
@@ -104,7 +99,7 @@ class ShardStore:
 
     def stream(self, shard: Shard) -> Iterator[bytes]:
         """Yields the bytes of a whole shard in order; raises ShardChanged if the file is another one."""
-        attempts, position = self._attempts(shard.name), 0
+        attempts, position = _Attempts(self, shard.name), 0
         while position < shard.num_bytes:
             try:
                 found, chunks, skip = self._open_at(shard.name, position)
@@ -135,15 +130,12 @@ class ShardStore:
     def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes], int]:
         """Opens a stream; returns also the number of its first bytes that the caller already has."""
         try:
-            return *self._files.open_stream(name, position), 0
+            return *self.files.open_stream(name, position), 0
         except NotSupportedError:
-            return *self._files.open_stream(name, 0), position
-
-    def _attempts(self, name: str) -> "_Attempts":
-        return _Attempts(self, name, self.timeout_seconds - self._files.attempt_seconds)
+            return *self.files.open_stream(name, 0), position
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
-        attempts = self._attempts(name)
+        attempts = _Attempts(self, name)
         while True:
             try:
                 return call()
@@ -156,9 +148,9 @@ class ShardStore:
 class _Attempts:
     """Decides whether a failed call is repeated, and waits before."""
 
-    def __init__(self, store: ShardStore, name: str, max_seconds: float) -> None:
-        """`max_seconds`: the time after the first call until the start of the last one."""
-        self.root, self.url, self.max_seconds = store.root, store.url(name) if name else store.root, max_seconds
+    def __init__(self, store: ShardStore, name: str) -> None:
+        self.root, self.url = store.root, store.url(name) if name else store.root
+        self.max_seconds = store.timeout_seconds - store.files.attempt_seconds  # until the start of the last call
         self.restart()
 
     def restart(self) -> None:

@@ -60,13 +60,11 @@ _PROBLEMS = {
     "BadScheme": Problem("the server redirects to a URL without encryption, or the endpoint is not a URL", _CHECK),
     "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
     "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
-    "InvalidContentType": Problem("the server does not speak TLS", "check the URL"),
     "dns error": Problem("the host is not found", "check the URL and the network", math.inf),
     "ConnectionRefused": Problem("the connection is refused", _NETWORK, math.inf),
     "ConnectionReset": Problem("the connection is reset", _NETWORK, math.inf),
     "IncompleteBody": Problem("the answer ends too early", _NETWORK, math.inf),
     "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
-    "Content-Length Header missing": Problem("the server does not tell the size of the file", "use another server"),
 }
 _UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
 
@@ -79,21 +77,18 @@ def is_beyond_end(error: Exception) -> bool:
 def describe(error: Exception, root: str) -> Problem:
     """Describes an error of obstore or of the operating system, in a store with this `root`."""
     credentials = _CREDENTIALS.get(root.partition("://")[0], _NO_LOGIN)
-    if isinstance(error, FileNotFoundError):
-        return Problem("does not exist", _CHECK)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
-    if isinstance(error, UnauthenticatedError):
-        return Problem("the server asks for credentials (status 401)", credentials)
-    if isinstance(error, PermissionDeniedError):
-        return Problem("access is refused (status 403)", f"check the URL, or {credentials}")
-    if isinstance(error, NotSupportedError):
-        return Problem("the server sends whole files only", "set DATA.CACHE_GB, so that shards are read from a cache")
-    if isinstance(error, PreconditionError):
-        return Problem("has changed while it was read", "start the run again")
-    if isinstance(error, ValueError):
-        return Problem("is not a valid name or URL", _CHECK)
-    return _describe_text(str(error), credentials)
+    problems: dict[type[Exception], Problem] = {
+        FileNotFoundError: Problem("does not exist", _CHECK),
+        UnauthenticatedError: Problem("the server asks for credentials (status 401)", credentials),
+        PermissionDeniedError: Problem("access is refused (status 403)", f"check the URL, or {credentials}"),
+        NotSupportedError: Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them"),
+        PreconditionError: Problem("has changed while it was read", "start the run again"),
+        ValueError: Problem("is not a valid name or URL", _CHECK),
+    }
+    known = (problem for kind, problem in problems.items() if isinstance(error, kind))
+    return next(known, None) or _describe_text(str(error), credentials)
 
 
 def _describe_text(text: str, credentials: str) -> Problem:

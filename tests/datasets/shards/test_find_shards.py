@@ -16,8 +16,8 @@ def make(folder, *names):
 
 
 def find(data_path):
-    location = parse_location(str(data_path))
-    return find_shards(location, ShardStore(location.root, timeout_seconds=2))
+    root, names = parse_location(str(data_path))
+    return find_shards(ShardStore(root, timeout_seconds=2), names)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def with_names(*names):
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
-        (b"{", "no JSON object"),
-        (b"\xff", "no JSON object"),
-        (b"[" * 100_000, "no JSON object"),
-        ([], "no JSON object"),
+        (b"{", "JSON"),
+        (b"\xff", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        ([], "object"),
         (INFO | {"splits": {}}, "splits"),
         (INFO | {"splits": {"other": {"filenames": ["a.tar"]}}}, "'other'"),
         (INFO | {"splits": {"val": {"filenames": ["a.tar"]}, "valid": {"filenames": ["b.tar"]}}}, "'valid'"),

@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 
 from datasets.shards.location import is_local, parse_location
@@ -11,7 +9,6 @@ from utils.errors import UserError
     [
         ("/data/in1k/", "/data/in1k", None),
         ("data", "data", None),
-        ("file:///data/my%20shards", "/data/my shards", None),
         ("https://host:80/d/", "https://host:80/d", None),
         ("S3://bucket", "s3://bucket", None),
         ("a.tar", ".", ["a.tar"]),
@@ -24,16 +21,14 @@ from utils.errors import UserError
     ],
 )
 def test_location(data_path, root, names):
-    location = parse_location(data_path)
-    assert location.root == root and location.names == (names and tuple(names))
+    assert parse_location(data_path) == (root, names)
     assert is_local(root) == ("://" not in root)
-    assert pickle.loads(pickle.dumps(location)) == location
 
 
 def test_existing_folder_is_no_pattern(tmp_path):
     for name in ("{a,b}", "set.tar"):
         (tmp_path / name).mkdir()
-        assert parse_location(f"{tmp_path}/{name}").names is None
+        assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", None)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,7 @@ def test_existing_folder_is_no_pattern(tmp_path):
     [
         ("pipe:curl https://host/a.tar", "shell command"),
         ("ftp://host/d", "'ftp' are not supported"),
-        ("file://host/d", "names a host"),
+        ("file:///d", "'file' are not supported"),
         ("https://me:hunter2@host/d", "user or password"),
         ("s3://hunter2@bucket/d", "user or password"),
         ("https://host/a.tar?token=hunter2", "without a query"),
@@ -55,7 +50,8 @@ def test_existing_folder_is_no_pattern(tmp_path):
         ("/d/a.tar.gz", "decompress"),
         ("https://host/{0..3}.tgz", "decompress"),
         ("/d/{a,b", "not balanced"),
-        (f"/d/{{{'9' * 2000}..1}}.tar", "too long"),
+        (f"/d/{{{'9' * 2000}..1}}.tar", "more than 1,000,000 names"),
+        (f"/d/{{{'9' * 5000}..1}}.tar", "not balanced"),
         ("/d/{0..99999999999}.tar", "more than 1,000,000 names"),
         ("/d/{1..2}", "does not end with .tar"),
         ("/d/{a,../b}.tar", "'..'"),
@@ -73,7 +69,7 @@ def test_one_line_for_what_is_not_supported(data_path, problem):
 
 def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
     monkeypatch.setattr("datasets.shards.location.MAX_NAMES", 10)
-    assert len(parse_location("/d/{a,b}{0..4}.tar").names) == 10
+    assert len(parse_location("/d/{a,b}{0..4}.tar")[1]) == 10
     for pattern in ("{a,b{0..4}}{0..2}", "{a..k}", "{{0..4},{5..9},x}", "{0..22..2}{,}", "{-5..5}"):
         with pytest.raises(UserError, match="more than 10 names"):
             parse_location(f"/d/{pattern}.tar")

@@ -8,7 +8,6 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from datasets.shards.find import find_shards
-from datasets.shards.location import parse_location
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import ShardChanged, StoreError
@@ -74,8 +73,7 @@ def test_bytes_from_s3(s3):
 
 @pytest.mark.usefixtures("s3")
 def test_shards_are_listed():
-    location = parse_location("s3://bucket/data")
-    found = find_shards(location, ShardStore(location.root, timeout_seconds=4))
+    found = find_shards(ShardStore("s3://bucket/data", timeout_seconds=4))
     assert found.splits == {
         "train": ["train/0.tar", "train/1 +é#%20.tar"],
         "val": ["val-0.tar"],

@@ -52,7 +52,7 @@ def _path_faults() -> list[Fault]:
         "a shell command": (on("pipe:touch exploded"), r"'pipe:' is a shell command, and is not run; use a folder"),
         "a password in the URL": (on(f"https://me:{SECRET}@host/d"), r"contains a user or password; remove it"),
         "a query in the URL": (on(f"https://host/d/0.tar?sig={SECRET}"), r"contains '\?' .*without a query"),
-        "a URL of FTP": (on("ftp://host/d"), r"URLs of 'ftp' are not supported; use file, http"),
+        "a URL of FTP": (on("ftp://host/d"), r"URLs of 'ftp' are not supported; use http"),
         "a compressed archive": (on("train.tar.gz"), r"train\.tar\.gz'?: a compressed archive .*; decompress it"),
         "a pattern with an open brace": (on("/d/train-{0000..0003.tar"), r"braces of the pattern .* are not balanced"),
         "a pattern of 10^9 names": (on("/d/{0..999999999}.tar"), r"has more than 1,000,000 names; shorten it"),
