@@ -7,10 +7,12 @@ twice as fast as for a planar image.
 """
 
 import contextlib
+import importlib.util
 import io
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,19 +21,25 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.decoding.partial_jpeg import Box, decode_part
-from datasets.decoding.torchvision_jpeg import decode_jpeg
 from utils.errors import to_single_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
 MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can contain a scan of the whole image
+_AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above this number, and refuses twice as many
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Damaged EXIF data, which ImageNet has: the pixels are intact.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
+
+# torchvision's decoder is loaded without the package, whose import takes as long as torch's.
+_torchvision = importlib.util.find_spec("torchvision")
+for _library in Path(_torchvision.origin).parent.glob("image*.so") if _torchvision and _torchvision.origin else ():
+    with contextlib.suppress(OSError):
+        torch.ops.load_library(_library)
 
 
 class LazyImage:
@@ -78,8 +86,11 @@ class PlainJpeg(LazyImage):
     @cached_property
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
-            with contextlib.suppress(RuntimeError):  # Pillow decodes some files that torchvision refuses
-                return decode_jpeg(torch.frombuffer(bytearray(self.data), dtype=torch.uint8))
+            # torchvision may have no decoder, and Pillow decodes some files that it refuses.
+            with contextlib.suppress(AttributeError, RuntimeError):
+                return torch.ops.image.decode_jpeg(
+                    torch.frombuffer(bytearray(self.data), dtype=torch.uint8), _AS_STORED
+                )
             return _decode_with_pillow(self.header, self.header.mode)
 
     def crop(self, box: Box) -> torch.Tensor:
