@@ -46,7 +46,6 @@ DATASETS: dict[str, Callable[[Data], Callable[[str], Samples]]] = {
     "digits": _source(digits),
     "fake": _source(fake),
 }
-_HUB_PREFIXES = ("hf:", "hfds/", "hfids/")  # the last two are timm's
 UNSPLIT = ("folder", "csv", "tar")  # may come without splits
 
 
@@ -73,11 +72,6 @@ def read_samples(
             folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
             does not contain, fewer training samples than one batch on every rank.
     """
-    if data.dataset.lower().startswith(_HUB_PREFIXES):
-        raise UserError(
-            f"DATA.DATASET: {data.dataset[:80]} is a data set of the Hugging Face hub, which is not available: runs "
-            "download no data; download it, and use -dataset folder or csv with -data_path"
-        )
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(

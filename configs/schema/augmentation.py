@@ -7,29 +7,14 @@ from pydantic import Field, field_validator
 
 from configs.schema.section import Pair, Probability, Section
 
-_AUTO_AUGMENT = ("original", "originalr", "v0", "v0r", "3a")
 _MAX_MAGNITUDE = 10
-# The sections of timm's policy strings: name -> (type, smallest, largest value).
-_SECTIONS: dict[str, dict[str, tuple[type, float, float]]] = {
-    "rand": {
-        "m": (int, 0, 30),
-        "n": (int, 1, 14),  # weighted choice is without replacement, of 14 operations or more
-        "p": (float, 0, 1),
-        "mstd": (float, 0, 1000),
-        "mmax": (int, 1, 30),
-        "inc": (int, 0, 1),
-    },
-    "augmix": {
-        "m": (int, 0, _MAX_MAGNITUDE),
-        "w": (int, 1, 10),
-        "d": (int, 1, 10),
-        "a": (float, 0.1, 100),
-        "b": (int, 0, 1),
-        "mstd": (float, 0, 100),
-    },
-    **{name: {"mstd": (float, 0, 100)} for name in _AUTO_AUGMENT},
+_M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
+# timm's policy strings: name -> a section after it. n: weighted choice is without replacement, of 14 operations or more
+_SECTIONS = {
+    "rand": rf"{_M}|n([1-9]|1[0-4])|{_PROBABILITY}|{_STD}|mmax([1-9]|[12]\d|30)|inc[01]|tweights|t3a|t3aw",
+    "augmix": rf"{_M}|w([1-9]|10)|d([1-9]|10)|a(0\.[1-9]\d{{0,8}}|[1-9]\d?(\.\d{{1,9}})?|100)|b[01]|{_STD}",
+    **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), _STD),
 }
-_RAND_SETS = ("tweights", "t3a", "t3aw")
 
 
 def check_policy(text: str) -> str:
@@ -41,34 +26,17 @@ def check_policy(text: str) -> str:
     name, *sections = text.split("-")
     if name not in _SECTIONS:
         raise ValueError(f"the policy {name!r} is unknown; known: {', '.join(_SECTIONS)}")
-    values: dict[str, float] = {}
+    values = {}
     for section in sections:
-        key, value = _parse_section(name, section)
+        if not re.fullmatch(_SECTIONS[name], section, re.ASCII):
+            raise ValueError(f"the section {section!r} of {name} is unknown, or its value is out of range")
+        key, value = re.fullmatch(r"(t|[a-z]+?)([\d.]*|3aw?|weights)", section).groups()
         if key in values:
             raise ValueError(f"{key} is given twice")
         values[key] = value
-    if values.get("m", 0) > values.get("mmax", _MAX_MAGNITUDE):
+    if int(values.get("m", 0)) > int(values.get("mmax", _MAX_MAGNITUDE)):
         raise ValueError(f"m{values['m']} exceeds the maximum; lower it, or add mmax{values['m']}")
     return text
-
-
-def _parse_section(name: str, section: str) -> tuple[str, float]:
-    if name == "rand" and section in _RAND_SETS:
-        return "t", 0
-    known = _SECTIONS[name]
-    match = re.fullmatch(r"([a-z]+)(\d{1,9}(?:\.\d{1,9})?)", section, re.ASCII)
-    if not match or match[1] not in known:
-        sets = f", {', '.join(_RAND_SETS)}" if name == "rand" else ""
-        raise ValueError(
-            f"the section {section!r} is unknown; {name} has {', '.join(known)}, each with a number (mstd0.5){sets}"
-        )
-    key, number = match.groups()
-    kind, low, high = known[key]
-    if kind is int and "." in number:
-        raise ValueError(f"{section} is not an integer")
-    if not low <= float(number) <= high:
-        raise ValueError(f"{section} is not in {key}{low:g}..{key}{high:g}")
-    return key, kind(number)
 
 
 class Augmentation(Section):

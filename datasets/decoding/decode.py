@@ -19,10 +19,12 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.decoding.partial_jpeg import Box, decode_part
 from utils.errors import to_single_line
 
+GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
+
+MAX_VALUE = 65535
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
@@ -194,6 +196,20 @@ def _grey_values(image: Image.Image) -> np.ndarray:
     if values.min() < 0 or values.max() > MAX_VALUE:
         raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
     return values
+
+
+def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:
+    """Integers in 0..65535 -> uint8; values outside of `grey_range` are clipped. None: the whole range."""
+    if grey_range is None:
+        values = values.astype(np.int32)
+        values += 128
+        values //= 257
+        return values.astype(np.uint8)
+    low, high = grey_range
+    scaled = values.astype(np.float32)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
 
 
 def convert_channels(image: torch.Tensor, channels: int) -> torch.Tensor:

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.decode import read_grey_values
-from datasets.decoding.grey import MAX_VALUE, scale_to_8_bits
+from datasets.decoding.decode import MAX_VALUE, read_grey_values, scale_to_8_bits
 from datasets.sources.samples import EncodedImages, Samples
 from utils.errors import UserError
 
