@@ -64,13 +64,12 @@ def read_samples(
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
     and no label, and 'train' may be of any size and lack classes.
 
-    Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
-    other ranks only read the lists or list the folders.
+    Every rank must call it, and raises the main process's error. The first rank of each host looks for some files.
 
     Raises:
         UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
-            folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
-            does not contain, fewer training samples than one batch on every rank.
+            folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does
+            not contain, fewer training samples than one batch on every rank.
     """
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)

@@ -30,10 +30,10 @@ def check_policy(text: str) -> str:
     for section in sections:
         if not re.fullmatch(_SECTIONS[name], section, re.ASCII):
             raise ValueError(f"the section {section!r} of {name} is unknown, or its value is out of range")
-        key, value = re.fullmatch(r"(t|[a-z]+?)([\d.]*|3aw?|weights)", section).groups()
+        key = "t" if section.startswith("t") else section.rstrip("0123456789.")
         if key in values:
             raise ValueError(f"{key} is given twice")
-        values[key] = value
+        values[key] = section.removeprefix(key)
     if int(values.get("m", 0)) > int(values.get("mmax", _MAX_MAGNITUDE)):
         raise ValueError(f"m{values['m']} exceeds the maximum; lower it, or add mmax{values['m']}")
     return text

@@ -91,7 +91,7 @@ def _is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:
         return False
     if shapes.shape == (0, 3):
         return True
-    return (
+    return bool(
         shapes.shape == (len(ends), 3)
         and np.isin(shapes[:, 2], (1, 3)).all()
         and 0 < shapes[:, :2].min() <= shapes[:, :2].max() <= MAX_PIXELS
