@@ -1,8 +1,8 @@
 """Options, facts of the data and number of ranks -> the one `Config` of a run.
 
 Pure functions without torch. `complete` adds the defaults of the model family and fits the warm-up, before the options
-are checked; `resolve` fills in the number of classes, the gray range and the accumulation steps. No other code decides
-them. Both return a resolved run unchanged, so that a resumed run is resolved again from its `config.yaml`.
+are checked; `resolve` fills in the number of classes and the accumulation steps. No other code decides them. Both
+return a resolved run unchanged, so that a resumed run is resolved again from its `config.yaml`.
 """
 
 import copy
@@ -22,13 +22,10 @@ class DataFacts:
     """The facts of the data that options depend on.
 
     classes: number of classes. named: whether the data names its classes; labels that are numbers may leave some out.
-    gray_range: the values of 16-bit grayscale that become 0 and 255, as DATA.GREY_RANGE: auto measures them; None: the
-    whole range.
     """
 
     classes: int
     named: bool = False
-    gray_range: tuple[float, float] | None = None
 
 
 def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
@@ -39,14 +36,12 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks.
     """
-    data, model, train = options.data, options.model, options.train
+    model, train = options.model, options.train
     if not options.eval.enabled:
         train = train.model_copy(update={"accum_iter": _accumulation_steps(options, num_ranks)})
-    if facts and data.grey_range == "auto":
-        data = data.model_copy(update={"grey_range": facts.gray_range})
     if facts and model.num_classes is None:
         model = model.model_copy(update={"num_classes": facts.classes})
-    return options.model_copy(update={"data": data, "model": model, "train": train})
+    return options.model_copy(update={"model": model, "train": train})
 
 
 def warnings(config: Config, facts: DataFacts) -> list[str]:

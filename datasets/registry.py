@@ -14,7 +14,6 @@ from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.files.class_folders import caltech101, caltech256, folder, has_class_folders
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.files.unlabelled import unlabelled
-from datasets.sources.grey_levels import measure_grey_range
 from datasets.sources.held_out import check_test_split, find_test_split
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.tar import tar_shards
@@ -47,7 +46,6 @@ DATASETS: dict[str, Callable[[Data], Callable[[str], Samples]]] = {
     "digits": _source(digits),
     "fake": _source(fake),
 }
-_HUB_PREFIXES = ("hf:", "hfds/", "hfids/")  # the last two are timm's
 UNSPLIT = ("folder", "csv", "tar")  # may come without splits
 
 
@@ -66,19 +64,13 @@ def read_samples(
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
     and no label, and 'train' may be of any size and lack classes.
 
-    Every rank must call it. Only the main process looks for files, and every rank raises the main process's error; the
-    other ranks only read the lists or list the folders.
+    Every rank must call it, and raises the main process's error. The first rank of each host looks for some files.
 
     Raises:
         UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
-            folders, missing or unreadable files, labels that are not below `num_classes`, classes that `class_names`
-            does not contain, fewer training samples than one batch on every rank.
+            folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does
+            not contain, fewer training samples than one batch on every rank.
     """
-    if data.dataset.lower().startswith(_HUB_PREFIXES):
-        raise UserError(
-            f"DATA.DATASET: {data.dataset[:80]} is a data set of the Hugging Face hub, which is not available: runs "
-            "download no data; download it, and use -dataset folder or csv with -data_path"
-        )
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(
@@ -117,7 +109,7 @@ def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
 
 def _set_grey_range(samples: Samples, data: Data) -> None:
     if isinstance(samples, EncodedImages):
-        samples.grey_range = None if data.grey_range == "auto" else data.grey_range
+        samples.grey_range = data.grey_range
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -147,20 +139,6 @@ def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | Non
     found = broadcast_object(call_on_main(lambda: find_test_split(data), context), context)
     assert found is not None  # the main process has found it
     return found
-
-
-def resolve_grey_range(data: Data, splits: Sequence[Samples], context: ProcessContext) -> Data:
-    """Replaces DATA.GREY_RANGE: auto by the two numbers that are measured in the first split; all splits use them.
-
-    Every rank must call it. Until then, `read_samples` uses the whole range for auto.
-    """
-    if data.grey_range != "auto":
-        return data
-    found = broadcast_object(measure_grey_range(splits[0]) if context.is_main else None, context)
-    for samples in splits:
-        if isinstance(samples, EncodedImages):
-            samples.grey_range = found
-    return data.model_copy(update={"grey_range": found})
 
 
 def _read(

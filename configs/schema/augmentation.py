@@ -8,27 +8,12 @@ from pydantic import Field, field_validator
 from configs.schema.section import Pair, Probability, Section
 
 _MAX_MAGNITUDE = 10
-_SPREAD = r"\d{1,3}(\.\d{1,9})?"
-# The sections of timm's policy strings by name: each has a key and a value, whose pattern is given.
-_SECTIONS: dict[str, dict[str, str]] = {
-    "rand": {
-        "m": r"[12]?\d|30",
-        "n": r"[1-9]|1[0-4]",  # weighted choice is without replacement, of 14 operations or more
-        "p": r"0(\.\d{1,9})?|1(\.0)?",
-        "mstd": _SPREAD,
-        "mmax": r"[1-9]|[12]\d|30",
-        "inc": r"[01]",
-        "t": r"weights|3aw?",
-    },
-    "augmix": {
-        "m": r"\d|10",
-        "w": r"[1-9]|10",
-        "d": r"[1-9]|10",
-        "a": r"0\.[1-9]\d{0,8}|[1-9]\d?(\.\d{1,9})?",
-        "b": r"[01]",
-        "mstd": _SPREAD,
-    },
-    **{name: {"mstd": _SPREAD} for name in ("original", "originalr", "v0", "v0r", "3a")},
+_M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
+# timm's policy strings: name -> a section after it. n: weighted choice is without replacement, of 14 operations or more
+_SECTIONS = {
+    "rand": rf"{_M}|n([1-9]|1[0-4])|{_PROBABILITY}|{_STD}|mmax([1-9]|[12]\d|30)|inc[01]|tweights|t3a|t3aw",
+    "augmix": rf"{_M}|w([1-9]|10)|d([1-9]|10)|a(0\.[1-9]\d{{0,8}}|[1-9]\d?(\.\d{{1,9}})?|100)|b[01]|{_STD}",
+    **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), _STD),
 }
 
 
@@ -41,15 +26,16 @@ def check_policy(text: str) -> str:
     name, *sections = text.split("-")
     if name not in _SECTIONS:
         raise ValueError(f"the policy {name!r} is unknown; known: {', '.join(_SECTIONS)}")
-    known = _SECTIONS[name]
+    values = {}
     for section in sections:
-        if not re.fullmatch("|".join(f"{key}({value})" for key, value in known.items()), section, re.ASCII):
-            raise ValueError(
-                f"the section {section!r} is unknown, or its value out of range; {name} has {', '.join(known)}"
-            )
-    magnitudes = dict(re.findall(r"-(m|mmax)(\d+)", text))
-    if name == "rand" and int(magnitudes.get("m", 0)) > int(magnitudes.get("mmax", _MAX_MAGNITUDE)):
-        raise ValueError(f"m{magnitudes['m']} exceeds the maximum; lower it, or add mmax{magnitudes['m']}")
+        if not re.fullmatch(_SECTIONS[name], section, re.ASCII):
+            raise ValueError(f"the section {section!r} of {name} is unknown, or its value is out of range")
+        key = "t" if section.startswith("t") else section.rstrip("0123456789.")
+        if key in values:
+            raise ValueError(f"{key} is given twice")
+        values[key] = section.removeprefix(key)
+    if int(values.get("m", 0)) > int(values.get("mmax", _MAX_MAGNITUDE)):
+        raise ValueError(f"m{values['m']} exceeds the maximum; lower it, or add mmax{values['m']}")
     return text
 
 

@@ -31,10 +31,8 @@ class Data(Section):
     )
     image_size: int = Field(224, ge=1, description="height and width of the model's input, pixels")
     image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
-    grey_range: Literal["auto"] | Pair | None = Field(
-        None,
-        description="values of 16-bit grayscale that become 0 and 255; auto: from a sample of the training images; "
-        "null: 0 and 65535",
+    grey_range: Pair | None = Field(
+        None, description="values of 16-bit grayscale that become 0 and 255; null: 0 and 65535"
     )
     crop_pct: float = Field(
         0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
@@ -93,7 +91,7 @@ class Data(Section):
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")
-        if isinstance(self.grey_range, tuple) and not 0 <= self.grey_range[0] < self.grey_range[1] <= 65535:
+        if self.grey_range and not 0 <= self.grey_range[0] < self.grey_range[1] <= 65535:
             raise ValueError(f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535")
         if min(self.imagenet_std) <= 0:
             raise ValueError("IMAGENET_STD must be greater than 0")

@@ -7,31 +7,41 @@ twice as fast as for a planar image.
 """
 
 import contextlib
+import importlib.util
 import io
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
 from datasets.decoding.partial_jpeg import Box, decode_part
-from datasets.decoding.torchvision_jpeg import decode_jpeg
 from utils.errors import to_single_line
 
+GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
+
+MAX_VALUE = 65535
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
 MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can contain a scan of the whole image
+_AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above this number, and refuses twice as many
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Damaged EXIF data, which ImageNet has: the pixels are intact.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
+
+# torchvision's decoder is loaded without the package, whose import takes as long as torch's.
+_torchvision = importlib.util.find_spec("torchvision")
+for _library in Path(_torchvision.origin).parent.glob("image*.so") if _torchvision and _torchvision.origin else ():
+    with contextlib.suppress(OSError):
+        torch.ops.load_library(_library)
 
 
 class LazyImage:
@@ -78,8 +88,11 @@ class PlainJpeg(LazyImage):
     @cached_property
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
-            with contextlib.suppress(RuntimeError):  # Pillow decodes some files that torchvision refuses
-                return decode_jpeg(torch.frombuffer(bytearray(self.data), dtype=torch.uint8))
+            # torchvision may have no decoder, and Pillow decodes some files that it refuses.
+            with contextlib.suppress(AttributeError, RuntimeError):
+                return torch.ops.image.decode_jpeg(
+                    torch.frombuffer(bytearray(self.data), dtype=torch.uint8), _AS_STORED
+                )
             return _decode_with_pillow(self.header, self.header.mode)
 
     def crop(self, box: Box) -> torch.Tensor:
@@ -183,6 +196,20 @@ def _grey_values(image: Image.Image) -> np.ndarray:
     if values.min() < 0 or values.max() > MAX_VALUE:
         raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
     return values
+
+
+def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:
+    """Integers in 0..65535 -> uint8; values outside of `grey_range` are clipped. None: the whole range."""
+    if grey_range is None:
+        values = values.astype(np.int32)
+        values += 128
+        values //= 257
+        return values.astype(np.uint8)
+    low, high = grey_range
+    scaled = values.astype(np.float32)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
 
 
 def convert_channels(image: torch.Tensor, channels: int) -> torch.Tensor:

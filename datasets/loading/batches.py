@@ -1,10 +1,6 @@
-"""Sources of batches: an iterator that starts at any position of a run.
-
-The trainer depends on `BatchSource` only. `MapBatches` is the source for samples that can be read in any order.
-"""
+"""The batches of a training, from any position of a run, and of an evaluation."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
@@ -17,21 +13,22 @@ from datasets.transforms.host import build_eval_host_transform, build_host_trans
 from utils.distributed import ProcessContext
 
 
-class BatchSource(Protocol):
+class BatchSource:
     """The training batches of one rank, on its device.
 
     The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
     batches, and each batch is full.
 
+    num_samples: of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch.
     prefetched_batches: loaded ahead of the one in use. workers_note: the number of loading workers, for the log.
     """
 
-    prefetched_batches: int
-    workers_note: str
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch."""
+    def __init__(self, reader: BatchReader, sampler: TrainSampler, context: ProcessContext) -> None:
+        self._reader, self._sampler, self._context = reader, sampler, context
+        self.num_samples = sampler.num_samples
+        workers, reason = num_workers(reader, context)
+        self.prefetched_batches = PREFETCH_FACTOR * workers
+        self.workers_note = f"{workers} loading workers per rank ({reason})"
 
     def iterate(
         self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
@@ -43,29 +40,6 @@ class BatchSource(Protocol):
         Raises:
             UserError: a sample cannot be read, or a loading worker fails.
         """
-
-
-class MapBatches:
-    """A `BatchSource` over samples with an index."""
-
-    def __init__(
-        self,
-        reader: BatchReader,
-        sampler: TrainSampler,
-        context: ProcessContext,
-    ) -> None:
-        self._reader, self._sampler, self._context = reader, sampler, context
-        workers, reason = num_workers(reader, context)
-        self.prefetched_batches = PREFETCH_FACTOR * workers
-        self.workers_note = f"{workers} loading workers per rank ({reason})"
-
-    @property
-    def num_samples(self) -> int:
-        return self._sampler.num_samples
-
-    def iterate(
-        self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
-    ) -> Iterator[Batch]:
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
         return iter(Loader(self._reader, sampler, self._context, bad_images))
 
@@ -93,7 +67,7 @@ def build_train_batches(
         balanced_targets=samples.targets if data.balanced_sampling else None,
         windows=shard_windows(samples, data),
     )
-    return MapBatches(reader, sampler, context)
+    return BatchSource(reader, sampler, context)
 
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:

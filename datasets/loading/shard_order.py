@@ -53,17 +53,3 @@ class ShardWindows:
         if len(in_use) < count and epoch + 1 < num_epochs:
             in_use += self.shards(seed, epoch + 1)[: count - len(in_use)].tolist()
         return list(dict.fromkeys(in_use))
-
-
-def neighbor_distance(order: torch.Tensor) -> float:
-    """The mean distance in storage of consecutive samples of an order (N,), as a share of N: 1/3 if it is random."""
-    return (order.diff().abs().double().mean() / len(order)).item() if len(order) > 1 else 0.0
-
-
-def describe_shuffle(windows: ShardWindows, seed: int) -> str:
-    """A line for the log: the windows, and the mean distance of neighbors in the order of the first epoch."""
-    shards, distance = len(windows.ends), neighbor_distance(windows.order(seed, 0))
-    return (
-        f"samples are shuffled within {min(windows.size, shards)} of {shards} shards (DATA.SHUFFLE_SHARDS): on average "
-        f"neighbors are {distance:.2f} of the data apart; with a full shuffle 0.33"
-    )

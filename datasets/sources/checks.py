@@ -49,17 +49,14 @@ def find_single_class(samples: Samples) -> list[str]:
 
 def find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
     """Finds training samples that do not fill one batch on every rank, or one global batch."""
-    if data.global_batch_size and num_samples < data.global_batch_size:
-        return [
-            f"{data.dataset}: {num_samples} training samples do not fill one global batch of {data.global_batch_size}; "
-            "lower DATA.GLOBAL_BATCH_SIZE"
-        ]
-    if num_samples >= data.batch_size * world_size:
+    if data.global_batch_size:
+        needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
+    else:
+        needed, key = data.batch_size * world_size, "-batch_size"
+    if num_samples >= needed:
         return []
-    return [
-        f"{data.dataset}: {num_samples} training samples do not fill one batch of {data.batch_size} on {world_size} "
-        "device(s); lower -batch_size"
-    ]
+    samples = f"{data.dataset}: {num_samples} training samples"
+    return [f"{samples} do not fill one batch of {needed} on {world_size} device(s); lower {key}"]
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[str]:

@@ -5,22 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.decode import read_grey_values
-from datasets.decoding.grey import MAX_VALUE, GreyRange, scale_to_8_bits
+from datasets.decoding.decode import MAX_VALUE, read_grey_values, scale_to_8_bits
 from datasets.sources.samples import EncodedImages, Samples
 from utils.errors import UserError
 
 _NUM_IMAGES, _NUM_THREADS = 256, 8
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _FEW_LEVELS = 32
-
-
-def measure_grey_range(samples: Samples) -> GreyRange | None:
-    """The values between which all pixels lie, except for outliers; None if no image is 16-bit gray."""
-    if not isinstance(samples, EncodedImages) or not (histogram := _histogram(samples)).any():
-        return None
-    low, high = _range_without_outliers(histogram)
-    return (float(low), float(high)) if low < high else (0.0, float(MAX_VALUE))
 
 
 def notes_on_grey_levels(samples: Samples) -> list[str]:
@@ -31,16 +22,12 @@ def notes_on_grey_levels(samples: Samples) -> list[str]:
     num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
     if num_used >= _FEW_LEVELS:
         return []
-    low, high = _range_without_outliers(histogram)
+    share = np.cumsum(histogram)
+    low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
     return [
         f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
-        "set DATA.GREY_RANGE to auto, or to the range of the values"
+        f"set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"
     ]
-
-
-def _range_without_outliers(histogram: np.ndarray) -> list[int]:
-    share = np.cumsum(histogram)
-    return np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
 
 
 def _histogram(samples: EncodedImages) -> np.ndarray:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.decode import LazyImage, open_image
-from datasets.decoding.grey import GreyRange
+from datasets.decoding.decode import GreyRange, LazyImage, open_image
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from utils.errors import UserError
 

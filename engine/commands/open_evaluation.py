@@ -89,7 +89,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     if prediction:
         options = _for_prediction(options, trained_on, prediction)
     samples = _read(options, trained_on, split, prediction, context)
-    config = resolve(options, data_facts(options.data, [samples], context), context.world_size)
+    config = resolve(options, data_facts(options.data, [samples]), context.world_size)
     if not prediction:
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]

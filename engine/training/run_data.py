@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from configs.reading.yaml_io import parse_value
 from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
 from datasets.loading.balanced import describe_balance
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
-from datasets.loading.shard_order import describe_shuffle
-from datasets.registry import has_test_split, read_samples, resolve_grey_range
+from datasets.registry import has_test_split, read_samples
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
@@ -36,7 +34,7 @@ def read_run_data(
 ) -> tuple[Config, DataSplits]:
     """Reads the samples; returns them and the options as `resolve` completes them.
 
-    A run that resumes from `checkpoint` keeps its class names and its gray range. Every rank must call it.
+    A run that resumes from `checkpoint` keeps its class names. Every rank must call it.
 
     Raises:
         UserError: as `resolve`, `read_samples` and `check_images`.
@@ -44,33 +42,27 @@ def read_run_data(
     config = resolve(config, None, context.world_size)  # a wrong global batch ends the run before the data is read
     known = checkpoint["class_names"] if checkpoint else None
     data = config.data
-    if checkpoint and data.grey_range == "auto":
-        data = data.model_copy(update={"grey_range": trained_grey_range(checkpoint, data.grey_range)})
-        config = config.model_copy(update={"data": data})
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
     train, val, *test = splits
     train.notes += [note] if note else []
     check_images(splits, data, context)
-    facts = data_facts(data, splits, context)
+    facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
     if data.balanced_sampling:
         train.notes.append(describe_balance(train.targets, train.class_names, data.repeated_augmentation))
     elif windows := shard_windows(train, data):
-        train.notes.append(describe_shuffle(windows, config.seed))
+        shards = len(windows.ends)
+        window = min(windows.size, shards)
+        train.notes.append(f"samples are shuffled within {window} of {shards} shards (DATA.SHUFFLE_SHARDS)")
     class_names = train.class_names if train.has_class_names else known
     return config, DataSplits(train, val, class_names, warnings(config, facts), *test)
 
 
-def data_facts(data: Data, splits: list[Samples], context: ProcessContext) -> DataFacts:
-    """The facts of a data set that `resolve` needs. Every rank must call it."""
-    gray_range = resolve_grey_range(data, splits, context).grey_range
-    return DataFacts(
-        classes=number_of_classes(data.dataset, splits),
-        named=splits[0].has_class_names,
-        gray_range=None if gray_range == "auto" else gray_range,
-    )
+def data_facts(data: Data, splits: list[Samples]) -> DataFacts:
+    """The facts of a data set that `resolve` needs."""
+    return DataFacts(number_of_classes(data.dataset, splits), splits[0].has_class_names)
 
 
 def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
@@ -99,9 +91,3 @@ def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -
         data.balanced_sampling,
     )
     return batches, layout
-
-
-def trained_grey_range(checkpoint: dict[str, Any], default: Any) -> Any:
-    """DATA.GREY_RANGE in the options of a checkpoint, or `default` if they lack it."""
-    value = parse_value(checkpoint["options"]).get("DATA", {}).get("GREY_RANGE", default)
-    return tuple(value) if isinstance(value, list) else value

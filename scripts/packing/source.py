@@ -11,7 +11,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.loading.workers import default_num_workers
-from datasets.registry import has_test_split, read_samples, recognize_dataset, resolve_grey_range
+from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from utils.cpu_cores import own_share
@@ -46,7 +46,6 @@ def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[s
     if with_test and has_test_split(data, without_gpu)[0]:
         names.append("test")
     splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
-    data = resolve_grey_range(data, splits, without_gpu)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
     return data, dict(zip(names, splits, strict=True))

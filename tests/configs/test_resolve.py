@@ -9,7 +9,7 @@ from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config
 from utils.errors import UserError
 
-FACTS = DataFacts(classes=7, named=True, gray_range=(10.0, 4000.0))
+FACTS = DataFacts(classes=7, named=True)
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
 
 
@@ -62,7 +62,7 @@ def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_siz
 
 
 def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
-    first = resolve(options(*GLOBAL_BATCH, "DATA.GREY_RANGE=auto"), FACTS, 2)
+    first = resolve(options(*GLOBAL_BATCH), FACTS, 2)
     assert resolve(first, FACTS, 2) == first
     (tmp_path / "config.yaml").write_text(to_yaml(first))
     resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, FACTS, 4)
@@ -70,13 +70,11 @@ def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
     assert resumed.model_copy(update={"train": first.train}) == first
 
 
-def test_classes_and_gray_range_are_those_of_the_data_unless_they_are_given():
-    free, fixed = options("DATA.GREY_RANGE=auto"), options("DATA.GREY_RANGE=[0, 255]", "MODEL.NUM_CLASSES=3")
+def test_classes_are_those_of_the_data_unless_they_are_given():
+    free, fixed = options(), options("MODEL.NUM_CLASSES=3")
     assert resolve(free, None, 1) == free
     resolved = [resolve(config, FACTS, 1) for config in (free, fixed)]
     assert [config.model.num_classes for config in resolved] == [7, 3]
-    assert [config.data.grey_range for config in resolved] == [(10, 4000), (0, 255)]
-    assert resolve(options(), FACTS, 1).data.grey_range is None
 
 
 def test_a_head_with_more_classes_than_the_data_is_warned_about():

@@ -65,10 +65,8 @@ def _read(file: Path) -> dict[Any, Any]:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); extract CIFAR's Python version into DATA.DATA_PATH"
         ) from error
-    except ForbiddenName as error:
-        raise UserError(f"{file}: is not a CIFAR batch (it refers to {error}); {_FIX}") from error
     except Exception as error:  # the parser raises many types on damaged files
-        reason = " ".join(str(error).split())
+        reason = f"it refers to {error}" if isinstance(error, ForbiddenName) else " ".join(str(error).split())
         raise UserError(f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file}: is not a CIFAR batch; {_FIX}")

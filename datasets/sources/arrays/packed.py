@@ -46,7 +46,10 @@ def packed(data: Data, split: str) -> Samples:
         if index_checksums(index) != _recorded_checksums(index):
             raise ValueError("is damaged (a checksum does not match)")
         arrays = MappedArrays(index, COLUMNS)
-        _check_index(arrays, os.stat(path).st_size)
+        if not _is_consistent(arrays):
+            raise ValueError("is damaged (its columns contradict each other)")
+        if arrays["ends"][-1] != (blob_bytes := os.stat(path).st_size):
+            raise ValueError(f"describes a blob of {arrays['ends'][-1]:,} bytes, but the blob has {blob_bytes:,}")
         return (PackedPixels if len(arrays["shapes"]) else PackedImages)(path, arrays)
     except OSError as error:
         raise UserError(
@@ -70,42 +73,31 @@ def _recorded_checksums(index: Path) -> str:
         return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
 
 
-def _check_index(arrays: Mapping[str, np.ndarray], blob_bytes: int) -> None:
-    """Raises ValueError if the index contradicts itself or the size of the blob. Checksums do not prevent forgery."""
-    for name, (dtype, dimensions) in COLUMNS.items():
-        if arrays[name].dtype.str != dtype or arrays[name].ndim != dimensions:
-            raise ValueError(f"is damaged ({name}.npy has a wrong type or shape)")
+def _is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Tells whether the columns fit each other: checksums do not prevent forgery."""
+    if any(arrays[name].dtype.str != dtype or arrays[name].ndim != ndim for name, (dtype, ndim) in COLUMNS.items()):
+        return False
     for name in ("names", "classes"):
         edges = np.concatenate([[0], arrays[f"{name}_ends"], [len(arrays[name])]])
         if not (edges[1:] >= edges[:-1]).all():
-            raise ValueError(f"is damaged ({name} are outside of their text)")
-    ends, targets = arrays["ends"], arrays["targets"]
-    if not (0 < len(arrays["names_ends"]) == len(ends) == len(arrays["crcs"]) == len(targets)):
-        raise ValueError("is damaged (its columns differ in length)")
-    if not 0 <= targets.min() <= targets.max() < len(arrays["classes_ends"]):
-        raise ValueError("is damaged (a label has no class)")
-    starts = np.append(0, ends[:-1])
-    if ends[-1] != blob_bytes:
-        raise ValueError(f"describes a blob of {ends[-1]:,} bytes, but the blob has {blob_bytes:,}")
-    if not (starts <= ends).all() or starts.min() < 0 or (ends - starts).max() > MAX_FILE_BYTES:
-        raise ValueError("is damaged (an image is outside of the blob)")
-    _check_shapes(arrays["shapes"], ends - starts)
-
-
-def _check_shapes(shapes: np.ndarray, sizes: np.ndarray) -> None:
-    """`shapes` is (0, 3) for encoded images and (N, 3) for pixels, `sizes` (N,) are bytes."""
+            return False
+    ends, targets, shapes = arrays["ends"], arrays["targets"], arrays["shapes"].astype(np.int64)
+    if not 0 < len(arrays["names_ends"]) == len(ends) == len(arrays["crcs"]) == len(targets):
+        return False
+    sizes = np.diff(ends, prepend=0)  # bytes
+    if not (0 <= sizes.min() <= sizes.max() <= MAX_FILE_BYTES):
+        return False
+    if not (0 <= targets.min() <= targets.max() < len(arrays["classes_ends"])):
+        return False
     if shapes.shape == (0, 3):
-        return
-    if shapes.shape != (len(sizes), 3):
-        raise ValueError("is damaged (its columns differ in length)")
-    sides, channels = shapes[:, :2].astype(np.int64), shapes[:, 2:]
-    if (
-        not np.isin(channels, (1, 3)).all()
-        or not (0 < sides.min() <= sides.max() <= MAX_PIXELS)
-        or (sides.max(1) > MAX_ASPECT * sides.min(1)).any()
-        or not np.array_equal(shapes.astype(np.int64).prod(1), sizes)
-    ):
-        raise ValueError("is damaged (an image's size does not match its pixels)")
+        return True
+    return bool(
+        shapes.shape == (len(ends), 3)
+        and np.isin(shapes[:, 2], (1, 3)).all()
+        and 0 < shapes[:, :2].min() <= shapes[:, :2].max() <= MAX_PIXELS
+        and (shapes[:, :2].max(1) <= MAX_ASPECT * shapes[:, :2].min(1)).all()
+        and np.array_equal(shapes.prod(1), sizes)
+    )
 
 
 class _Packed(Samples):

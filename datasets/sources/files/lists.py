@@ -94,9 +94,10 @@ def read_table(file: Path, train_file: Path, multi_label: bool = False) -> Listi
         return _to_listing(rows, names_of, known, train_file, multi_label=True)
     known = dict.fromkeys(filter(None, train_rows.target_ids))
     if several := next((target for target in known if _has_several_labels(target, known)), None):
+        line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
         raise UserError(
-            f"{train_file}: target {shorten(several)} has several labels; train with several: -dataset=csv -opts "
-            "DATA.MULTI_LABEL=true, or write one per image"
+            f"{train_file}:{line}: target {shorten(several)} has several labels; train with several: "
+            "-dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
         )
     return _to_listing(rows, {target: [target] if target else [] for target in rows.target_ids}, known, train_file)
 

@@ -44,7 +44,6 @@ class Rows:
         self.findings: list[str] = []
 
     def add(self, line: int, path: str, target: str = "") -> None:
-        target_id = self.target_ids.setdefault(target, len(self.target_ids))
         is_outside = path.startswith("/") or ".." in path.split("/")
         if "\0" in path or (is_outside and not self._anywhere):
             self.add_finding(
@@ -54,7 +53,7 @@ class Rows:
         if not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
         self.paths.add(path)
-        self.row_target_ids.append(target_id)
+        self.row_target_ids.append(self.target_ids.setdefault(target, len(self.target_ids)))
         self.lines.append(line)
 
     def add_finding(self, line: int, problem: str) -> None:

@@ -25,17 +25,11 @@ from configs.schema import Config
 from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Strategy
-from engine.parallel.strategy import build_strategy
 from scripts.benchmarks.common import write_json
-from scripts.benchmarks.training_parts import build_state
-from scripts.benchmarks.training_parts import ready_batches
-from scripts.benchmarks.training_parts import training_loop
+from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
 from scripts.benchmarks.turns import Figures
-from scripts.flags import flag_parser
-from scripts.flags import split_flags
-from utils.device import peak_memory_bytes
-from utils.device import timed
-from utils.device import visible_gpus
+from scripts.flags import flag_parser, split_flags
+from utils.device import peak_memory_bytes, timed, visible_gpus
 from utils.distributed import ProcessContext, process_group
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
+from torchvision.io import decode_jpeg
 
 from datasets.decoding import decode
 from datasets.decoding.bad_images import BadImage
@@ -144,29 +145,19 @@ def test_16_bits_with_exif_orientation():
 
 
 def test_torchvision_decodes_jpegs(monkeypatch):
-    calls = []
-    decode_jpeg = decode.decode_jpeg
-    monkeypatch.setattr(decode, "decode_jpeg", lambda data: calls.append(1) or decode_jpeg(data))
-    decode_image(KINDS["jpeg 4:2:0"](), 3, "x")
-    decode_image(KINDS["jpeg grey"](), 1, "x")
-    assert len(calls) == 2
-
-
-def test_the_loaded_decoder_is_torchvisions():
-    from torchvision.io import decode_jpeg
-
+    monkeypatch.setattr(decode, "_decode_with_pillow", None)
     for kind in ("jpeg 4:2:0", "jpeg progressive", "jpeg grey"):
-        data = torch.frombuffer(bytearray(KINDS[kind]()), dtype=torch.uint8)
-        assert torch.equal(decode.decode_jpeg(data), decode_jpeg(data))
-    with pytest.raises(RuntimeError):
-        decode.decode_jpeg(data[:100])
+        data = KINDS[kind]()
+        expected = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        assert torch.equal(decode_image(data, len(expected), "x"), expected)
 
 
-def test_pillow_decodes_jpegs_that_torchvision_refuses(monkeypatch):
-    def refuse(_):
-        raise RuntimeError("not this one")
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError])
+def test_pillow_decodes_jpegs_that_torchvision_does_not(monkeypatch, error):
+    def refuse(*_):
+        raise error
 
-    monkeypatch.setattr(decode, "decode_jpeg", refuse)
+    monkeypatch.setattr(torch.ops.image, "decode_jpeg", refuse)
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
 
 

@@ -130,7 +130,7 @@ def test_evaluation_batches_are_padded(cpu):
 def test_too_few_samples_and_too_few_classes(cpu):
     with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
         samples_for(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
-    with pytest.raises(UserError, match=r"1437 training samples do not fill one global batch of 1500; lower DATA\."):
+    with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
     with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9 \(.* labels >= 9\); set it to 10 or more"):
         samples_for(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
@@ -139,13 +139,6 @@ def test_too_few_samples_and_too_few_classes(cpu):
 def test_the_error_about_an_unknown_data_set_suggests_a_name(cpu):
     with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
         samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
-
-
-def test_data_sets_of_the_hub_are_not_available(cpu):
-    with pytest.raises(
-        UserError, match=r"hf:food101 is a data set of the Hugging Face hub.*use -dataset folder or csv"
-    ):
-        samples_for(parse_command_line(["-dataset=hf:food101"]).config, cpu, "train")
 
 
 def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_workers(tmp_path, cpu):

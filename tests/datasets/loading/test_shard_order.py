@@ -1,4 +1,4 @@
-"""The order of samples in shards: a permutation of shards, of samples within windows of them, and how well it mixes."""
+"""The order of samples in shards: a permutation of shards, of samples within windows of them."""
 
 from dataclasses import asdict
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datasets.loading.sampler import EvalSampler, TrainSampler
-from datasets.loading.shard_order import ShardWindows, describe_shuffle, neighbor_distance
+from datasets.loading.shard_order import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 
@@ -32,22 +32,6 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
     for place in range(len(shards)):
         in_use = [shard for shard in first_use if first_place[shard] <= place <= last_place[shard]]
         assert len(in_use) <= window
-
-
-def test_the_distance_of_neighbors_is_that_of_a_closed_form():
-    """S shards of n samples: neighbors of one shard are n/3 apart, others (S + 1) n / 3.
-
-    Within a window, they are of one shard with probability 1/W; the windows meet in S/W - 1 places.
-    """
-    shards, size = 64, 500
-    ends = np.arange(1, shards + 1) * size
-    assert neighbor_distance(torch.arange(1000)) == pytest.approx(1 / 1000, rel=1e-2)
-    for window in (1, 4, 16, 64):
-        same = (1 - (shards / window - 1) / (shards * size)) / window
-        expected = (same * size / 3 + (1 - same) * (shards + 1) * size / 3) / (shards * size)
-        measured = np.mean([neighbor_distance(ShardWindows(ends, window).order(seed, 0)) for seed in range(8)])
-        assert measured == pytest.approx(expected, rel=0.1)
-    assert "within 16 of 64 shards" in describe_shuffle(ShardWindows(ends, 16), 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

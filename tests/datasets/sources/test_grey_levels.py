@@ -10,12 +10,9 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
-from configs.schema import Data
-from datasets.registry import read_samples, resolve_grey_range
 from datasets.sources.checks import notes_on
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from utils.distributed import ProcessContext
 
 FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
 
@@ -56,40 +53,18 @@ def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
     assert (samples.open(3, 3).pixels.numpy() == pixels).all()
 
 
-def resolved(data: Data, context: ProcessContext) -> Data:
-    return resolve_grey_range(data, read_samples(data, 2, context, "train"), context)
-
-
-def test_auto_finds_the_range_without_outliers(twelve_bits, cpu):
-    data = config_for(twelve_bits, "DATA.GREY_RANGE=auto").data
-    low, high = resolved(data, cpu).grey_range
-    assert 0 <= low <= 3 and 4092 <= high <= 4095
-    assert resolved(data, cpu) == resolved(data, cpu)
-
-
-def test_auto_without_16_bit_images_changes_nothing(tmp_path, cpu):
-    for number in range(20):
-        path = tmp_path / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("L", (9, 9), number).save(path)
-    (tmp_path / "a" / "bad.png").write_bytes(b"")
-    given = config_for(tmp_path, "DATA.GREY_RANGE=auto").data
-    assert resolved(given, cpu).grey_range is None
-    assert warnings_about(tmp_path, cpu) == []
-
-
 def test_few_levels_are_a_warning(twelve_bits, cpu):
     (warning,) = warnings_about(twelve_bits, cpu)
-    assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE to auto", warning)
+    assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)
     assert warnings_about(twelve_bits, cpu, "DATA.GREY_RANGE=[0, 4095]") == []
 
 
 def test_the_options_and_the_checkpoint_of_a_run_keep_the_numbers(twelve_bits, tmp_path, cpu):
     argv = [*FLAGS, f"-data_path={twelve_bits}", f"-output={tmp_path / 'out'}"]
-    options = ["-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "DATA.GREY_RANGE=auto"]
+    options = ["-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "DATA.GREY_RANGE=[0, 4095]"]
     folder = train([*argv, *options], cpu)
     written = read_yaml(folder / "config.yaml")[0]["DATA"]["GREY_RANGE"]
-    assert written[1] == pytest.approx(4095, abs=3)
+    assert written == [0, 4095]
     assert f"GREY_RANGE: [{written[0]}, {written[1]}]" in load_checkpoint(folder / "last.pth")["options"]
     run(parse_command_line([f"-cfg={folder / 'config.yaml'}", "-eval", f"-pretrained={folder / 'best.pth'}"]), cpu)
     evaluated = read_yaml(only_run(tmp_path / "out", "eval") / "config.yaml")[0]

@@ -145,9 +145,9 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
         (f"image_path,target\n{FIRST},cat\n../b.jpg,cat\n", ":3", "is not inside"),
         ("image_path,target\nb.jpg,cat\n", ":2", "'b.jpg' is not a file in"),
         (f'image_path,target\n{FIRST},0\n"b.jpg"x,0\n', ":3", "is not valid CSV"),
-        (f"image_path,target\n{FIRST},0 3\n", "", "'0 3' has several labels; train with several: -dataset=csv -opts"),
-        (f'image_path,target\n{FIRST},cat\nb.jpg,"[0, 3]"\n', "", "'[0, 3]' has several labels"),
-        (f"image_path,target\n{FIRST},cat\nb.jpg,dog\nc.jpg,dog|cat\n", "", "'dog|cat' has several labels"),
+        (f"image_path,target\n{FIRST},0 3\n", ":2", "'0 3' has several labels; train with several: -dataset=csv -opts"),
+        (f'image_path,target\n{FIRST},cat\nb.jpg,"[0, 3]"\n', ":3", "'[0, 3]' has several labels"),
+        (f"image_path,target\n{FIRST},cat\nb.jpg,dog\nc.jpg,dog|cat\n", ":4", "'dog|cat' has several labels"),
     ],
 )
 def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):

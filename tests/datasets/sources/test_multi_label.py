@@ -94,7 +94,7 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
 def test_several_labels_without_the_option_are_one_finding(tables, cpu):
     given = tables(["", "cat", "dog", "cat|dog", "", "dog|cat", ""], val=["cat|dog", "emu", ""])
     given = given.model_copy(update={"multi_label": False, "batch_size": 1})
-    with pytest.raises(UserError, match=r"^[^\n]*train.csv: target 'cat|dog' .*DATA\.MULTI_LABEL=true[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*train.csv:5: target 'cat|dog' .*DATA\.MULTI_LABEL=true[^\n]*$"):
         read_samples(given, None, cpu, "train", "val")
 
 

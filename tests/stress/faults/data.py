@@ -57,7 +57,7 @@ def data_set_faults() -> list[Fault]:
         "an unknown label": (with_table("val", "val/cat/0.jpg,0|x", "DATA.MULTI_LABEL=true"), r"val.csv:2: label 'x'"),
         "no label in val": (with_table("val", "val/cat/0.jpg,", "DATA.MULTI_LABEL=true"), r"val.csv: .*split val"),
         "labels of class folders": (folders_of_labels, r"DATA.MULTI_LABEL needs the data set csv"),
-        "a data set of a hub": (lambda scene: scene.images(dataset="hf:food101"), r"hf:food101 .*not avail"),
+        "a data set of a hub": (lambda scene: scene.images(dataset="hf:food101"), r"unknown data set hf:food101"),
         "a test class": (with_file("test/cat/0.jpg", image_bytes(), dataset="folder"), r"'dog' .*train and test"),
         "test images beside class folders": (_test_beside_classes, r"data/train/test: is it a class"),
         "a missing test image": (with_table("test", "val/cat/9.jpg,0"), r"test.csv:2: 'val/cat/9.jpg'"),
