@@ -17,7 +17,7 @@ from engine.run.loggers.group import LoggerGroup
 from engine.run.plots import draw_curves
 from engine.run.result import write_result
 from engine.run.step_bar import StepBar
-from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import (
     EPOCH_COLUMNS,
     STEP_COLUMNS,
@@ -30,6 +30,7 @@ from engine.run.tables import (
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
 from engine.run.timing.time_share import TimeShare
+from utils.columns import format_duration
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -169,13 +170,17 @@ class Reporter:
             self._epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
-        speed = []
-        if images_per_second:
-            speed = [format_speed(images_per_second), *self.model.rates(images_per_second)]
+        """Logs the time of the epoch, evaluation included, the speed of its training, and the time left of the run."""
         epoch_seconds = time.perf_counter() - self._epoch_start.time
-        epoch = f"{progress.epoch + 1:03d}/{self.num_epochs:03d}"
-        seconds_left = self._time_left.seconds(progress)
-        self.logger.info(epoch_line(epoch, epoch_seconds, speed, self.scaler.skipped, seconds_left))
+        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
+        parts.append(f"epoch time: {format_duration(epoch_seconds)}")
+        if images_per_second:
+            parts += [format_speed(images_per_second), *self.model.rates(images_per_second)]
+        if self.scaler.skipped:
+            parts.append(f"skipped steps: {self.scaler.skipped}")
+        if seconds_left := self._time_left.seconds(progress):
+            parts.append(f"time left: {format_duration(seconds_left)}")
+        self.logger.info(", ".join(parts))
 
     def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.run.step_report import StepReport, epoch_line, log_lines
+from engine.run.step_report import StepReport, log_lines
 from utils.metrics import Metrics
 
 REPORT = StepReport(
@@ -88,11 +88,3 @@ def test_longest_lines_have_at_most_120_columns():
     lines = log_lines(longest)
     assert len(lines) == 2 and max(map(len, lines)) <= 120
     assert "wait 99%" in "".join(lines) and lines[1].endswith("skipped steps 1234")
-
-
-def test_the_line_of_an_epoch():
-    rates = ["2850 img/s", "TFLOP/s: 307", "MFU: 31.1%"]
-    assert epoch_line("001/300", 443.0, rates, 0, 132_467.0) == (
-        "----- Epoch[001/300], epoch time: 7m23s, 2850 img/s, TFLOP/s: 307, MFU: 31.1%, time left: 1d12h"
-    )
-    assert epoch_line("300/300", 0.61, [], 3, 0.0) == "----- Epoch[300/300], epoch time: 0.6s, skipped steps: 3"
