@@ -73,7 +73,7 @@ class Evaluator:
             model.eval()
             self.strategy.sync_buffers(model)
             try:
-                bar = progress_bar("Validation", self.context, len(batches), unit="batch", over=batches)
+                bar = progress_bar("Validation", self.context, len(batches), "batches", over=batches)
                 for batch, keys in zip(bar, batches.sampler, strict=True):
                     with self.precision.autocast(), run_eagerly():
                         logits = self._forward(model, self.transform(batch.images))

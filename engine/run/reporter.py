@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
 from engine.run.facts import Model
-from engine.run.log import RunLogger
+from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers.group import LoggerGroup
 from engine.run.plots import draw_curves
 from engine.run.result import write_result
-from engine.run.step_bar import StepBar
 from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import (
     EPOCH_COLUMNS,
@@ -81,7 +81,7 @@ class Reporter:
         self._epochs: CsvFile | None = None  # these three: of the main process
         self._steps: CsvFile | None = None
         self._curves: TimeShare | None = None
-        self._bar: StepBar  # these three: from the start of an epoch on
+        self._bar: tqdm[Any]  # these three: from the start of an epoch on
         self._epoch_start: _IntervalStart
         self._report_start: _IntervalStart
         self._time_left = TimeLeft(num_epochs, max_steps)
@@ -99,7 +99,8 @@ class Reporter:
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
-        self._bar = StepBar(title, self.context, progress, self.images_per_epoch / progress.steps)
+        images_per_step = round(self.images_per_epoch / progress.steps)
+        self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
         sums = progress.sums.reduced(self.context)
         self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
@@ -111,7 +112,7 @@ class Reporter:
         Raises:
             UserError: at the end of an epoch, on all ranks: no training image was readable.
         """
-        self._bar.after_step(progress)
+        self._bar.update()
         is_last = progress.done_steps == progress.steps
         is_due = progress.done_steps % self.report_freq == 0 or is_last
         if self._is_first_step:
@@ -261,7 +262,7 @@ class Reporter:
         for line in log_lines(own_report, self.last):
             self.logger.rank(line)
         if latest.samples:
-            self._bar.show_loss(latest.loss)
+            self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
         self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
         self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
