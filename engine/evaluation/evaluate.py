@@ -67,32 +67,27 @@ class Evaluator:
         self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None] = lambda: None
     ) -> SampleResults | None:
         """The results of all samples on the main process, None on the others; a collective call."""
-        with self.strategy.evaluation(model):
-            return self._classify(model, batches, top_k, after_batch)
-
-    def _classify(
-        self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None]
-    ) -> SampleResults | None:
-        model.eval()
-        self.strategy.sync_buffers(model)
         parts: list[dict[str, torch.Tensor]] = []
         errors: dict[int, str] = {}
-        try:
-            bar = progress_bar("Validation", self.context, len(batches), unit="batch", over=batches)
-            for batch, keys in zip(bar, batches.sampler, strict=True):
-                with self.precision.autocast(), run_eagerly():
-                    logits = self._forward(model, self.transform(batch.images))
-                rank_classes = score_classes if self.multi_label else _rank_classes
-                parts.append(rank_classes(logits, batch.targets, top_k))
-                if batch.bad:
-                    reasons = (error.reason for error in batch.bad)
-                    errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
-                after_batch()
-        except Exception as error:
-            error.add_note(IN_EVALUATION)
-            raise
-        gathered = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
-        all_errors = gather_objects(errors, self.context)
+        with self.strategy.evaluation(model):
+            model.eval()
+            self.strategy.sync_buffers(model)
+            try:
+                bar = progress_bar("Validation", self.context, len(batches), "batches", over=batches)
+                for batch, keys in zip(bar, batches.sampler, strict=True):
+                    with self.precision.autocast(), run_eagerly():
+                        logits = self._forward(model, self.transform(batch.images))
+                    rank_classes = score_classes if self.multi_label else _rank_classes
+                    parts.append(rank_classes(logits, batch.targets, top_k))
+                    if batch.bad:
+                        reasons = (error.reason for error in batch.bad)
+                        errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
+                    after_batch()
+            except Exception as error:
+                error.add_note(IN_EVALUATION)
+                raise
+            gathered = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
+            all_errors = gather_objects(errors, self.context)
         arrays = {name: values for name, values in gathered.items() if values is not None}
         if not arrays:  # not the main process
             return None

@@ -24,16 +24,8 @@ from engine.evaluation.analysis import (
     worst_mistakes,
 )
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import (
-    CALIBRATION,
-    CONFUSION,
-    MISTAKES,
-    PAIRS,
-    PER_CLASS,
-    PICTURES,
-    SUMMARY,
-)
-from engine.evaluation.pictures import remove_other_pictures, write_attention, write_pictures
+from engine.evaluation.file_names import CALIBRATION, CONFUSION, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
+from engine.evaluation.pictures import write_attention, write_pictures
 from engine.evaluation.results import SampleResults
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
@@ -86,28 +78,26 @@ class EvaluationFiles:
         self, metrics: Metrics, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """Writes the tables; returns the figures of the summary and the worst mistakes."""
-        figures = class_figures(results, len(self.class_names))
-        pairs = confused_pairs(results, len(self.class_names))
+        figures = class_figures(results, len(names))
+        pairs = confused_pairs(results, len(names))
         bins = calibration(results)
         mistakes = worst_mistakes(results)
         self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
         self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
-        self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
+        self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
-        summary = {**metrics.scores(), **figures.macro(), "ece": bins.error}
-        return summary, mistakes
+        return {**metrics.scores(), **figures.macro(), "ece": bins.error}, mistakes
 
     def _analyze_several_labels(
         self, metrics: Metrics, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
-        columns = zip(names, count, results.average_precisions, strict=True)
-        rows = ([label, name, number, _cell(ap)] for label, (name, number, ap) in enumerate(columns))
-        self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, rows)
+        columns = zip(range(len(names)), names, count, map(_cell, results.average_precisions), strict=True)
+        self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, columns)
         mistakes = highest_losses(results)
-        self._write_table(MISTAKES, _MISTAKE_COLUMNS, self._mistake_rows(mistakes, results, names))
+        self._write_mistakes(mistakes, results, names)
         return metrics.scores(), mistakes
 
     def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -121,9 +111,8 @@ class EvaluationFiles:
         rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
         self._write_table(CONFUSION, ("true \\ predicted", *names), rows)
 
-    def _mistake_rows(
-        self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]
-    ) -> Iterable[list[Any]]:
+    def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]) -> None:
+        rows = []
         for kind, index in mistakes:
             target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
             labels = [target] if target.ndim == 0 else np.flatnonzero(target).tolist()
@@ -131,17 +120,15 @@ class EvaluationFiles:
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             path = safe_cell(self.samples.name(index))
-            yield [kind, index, path, true, names[predicted], *map(_cell, probabilities), f"{loss:.6g}"]
+            rows.append([kind, index, path, true, names[predicted], *map(_cell, probabilities), f"{loss:.6g}"])
+        self._write_table(MISTAKES, _MISTAKE_COLUMNS, rows)
 
     def _write_pictures(self, indices: Sequence[int], model: nn.Module | None) -> str | None:
         """Returns why there are no attention maps; None if there are some."""
         crops = write_pictures(self.folder / PICTURES, indices, self.samples, self.data)
-        remove_other_pictures(self.folder / PICTURES, indices)
         if not crops:
             return "no image is readable"
-        if model is None:
-            return NOT_DRAWN
-        return write_attention(self.folder / PICTURES, crops, model, self.evaluator)
+        return NOT_DRAWN if model is None else write_attention(self.folder / PICTURES, crops, model, self.evaluator)
 
 
 _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5")
@@ -165,10 +152,9 @@ def _pair_rows(pairs: np.ndarray, count: np.ndarray, names: Sequence[str]) -> It
 
 
 def _bin_rows(bins: Calibration) -> Iterable[list[Any]]:
-    for low, high, count, confidence, accuracy in zip(
-        bins.edges[:-1], bins.edges[1:], bins.count.tolist(), bins.confidence, bins.accuracy, strict=True
-    ):
-        yield [_cell(low), _cell(high), count, _cell(confidence), _cell(accuracy)]
+    columns = (bins.edges[:-1], bins.edges[1:], bins.count.tolist(), bins.confidence, bins.accuracy)
+    for low, high, count, *means in zip(*columns, strict=True):
+        yield [_cell(low), _cell(high), count, *map(_cell, means)]
 
 
 def _cell(percent: float) -> str:

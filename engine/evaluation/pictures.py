@@ -3,7 +3,8 @@
 Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 """
 
-from collections.abc import Collection, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from utils.atomic_file import open_atomically
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
-_ATTENTION = "-attention"
 # RGB from low to high, at equal distances: matplotlib's inferno, without importing it.
 _COLORS = (
     (0, 0, 4), (22, 11, 57), (66, 10, 104), (106, 23, 110), (147, 38, 103), (188, 55, 84), (221, 81, 58),
@@ -34,11 +34,12 @@ _COLORS = (
 def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
     """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
 
-    An image that cannot be read has no picture.
+    An image that cannot be read has no picture. The pictures and attention maps of an earlier evaluation are removed.
 
     Raises:
         OSError: a file cannot be written.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     transform, crops = build_eval_host_transform(data), {}
     for index in indices:
@@ -48,14 +49,6 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
             continue
         _save(_to_picture(crops[index]), folder / f"{index}.jpg")
     return crops
-
-
-def remove_other_pictures(folder: Path, indices: Collection[int]) -> None:
-    """Removes the pictures of an earlier evaluation, and all attention maps, which belong to other weights."""
-    kept = {f"{index}.jpg" for index in indices}
-    for picture in folder.glob("*.jpg"):
-        if picture.name not in kept:
-            picture.unlink()
 
 
 def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
@@ -74,7 +67,7 @@ def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Modu
             return "attention maps: out of GPU memory; -eval draws them"
         if isinstance(attention, str):
             return attention
-        _save(_overlay(_to_picture(crop), attention[0]), folder / f"{index}{_ATTENTION}.jpg")
+        _save(_overlay(_to_picture(crop), attention[0]), folder / f"{index}-attention.jpg")
     return None
 
 

@@ -1,9 +1,10 @@
 """Advice from a profile: the parts of a step that take long, each with its measured share, and the option to change."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,17 +24,12 @@ from engine.run.timing.phases import (
 )
 
 # Ops that read and write memory more than they compute. torch.compile fuses them.
-ELEMENTWISE_OPS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "add", "add_", "sub", "mul", "mul_", "div", "div_", "gelu", "gelu_backward", "silu", "silu_backward", "relu",
-        "relu_", "clamp_min", "clamp_min_", "threshold_backward", "sigmoid", "sigmoid_backward", "_softmax",
-        "_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "cudnn_batch_norm",
-        "cudnn_batch_norm_backward", "native_batch_norm", "native_batch_norm_backward", "native_dropout",
-        "native_dropout_backward",
-    )
-)  # fmt: skip
-_DROPOUT_MASK_OPS = ("random_mask", "aten::random_", "bernoulli")  # parts of names
+_ELEMENTWISE = re.compile(
+    "aten::(native_|cudnn_)?"
+    "(add|sub|mul|div|gelu|silu|relu|clamp_min|threshold|sigmoid|_softmax|layer_norm|batch_norm|dropout)"
+    "(_|_backward|_backward_data)?"
+)
+_DROPOUT_MASK = re.compile("random_mask|aten::random_|bernoulli")
 
 
 class Op(NamedTuple):
@@ -68,141 +64,61 @@ class Profile:
     communication: Communication | None = None
 
 
-class Rule(NamedTuple):
-    """Gives its advice if the share of a part in the step exceeds the threshold, and the rule applies to the profile.
-
-    gain: expected saving, as a fraction of the share. Advice is sorted by share x gain.
-    """
-
-    part: str
-    share: Callable[[Profile], float]
-    threshold: float
-    advice: str
-    gain: float = 1.0
-    applies: Callable[[Profile], bool] = lambda profile: True
-
-
-def _phases(*phases: str) -> Callable[[Profile], float]:
-    return lambda profile: profile.times.share(*phases)
-
-
-def _ops(is_meant: Callable[[str], bool]) -> Callable[[Profile], float]:
-    return lambda profile: sum(op.seconds for op in profile.ops if is_meant(op.name)) / profile.times.seconds
-
-
-def _launch_wait(profile: Profile) -> float:
-    return profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
-
-
-def _exchanges_float32(profile: Profile) -> bool:
-    return profile.communication is not None and "float32" in profile.communication.dtype
-
-
-def _on_gpu(profile: Profile) -> bool:
-    return profile.device_type == "cuda"
-
-
-# No rule advises to compile on a CPU: there ViT-Tiny gained 1%.
-RULES = (
-    Rule(
-        "waiting for data",
-        _phases(DATA_WAIT),
-        0.05,
-        "raise -num_workers, or pack the images into one file (scripts/pack_dataset.py, -dataset=packed)",
-    ),
-    Rule(
-        "copying batches to the GPU while it has nothing to compute",
-        _phases(COPY),
-        0.05,
-        "raise -num_workers, so that the next batch is ready earlier",
-    ),
-    Rule(
-        "an idle GPU that waits for the host to launch kernels",
-        _launch_wait,
-        0.10,
-        "compile the model (-compile) or raise -batch_size",
-        applies=lambda profile: not profile.is_compiled,
-    ),
-    Rule(
-        "an idle GPU that waits for the host to launch kernels",
-        _launch_wait,
-        0.10,
-        "raise -batch_size, or try -opts TRAIN.COMPILE=max, which can use CUDA graphs",
-        applies=lambda profile: profile.is_compiled,
-    ),
-    Rule(
-        "the forward and backward pass in float32, on a device with fast 16-bit matrix products",
-        _phases(FORWARD, BACKWARD),
-        0.5,
-        "train in mixed precision (-amp)",
-        0.5,
-        lambda profile: profile.has_fast_half and not profile.is_half_precision,
-    ),
-    Rule(
-        "elementwise ops, norms and softmax, which torch.compile fuses",
-        _ops(lambda name: name in ELEMENTWISE_OPS),
-        0.15,
-        "compile the model (-compile); compiling takes about a minute",
-        0.5,
-        lambda profile: _on_gpu(profile) and not profile.is_compiled,
-    ),
-    Rule(
-        "drawing dropout masks, on one core",
-        _ops(lambda name: any(part in name for part in _DROPOUT_MASK_OPS)),
-        0.05,
-        "set MODEL.DROPOUT and MODEL.ATTENTION_DROPOUT to 0; MODEL.DROPPATH regularizes at a lower cost",
-        applies=lambda profile: not _on_gpu(profile),
-    ),
-    Rule(
-        "an optimizer that is not fused",
-        _phases(OPTIMIZER),
-        0.10,
-        "use a fused one (TRAIN.OPTIMIZER.NAME AdamW or SGD)",
-        0.5,
-        lambda profile: not profile.has_fused_optimizer,
-    ),
-    Rule(
-        "the optimizer",
-        _phases(OPTIMIZER),
-        0.10,
-        "take fewer steps per epoch: a larger -batch_size or -accum_iter",
-        0.5,
-        lambda profile: profile.has_fused_optimizer,
-    ),
-    Rule(
-        "communication between GPUs that computation does not hide",
-        _phases(COMMUNICATION),
-        0.10,
-        "communicate less often: a larger -batch_size or -accum_iter",
-        0.5,
-        lambda profile: not _exchanges_float32(profile),
-    ),
-    Rule(
-        "communication between GPUs that computation does not hide",
-        _phases(COMMUNICATION),
-        0.10,
-        "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often: a larger -batch_size or "
-        "-accum_iter",
-        0.5,
-        _exchanges_float32,
-    ),
-    Rule(
-        "augmentation on the device",
-        _phases(TRANSFORM),
-        0.10,
-        "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA",
-        0.5,
-    ),
-    Rule("logging", _phases(LOGGING), 0.05, "log less often: raise REPORT_FREQ"),
-)
-
-
 def bottlenecks(profile: Profile) -> list[str]:
-    """A sentence for each rule that applies, the largest expected saving first."""
-    findings = [(rule.share(profile), rule) for rule in RULES if rule.applies(profile)]
-    findings = [(share, rule) for share, rule in findings if share > rule.threshold]
-    findings.sort(key=lambda finding: -finding[0] * finding[1].gain)
-    return [f"{share:.0%} of a step is {rule.part}: {rule.advice}." for share, rule in findings]
+    """A sentence for each part whose share of a step exceeds its limit, the largest expected saving first."""
+    findings = [(share, gain, text) for share, limit, gain, text in _advice(profile) if share > limit]
+    findings.sort(key=lambda finding: -finding[0] * finding[1])
+    return [f"{share:.0%} of a step is {text}." for share, _, text in findings]
+
+
+def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
+    """(share, limit, gain, text) of each part of a step that an option changes.
+
+    gain: expected saving, as a fraction of the share.
+    No advice says to compile on a CPU: there ViT-Tiny gained 1%.
+    """
+    share, on_gpu, compiled = profile.times.share, profile.device_type == "cuda", profile.is_compiled
+    pack = "raise -num_workers, or pack the images into one file (scripts/pack_dataset.py, -dataset=packed)"
+    yield share(DATA_WAIT), 0.05, 1.0, f"waiting for data: {pack}"
+    early = "raise -num_workers, so that the next batch is ready earlier"
+    yield share(COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
+    idle = profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
+    launch = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which can use CUDA graphs"
+    launch = launch if compiled else "compile the model (-compile) or raise -batch_size"
+    yield idle, 0.1, 1.0, f"an idle GPU that waits for the host to launch kernels: {launch}"
+    if profile.has_fast_half and not profile.is_half_precision:
+        slow = "the forward and backward pass in float32, on a device with fast 16-bit matrix products"
+        yield share(FORWARD, BACKWARD), 0.5, 0.5, f"{slow}: train in mixed precision (-amp)"
+    if on_gpu and not compiled:
+        fuse = "compile the model (-compile); compiling takes about a minute"
+        elementwise = f"elementwise ops, norms and softmax, which torch.compile fuses: {fuse}"
+        yield _share_of_ops(profile, _ELEMENTWISE.fullmatch), 0.15, 0.5, elementwise
+    if not on_gpu:
+        off = "set MODEL.DROPOUT and MODEL.ATTENTION_DROPOUT to 0; MODEL.DROPPATH regularizes at a lower cost"
+        yield _share_of_ops(profile, _DROPOUT_MASK.search), 0.05, 1.0, f"drawing dropout masks, on one core: {off}"
+    fewer = "a larger -batch_size or -accum_iter"
+    if profile.has_fused_optimizer:
+        yield share(OPTIMIZER), 0.1, 0.5, f"the optimizer: take fewer steps per epoch: {fewer}"
+    else:
+        fused = "use a fused one (TRAIN.OPTIMIZER.NAME AdamW or SGD)"
+        yield share(OPTIMIZER), 0.1, 0.5, f"an optimizer that is not fused: {fused}"
+    is_float32 = profile.communication is not None and "float32" in profile.communication.dtype
+    less = (
+        "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often"
+        if is_float32
+        else ("communicate less often")
+    )
+    hidden = f"communication between GPUs that computation does not hide: {less}: {fewer}"
+    yield share(COMMUNICATION), 0.1, 0.5, hidden
+    augmentations = (
+        "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
+    )
+    yield share(TRANSFORM), 0.1, 0.5, f"augmentation on the device: {augmentations}"
+    yield share(LOGGING), 0.05, 1.0, "logging: log less often: raise REPORT_FREQ"
+
+
+def _share_of_ops(profile: Profile, matches: Callable[[str], Any]) -> float:
+    return sum(op.seconds for op in profile.ops if matches(op.name)) / profile.times.seconds
 
 
 def has_fast_half_precision(device: torch.device) -> bool:

@@ -14,7 +14,6 @@ from engine.report.scales import Axis, Point, axis_of, downsample, tick_label
 
 WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
-_SIDE = 300  # of the reliability diagram
 NUM_COLOURS = 8  # then the curves are dashed
 
 
@@ -79,7 +78,7 @@ class Chart:
         x_axis, y_axis = self.axes
         summary = f"{self.title} by {self.x_label}. " + " ".join(series.summary for series in self.series)
         frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
-        opening = _open_svg(WIDTH, HEIGHT, self.title, summary, frame, self.x_label)
+        opening = _open_svg(self.title, summary, frame, self.x_label)
         parts = [opening, _grid(x_axis, y_axis, self.x_label)]
         parts += [self._curve(series, x_axis, y_axis) for series in self.series]
         if self.best:
@@ -112,14 +111,14 @@ def series_class(index: int) -> str:
     return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")
 
 
-def _open_svg(width: int, height: int, title: str, summary: str, frame: str = "", x_label: str = "") -> Markup:
+def _open_svg(title: str, summary: str, frame: str = "", x_label: str = "") -> Markup:
     """frame: left, right, top and bottom of the curves in pixels, and the values at its left and right."""
     return Markup(
         '<svg viewBox="0 0 {w} {h}" role="img" aria-labelledby="{i}-title" aria-describedby="{i}-text"{f}>'
         '<title id="{i}-title">{t}</title><desc id="{i}-text">{d}</desc>'
     ).format(
-        w=width,
-        h=height,
+        w=WIDTH,
+        h=HEIGHT,
         i=element_id("svg", title),
         t=title,
         d=summary,
@@ -152,34 +151,14 @@ def reliability_diagram(bins: Sequence[tuple[float, float, int, float]]) -> Mark
 
     bins: lowest and highest confidence in percent, images, accuracy in percent; without empty bins.
     """
-    edge = _SIDE - _LEFT - _RIGHT
-    bottom = _TOP + edge
-
-    def x(value: float) -> float:
-        return _LEFT + value / 100 * edge
-
-    def y(value: float) -> float:
-        return _TOP + (1 - value / 100) * edge
-
-    parts = []  # numbers only: nothing to escape
-    for tick in range(0, 101, 20):
-        parts += [
-            f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_SIDE - _RIGHT}"/>',
-            f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>',
-            f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>',
-        ]
-    texts = []
+    axis = Axis(0, 100, (0, 20, 40, 60, 80, 100))
+    texts, parts = [], [_grid(axis, axis, "confidence (%)")]
     for low, high, count, accuracy in bins:
-        top, width = y(accuracy), x(high) - x(low) - 1
         texts.append(f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,} images.")
-        parts.append(
-            f'<rect class="bar" x="{x(low) + 0.5:.1f}" y="{top:.1f}" width="{width:.1f}" '
-            f'height="{bottom - top:.1f}"><title>{texts[-1]}</title></rect>'
-        )
-    parts += [
-        f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(100)} {y(100)}"/>',
-        f'<text class="label" x="{x(50)}" y="{bottom + _BOTTOM - 4}" text-anchor="middle">confidence (%)</text>',
-    ]
-    summary = " ".join(["Accuracy by confidence.", *texts])
-    opening = _open_svg(_SIDE, bottom + _BOTTOM, "Reliability diagram", summary)
-    return opening + Markup("".join([*parts, "</svg>"]))
+        (left, top), (right, bottom) = _pixel((low, accuracy), axis, axis), _pixel((high, 0), axis, axis)
+        box = f'x="{left + 0.5:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{bottom - top:.1f}"'
+        parts.append(Markup(f'<rect class="bar" {box}><title>{texts[-1]}</title></rect>'))  # numbers only
+    (left, bottom), (right, top) = _pixel((0, 0), axis, axis), _pixel((100, 100), axis, axis)
+    parts.append(Markup(f'<path class="diagonal" d="M{left} {bottom}L{right} {top}"/>'))
+    opening = _open_svg("Reliability diagram", " ".join(["Accuracy by confidence.", *texts]))
+    return Markup("").join([opening, *parts, Markup("</svg>")])

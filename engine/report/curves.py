@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.report.charts import Chart, Series
 from engine.report.contents import RunContents
-from engine.run.summary import Rows, points, score_column
+from engine.run.result import Rows, points, score_column
 
 
 @dataclass(frozen=True)

@@ -134,19 +134,16 @@ def _new_logger(name: str) -> logging.Logger:
 
 
 def progress_bar(
-    title: str,
-    context: ProcessContext,
-    total: int,
-    done: int = 0,
-    unit: str = "step",
+    title: str, context: ProcessContext, total: int, unit: str, unit_scale: int = 0, done: int = 0,
     over: Iterable[Any] | None = None,
-) -> "tqdm[Any]":
+) -> "tqdm[Any]":  # fmt: skip
     """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
 
-    It has no rate, which would repeat images/s. tqdm draws it in ASCII if the terminal cannot encode UTF-8.
+    unit_scale: units per step of the bar, such as images; 0 counts steps. tqdm draws it in ASCII if the terminal cannot encode UTF-8.
     """
     visible = context.is_main and sys.stderr.isatty()
     return tqdm(
-        over, title, total, initial=done, unit=unit, leave=False, disable=not visible, miniters=1, dynamic_ncols=True,
-        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]",
+        over, title, total, initial=done, unit=f" {unit}", unit_scale=unit_scale, leave=False, disable=not visible,
+        mininterval=1.0, miniters=1, dynamic_ncols=True,
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
     )  # fmt: skip

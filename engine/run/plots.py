@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from engine.run.summary import best_epoch, points, score_column
+from engine.run.result import best_epoch, points, score_column
 from utils.atomic_file import atomic_write
 from utils.packages import is_installed
 from utils.tables import read_rows

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
 from engine.run.facts import Model
-from engine.run.log import RunLogger
+from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers.group import LoggerGroup
 from engine.run.plots import draw_curves
 from engine.run.result import write_result
-from engine.run.step_bar import StepBar
-from engine.run.step_report import StepReport, epoch_line, format_speed, log_lines
+from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import (
     EPOCH_COLUMNS,
     STEP_COLUMNS,
@@ -30,6 +30,7 @@ from engine.run.tables import (
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
 from engine.run.timing.time_share import TimeShare
+from utils.columns import format_duration
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -80,7 +81,7 @@ class Reporter:
         self._epochs: CsvFile | None = None  # these three: of the main process
         self._steps: CsvFile | None = None
         self._curves: TimeShare | None = None
-        self._bar: StepBar  # these three: from the start of an epoch on
+        self._bar: tqdm[Any]  # these three: from the start of an epoch on
         self._epoch_start: _IntervalStart
         self._report_start: _IntervalStart
         self._time_left = TimeLeft(num_epochs, max_steps)
@@ -98,7 +99,8 @@ class Reporter:
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
-        self._bar = StepBar(title, self.context, progress, self.images_per_epoch / progress.steps)
+        images_per_step = round(self.images_per_epoch / progress.steps)
+        self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
         sums = progress.sums.reduced(self.context)
         self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
@@ -110,7 +112,7 @@ class Reporter:
         Raises:
             UserError: at the end of an epoch, on all ranks: no training image was readable.
         """
-        self._bar.after_step(progress)
+        self._bar.update()
         is_last = progress.done_steps == progress.steps
         is_due = progress.done_steps % self.report_freq == 0 or is_last
         if self._is_first_step:
@@ -169,13 +171,17 @@ class Reporter:
             self._epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
-        speed = []
-        if images_per_second:
-            speed = [format_speed(images_per_second), *self.model.rates(images_per_second)]
+        """Logs the time of the epoch, evaluation included, the speed of its training, and the time left of the run."""
         epoch_seconds = time.perf_counter() - self._epoch_start.time
-        epoch = f"{progress.epoch + 1:03d}/{self.num_epochs:03d}"
-        seconds_left = self._time_left.seconds(progress)
-        self.logger.info(epoch_line(epoch, epoch_seconds, speed, self.scaler.skipped, seconds_left))
+        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
+        parts.append(f"epoch time: {format_duration(epoch_seconds)}")
+        if images_per_second:
+            parts += [format_speed(images_per_second), *self.model.rates(images_per_second)]
+        if self.scaler.skipped:
+            parts.append(f"skipped steps: {self.scaler.skipped}")
+        if seconds_left := self._time_left.seconds(progress):
+            parts.append(f"time left: {format_duration(seconds_left)}")
+        self.logger.info(", ".join(parts))
 
     def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped
@@ -256,7 +262,7 @@ class Reporter:
         for line in log_lines(own_report, self.last):
             self.logger.rank(line)
         if latest.samples:
-            self._bar.show_loss(latest.loss)
+            self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
         self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
         self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())

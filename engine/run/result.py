@@ -1,13 +1,48 @@
-"""result.json in a run's folder: the figures of the end."""
+"""The results of a run: result.json, and the best epoch in its tables. Without torch and numpy."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from utils.atomic_file import atomic_write
+from utils.tables import to_float
 
 RESULT = "result.json"
 MIN_CLASSES_FOR_TOP5 = 10  # with fewer, top-5 is always high
+_SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
+
+Rows = list[dict[str, str]]
+
+
+def points(rows: Rows, x_column: str, y_column: str) -> list[tuple[float, float]]:
+    """(x, y) of the rows that have both as finite numbers."""
+    cells = ((to_float(row.get(x_column)), to_float(row.get(y_column))) for row in rows)
+    return [(x, y) for x, y in cells if x is not None and y is not None]
+
+
+def best_epoch(rows: Rows) -> tuple[int, float] | None:
+    """(epoch, score) of `best.pth`: the highest top-1 or mAP, then the lowest loss; None without evaluation."""
+    losses = dict(points(rows, "epoch", "val_loss"))
+    scores = points(rows, "epoch", score_column(rows))
+    if not scores:
+        return None
+    epoch, score = max(scores, key=lambda point: (point[1], -losses.get(point[0], math.inf), -point[0]))
+    return int(epoch), score
+
+
+def score_column(rows: Rows) -> str:
+    """The column of `metrics.csv` that decides which epoch is the best; of a multi-label run the mAP."""
+    return next((column for column in _SCORES if points(rows, "epoch", column)), _SCORES[-1])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -81,23 +81,6 @@ def _paddlevit_part(report: StepReport) -> str:
     )
 
 
-def epoch_line(
-    epoch: str, epoch_seconds: float, speed: list[str], skipped_steps: int, seconds_left: float | None
-) -> str:
-    """The end of an epoch.
-
-    Args:
-        epoch: '001/300'. epoch_seconds: evaluation included. speed: of training. skipped_steps: of the run so far.
-        seconds_left: to the end of the run.
-    """
-    parts = [f"----- Epoch[{epoch}], epoch time: {format_duration(epoch_seconds)}", *speed]
-    if skipped_steps:
-        parts.append(f"skipped steps: {skipped_steps}")
-    if seconds_left:
-        parts.append(f"time left: {format_duration(seconds_left)}")
-    return ", ".join(parts)
-
-
 def format_speed(images_per_second: float) -> str:
     """'64.5 img/s' or '2850 img/s'."""
     return f"{images_per_second:.{0 if images_per_second >= 999.95 else 1}f} img/s"

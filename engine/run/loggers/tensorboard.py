@@ -14,7 +14,7 @@ class TensorBoardLogger:
         from torch.utils import tensorboard
         from torch.utils.tensorboard.summary import hparams
 
-        self._writer_type = tensorboard.SummaryWriter
+        self._writer_type: Any = tensorboard.SummaryWriter
         self._hparams: Any = hparams
 
     def start(self, run: LoggedRun) -> None:
@@ -27,7 +27,7 @@ class TensorBoardLogger:
         """
         self._board: Any = self._writer_type(run.folder, purge_step=run.steps_done + 1)
         _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
-        self._board.file_writer.add_summary(session_start)  # type: ignore[attr-defined]  # torch: None
+        self._board.file_writer.add_summary(session_start)
         # Indented text is a code block: Markdown shows it as it is.
         self._board.add_text("options", textwrap.indent(run.options, "    "), run.steps_done)
 

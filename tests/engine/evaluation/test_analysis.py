@@ -98,13 +98,8 @@ def test_calibration_error_of_a_case_by_hand():
     assert bins.error == pytest.approx((10 * 25 + 10 * 5) / 20, abs=1e-4)
     assert bins.count.tolist() == [0] * 9 + [10] + [0] * 4 + [10]
     assert bins.accuracy[[9, 14]].tolist() == pytest.approx([60, 70])
-
-
-def test_a_confidence_of_one_is_in_the_last_bin_and_nan_in_the_first():
-    results = SampleResults(
-        np.zeros(2, np.int64), np.zeros((2, 1), np.int32), np.array([[1.0], [np.nan]], np.float32), np.zeros(2)
-    )
-    assert calibration(results).count[[0, -1]].tolist() == [1, 1]
+    results.probabilities[:2] = [[1.0], [np.nan]]
+    assert calibration(results).count[[0, -1]].tolist() == [1, 9]
 
 
 def test_worst_mistakes_come_worst_first_and_without_unreadable_images(evaluated):

@@ -4,7 +4,7 @@ import pytest
 from conftest import train
 
 from engine.run.facts import FACTS, read_facts
-from engine.run.summary import best_epoch
+from engine.run.result import best_epoch
 from engine.run.tables import CsvFile
 from utils.tables import read_rows
 
