@@ -15,9 +15,9 @@ from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
 from configs.schema import Config
-from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
+from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.option_layers import OptionLayers
-from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.model import Model
+from configs.schema.section import MAX_NAME_CHARS
 
 _RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}

@@ -1,8 +1,6 @@
 """The commands that a run prints, for a shell: they resume or evaluate the run."""
 
-import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,14 +13,8 @@ _PROJECT = Path(__file__).parents[2]
 def next_command(command: Command, *flags: str) -> str:
     """The command line with these flags for the script, the launcher and the number of processes of `command`."""
     processes = [f"-ngpus={command.num_processes}"] if command.num_processes else []
-    return shlex.join([*launcher_words(_python()), _from_here(_PROJECT / command.script), *processes, *flags])
-
-
-def _python() -> str:
-    """'python' if the shell finds this interpreter under that name, else its path."""
-    found = shutil.which("python")
-    is_this = found and Path(found).parent == Path(sys.executable).parent and os.path.samefile(found, sys.executable)
-    return "python" if is_this else _from_here(Path(sys.executable))
+    python, script = _from_here(Path(sys.executable)), _from_here(_PROJECT / command.script)
+    return shlex.join([*launcher_words(python), script, *processes, *flags])
 
 
 def _from_here(path: Path) -> str:

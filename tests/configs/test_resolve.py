@@ -86,12 +86,6 @@ def test_a_head_with_more_classes_than_the_data_is_warned_about():
     assert warnings(config, DataFacts(classes=7)) == []  # numbers in a list: some may be missing
 
 
-def test_a_warm_up_of_more_than_half_of_the_run_is_warned_about():
-    (line,) = warnings(options("MODEL.NUM_CLASSES=7", "TRAIN.WARMUP_EPOCHS=4", "TRAIN.NUM_EPOCHS=6"), FACTS)
-    assert "TRAIN.WARMUP_EPOCHS is 4, more than half of NUM_EPOCHS 6" in line and line.endswith("to 0.6")
-    assert warnings(options("MODEL.NUM_CLASSES=7", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.NUM_EPOCHS=6"), FACTS) == []
-
-
 RECIPE = "TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}"
 WARM_UPS = {  # recipe, flags -> warm-up of a run of 5 epochs
     "default": ("SEED: 0", 0.5),

@@ -251,17 +251,9 @@ def test_wandb_does_not_ask_for_a_login(libraries):
         check_loggers(["wandb"])
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("[wanb]", "unknown logger wanb; did you mean wandb"),
-        ("tensorboard2", "unknown logger tensorboard2; give wandb or mlflow"),
-        ("[mlflow,mlflow]", "names a logger twice"),
-    ],
-)
-def test_names_of_loggers(value, expected):
-    with pytest.raises(UserError, match=f"^-opts: LOGGERS .*{expected}"):
-        parse_command_line(["-dataset=digits", "-opts", f"LOGGERS={value}"])
+def test_an_unknown_logger_is_one_line():
+    with pytest.raises(UserError, match="^-opts: LOGGERS is 'wanb': .*'wandb'"):
+        parse_command_line(["-dataset=digits", "-opts", "LOGGERS=[mlflow, wanb]"])
 
 
 def log_and_resume(name: str, folder, cpu) -> None:
