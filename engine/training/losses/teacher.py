@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from configs.reading.model_family import read_family
-from configs.reading.model_flag import architecture, model_sections
+from configs.reading.model_options import architecture, model_sections, read_family
 from configs.reading.option_layers import OptionLayers
 from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
@@ -154,7 +153,7 @@ def _find_source(options: Distillation) -> _Source:
 
 def _with_family_defaults(name: str, model: dict[str, Any], data: dict[str, Any]) -> Config:
     layers = OptionLayers({"MODEL": model, "DATA": data})
-    sections = complete(layers, read_family(layers)).values
+    sections, _ = complete(layers, read_family(layers))
     preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
     try:
         return Config.model_validate({"MODEL": sections["MODEL"], "DATA": preprocessing})

@@ -134,7 +134,7 @@ def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path
         start_log(parse_command_line([f"-output={tmp_path}", "-opts", f"MODEL.TYPE={name}"]), cpu)
         return capsys.readouterr().out
 
-    assert "defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
+    assert "Defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
     assert "VOLO, unlike PaddleViT's: the default of TRAIN.END_LR is 1e-5" in log("volo")
     assert "MAE, unlike timm's: a fixed position embedding" in log("mae")
     assert "unlike" not in log("cait")

@@ -252,7 +252,7 @@ def test_wandb_does_not_ask_for_a_login(libraries):
 
 
 def test_an_unknown_logger_is_one_line():
-    with pytest.raises(UserError, match="^-opts: LOGGERS is 'wanb': .*'wandb'"):
+    with pytest.raises(UserError, match=r"^-opts: LOGGERS is 'wanb': .*'wandb'"):
         parse_command_line(["-dataset=digits", "-opts", "LOGGERS=[mlflow, wanb]"])
 
 
