@@ -45,38 +45,23 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
 
 
 def warnings(config: Config, facts: DataFacts) -> list[str]:
-    """A line for each value of a resolved run that fits its data or its length badly."""
-    found, train = [], config.train
-    if facts.named and config.model.num_logits > facts.classes:
-        found.append(
-            f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the "
-            f"key to train {facts.classes}"
-        )
-    if train.warmup_epochs > train.num_epochs / 2:
-        found.append(
-            f"{WARMUP} is {train.warmup_epochs:g}, more than half of NUM_EPOCHS {train.num_epochs}; lower it, such as "
-            f"to {train.num_epochs / 10:g}"
-        )
-    return found
+    """A line for each value of a resolved run that fits its data badly."""
+    if not facts.named or config.model.num_logits <= facts.classes:
+        return []
+    return [
+        f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the key to "
+        f"train {facts.classes}"
+    ]
 
 
-@dataclass(frozen=True)
-class Completed:
-    """Options with the defaults of the model family and a warm-up that fits, not yet checked.
-
-    family_defaults: dotted keys of the options that have a default of the family.
-    notes: lines for the log about values that differ from the given ones.
-    """
-
-    values: dict[str, Any]
-    family_defaults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> Completed:
-    """General defaults < defaults of the family < `given`, whose MODEL.TYPE is `family_name`.
+def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """General defaults < defaults of the family < `given`, whose MODEL.TYPE is `family_name`, and a fitting warm-up.
 
     model_only: data and training keep their options; only the defaults of the section MODEL are added.
+
+    Returns:
+        the options, not yet checked, and lines for the log about the family and about values that differ from the given
+        ones.
     """
     family, written = FAMILIES.get(family_name), {key for key, _ in flatten(given.values)}
     defaults = (family.defaults if family else {}).items()
@@ -84,29 +69,32 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
     values = values | {"MODEL": values.get("MODEL", {}), "TRAIN": values.get("TRAIN", {})}
     if "TRAIN.SQRT_SCALED_LR" in written:  # it excludes the other rule to scale the learning rates
         values["TRAIN"].pop("LINEAR_SCALED_LR", None)
-    used = tuple(key for key, _ in flatten(values) if key not in written)
+    used = [key for key, _ in flatten(values) if key not in written]
+    notes = [f"Defaults of MODEL.TYPE {family_name}: {', '.join(used)}"] if used else []
+    if family:
+        notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
+        notes += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
     merge(values, given.values)
     model, train = values["MODEL"], values["TRAIN"]
     if not isinstance(train, dict):  # an error that the check of the options reports
-        return Completed(values, used)
+        return values, notes
     if "distilled" in MODEL_SECTIONS[family_name].model_fields:
         model.setdefault("DISTILLED", train.get("DISTILLATION_TYPE") not in (None, "none"))
-    note = _fit_warmup(train, given)
-    return Completed(values, used, (note,) if note else ())
+    return values, notes + _fit_warmup(train, given)
 
 
-def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> str | None:
-    """Makes the warm-up a tenth of the epochs if it is not shorter than the run; returns a line for the log.
+def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> list[str]:
+    """Makes the warm-up a tenth of the epochs if it is not shorter than the run; returns lines for the log.
 
     A warm-up stays if the option layer of NUM_EPOCHS, or a higher one, gives it: the user chose it for these epochs.
     """
     epochs, warmup = (train.get(key, _train_default(key)) for key in ("NUM_EPOCHS", "WARMUP_EPOCHS"))
     are_numbers = isinstance(epochs, int) and isinstance(warmup, int | float)
     if not are_numbers or warmup < epochs or given.level(WARMUP) >= given.level(EPOCHS):
-        return None
+        return []
     train["WARMUP_EPOCHS"] = epochs / 10
     source = given.origin(("TRAIN", "WARMUP_EPOCHS")).removesuffix(": ") if given.level(WARMUP) else "default"
-    return f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"
+    return [f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"]
 
 
 def _train_default(key: str) -> Any:

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, only_run, read_result, run_script, train
+from conftest import ROOT, only_run, read_result, run_script, train
 
 import main_single_gpu
 from configs.reading.command_line import parse_command_line
@@ -146,35 +146,6 @@ def two_ranks(imagenet, ranks):
     return imagenet
 
 
-@pytest.fixture(scope="module")
-def three_ranks(imagenet, trained, ranks):
-    """Runs of three ranks, in folders of `imagenet`: `whole`, `parts` (resumed), and an evaluation `many`.
-
-    With three or more ranks, the grouping of gradients into buckets changes their sums; this model has several.
-    """
-    size = ("-batch_size=4", "-opts", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=3", "MODEL.DROPOUT=0.1")
-    whole, parts = (flags(imagenet, imagenet / name) for name in ("whole", "parts"))
-    resumed = [*parts, "-resume=auto", *size]
-    ranks(3).run(
-        [*whole, *size],
-        [*parts, *size, "TRAIN.MAX_STEPS=3"],
-        resumed,
-        evaluation_flags(imagenet, trained[0], "many"),
-    )
-    return imagenet
-
-
-def evaluation_flags(imagenet, folder, name):
-    return flags(imagenet, imagenet / name, "-eval", f"-pretrained={folder / 'best.pth'}", "-batch_size=2")
-
-
-@pytest.mark.slow
-def test_three_ranks_resume_exactly(three_ranks):
-    one, other = (load_checkpoint(only_run(three_ranks / name) / "last.pth") for name in ("whole", "parts"))
-    for part in ("model", "optimizer", "sums", "best"):
-        assert_same_state(one[part], other[part], part)
-
-
 @pytest.mark.slow
 def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(two_ranks, tmp_path, cpu):
     """24 samples in batches of 8, 2 batches per step: the second step of an epoch has one batch only."""
@@ -192,10 +163,15 @@ def test_one_rank_with_batch_size_8_equals_two_with_batch_size_4(two_ranks, tmp_
 
 
 @pytest.mark.slow
-def test_evaluation_does_not_depend_on_the_number_of_ranks(three_ranks, trained, cpu):
+def test_evaluation_does_not_depend_on_the_number_of_ranks(imagenet, trained, tmp_path, cpu, ranks):
     """7 samples are not a multiple of the batch size (2) or of the number of ranks."""
-    run(parse_command_line(evaluation_flags(three_ranks, trained[0], "one")), cpu)
-    one, many = (only_run(three_ranks / name, "eval") for name in ("one", "many"))
+    one, many = (
+        flags(imagenet, tmp_path / name, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
+        for name in ("one", "many")
+    )
+    run(parse_command_line(one), cpu)
+    ranks(3).run(many)
+    one, many = (only_run(tmp_path / name, "eval") for name in ("one", "many"))
     for name in ("top1", "top5", "loss", "ece", "f1"):
         assert read_result(one)[name] == read_result(many)[name], name
     for table in ("per_class.csv", "confusion.csv", "calibration.csv", "mistakes.csv"):
@@ -238,15 +214,8 @@ def test_user_errors(imagenet, tmp_path, monkeypatch, case):
 
 
 @pytest.mark.slow
-def test_user_error_on_all_ranks_is_one_line(imagenet, tmp_path):
-    argv = flags(imagenet, tmp_path, "-data_path=/nowhere", "-ngpus=2")
-    printed = run_script("main_multi_gpu.py", *argv, status=1)
-    assert printed.count("error: ") == 1 and "/nowhere" in printed and "Traceback" not in printed
-
-
-@pytest.mark.slow
-def test_a_user_error_is_one_line_and_a_traceback_with_debug(imagenet, tmp_path):
+def test_a_user_error_is_one_line_on_all_ranks_and_a_traceback_with_debug(imagenet, tmp_path):
     argv = flags(imagenet, tmp_path, "-data_path=/nowhere")
-    printed = run_script("main_single_gpu.py", *argv, status=1)
-    assert printed.count("error: ") == 1 and "Traceback" not in printed
+    printed = run_script("main_multi_gpu.py", *argv, "-ngpus=2", status=1)
+    assert printed.count("error: ") == 1 and "/nowhere" in printed and "Traceback" not in printed
     assert "Traceback" in run_script("main_single_gpu.py", *argv, "-debug", status=1)

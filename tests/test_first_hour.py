@@ -99,12 +99,3 @@ def test_failed_starts_leave_no_folder_and_name_every_problem(pets):
     with pytest.raises(UserError, match=r"MODEL\.EMBED_DIM"):
         train_pets("-epochs=2", "-opts", "MODEL.EMBED_DIM=17")
     assert not list(Path().glob("output/*-*"))
-
-
-def test_a_folder_without_options_is_recognized(pets):
-    write_images(pets / "owl", 1, 50)
-    words = [*TINY, "-epochs=1", *MODEL, "MODEL.PATCH_SIZE=8", "TRAIN.WARMUP_EPOCHS=0"]
-    assert typed("-data_path=pets", *words) == 0
-    (run,) = Path("output").glob("*")
-    assert "DATA.DATASET=folder" in log(run)
-    assert "owl" in log(run)

@@ -7,17 +7,16 @@ from typing import Any
 
 from configs.reading.checks import check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
-from configs.reading.model_family import read_family
-from configs.reading.model_flag import set_model
+from configs.reading.model_options import read_family, set_model
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
 from configs.schema import Config
-from configs.schema.config import MAX_NAME_CHARS
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
+from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
 
 
@@ -26,8 +25,7 @@ class Command:
     """A parsed command line.
 
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
-    family_defaults: dotted keys of the options that have a default of the model family.
-    notes: lines for the log about options that differ from the given ones.
+    notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.
     """
@@ -39,7 +37,6 @@ class Command:
     num_processes: int | None
     script: str
     recipe: Path | None
-    family_defaults: tuple[str, ...]
     notes: tuple[str, ...]
     prediction: Prediction | None
     split: Split | None
@@ -87,8 +84,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    completed = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
-    config = check_options(completed.values, layers)
+    values, notes = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
+    config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
     return Command(
@@ -99,8 +96,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         num_processes=arguments.ngpus,
         script=prog,
         recipe=recipe,
-        family_defaults=completed.family_defaults,
-        notes=completed.notes,
+        notes=tuple(notes),
         prediction=prediction,
         split=arguments.split,
     )

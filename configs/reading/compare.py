@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.reading.command_line import to_yaml
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
@@ -44,7 +43,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
         before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
-    for key, value in flatten(parse_value(to_yaml(config))):
+    for key, value in _values(config).items():
         follows_data = key == "MODEL.NUM_CLASSES" and value is None
         if follows_data or not _identifies_experiment(key):
             continue
@@ -63,11 +62,16 @@ def _comparable(key: str, value: Any) -> Any:
     return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
 
 
+def _values(config: Config) -> dict[str, Any]:
+    """All options by dotted key, as a YAML file gives them."""
+    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
+
+
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Options by dotted key, with the defaults of the keys that are not given."""
     # Not checked: general defaults, such as the image size, need not be possible for each family.
     defaults = Config.model_construct(model=MODEL_SECTIONS[model_type(values)].model_construct())
-    return dict(flatten(parse_value(to_yaml(defaults)))) | dict(flatten(expand_switches(values)))
+    return _values(defaults) | dict(flatten(expand_switches(values)))
 
 
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -78,8 +82,7 @@ def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any
 
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
-    options = dict(flatten(parse_value(to_yaml(config))))
-    return {key: format_value(value) for key, (value, _) in differing_from_defaults(options).items()}
+    return {key: format_value(value) for key, (value, _) in differing_from_defaults(_values(config)).items()}
 
 
 def non_default_lines(config: Config) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any
 
-from configs.reading.model_flag import architecture
+from configs.reading.model_options import architecture
 from configs.reading.option_layers import OptionLayers
 from utils.file_formats.safetensors_metadata import read_metadata
 

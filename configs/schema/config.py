@@ -1,8 +1,8 @@
 """The options of a run."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.amp import Amp
 from configs.schema.data import Data
@@ -10,12 +10,8 @@ from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.parallel import Parallel
-from configs.schema.section import Names, Path, Section
+from configs.schema.section import Name, Path, Section, as_names
 from configs.schema.train import Train
-from utils.errors import did_you_mean
-
-MAX_NAME_CHARS = 100
-LOGGERS = ("wandb", "mlflow")  # besides TensorBoard
 
 
 class Evaluation(Section):
@@ -32,14 +28,16 @@ class Evaluation(Section):
 class Config(Section):
     """All options of a run, checked and frozen."""
 
-    name: str | None = Field(None, description="name of the run's folder; null: the name of the recipe")
+    name: Name | None = Field(None, description="name of the run's folder; null: the name of the recipe")
     save: Path = Field("./output", description="output folder; each run creates a folder in it")
     save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
     save_freq_steps: int | None = Field(None, ge=1, description="steps between additional checkpoints; null: off")
     save_freq_minutes: float | None = Field(15, gt=0, description="minutes between additional checkpoints; null: off")
     keep_checkpoints: int = Field(3, ge=0, description="number of periodic checkpoints to keep besides last and best")
     report_freq: int = Field(20, ge=1, description="steps between log lines")
-    loggers: Names = Field((), description="wandb, mlflow: where the figures of training go besides TensorBoard")
+    loggers: Annotated[tuple[Literal["wandb", "mlflow"], ...], BeforeValidator(as_names)] = Field(
+        (), description="wandb, mlflow: where the figures of training go besides TensorBoard"
+    )
     validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
     deterministic: bool = Field(False, description="deterministic algorithms only, which are slower on a GPU")
@@ -60,13 +58,6 @@ class Config(Section):
     train: Train = Train()
     parallel: Parallel = Parallel()
 
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str | None) -> str | None:
-        if name is not None and (not name or "/" in name or not name.isprintable() or len(name) > MAX_NAME_CHARS):
-            raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
-        return name
-
     @model_validator(mode="before")
     @classmethod
     def _choose_loss(cls, values: Any) -> Any:
@@ -78,16 +69,6 @@ class Config(Section):
         if not is_multi_label or not isinstance(loss, dict):
             return values
         return values | {"LOSS": {"NAME": "bce"} | loss}
-
-    @field_validator("loggers")
-    @classmethod
-    def _check_loggers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in names if name not in LOGGERS]:
-            near = did_you_mean(unknown[0], LOGGERS) or f"; give {' or '.join(LOGGERS)}"
-            raise ValueError(f"unknown logger {unknown[0][:80]}{near}")
-        if len(set(names)) < len(names):
-            raise ValueError("names a logger twice; remove one")
-        return names
 
     def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""

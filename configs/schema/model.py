@@ -4,14 +4,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from configs.schema.section import Path, Probability, Section
+from configs.schema.section import Name, Path, Probability, Section
 
 IMAGENET_CLASSES = 1000
 
 
 class Model(Section):
     type: str = "vit"
-    name: str = Field("vit", description="name in the log; for TYPE timm, timm's model name")
+    name: Name = Field("vit", description="name in the log; for TYPE timm, timm's model name")
     resume: Path | None = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"
     )
@@ -52,10 +52,3 @@ class Model(Section):
     @classmethod
     def _in_lower_case(cls, name: object) -> object:
         return name.lower() if isinstance(name, str) else name
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if not name or "/" in name or not name.isprintable():
-            raise ValueError("must be a printable name without /")
-        return name

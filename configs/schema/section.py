@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+MAX_NAME_CHARS = 100
+
 
 def as_tuple(value: Any) -> Any:
     """A YAML list, or PaddleViT's string '(0.9, 0.999)', as a tuple; YAML has no tuples."""
@@ -15,20 +17,30 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def as_names(value: Any) -> Any:
+    """One name, or a list of names, as a tuple."""
+    return (value,) if isinstance(value, str) else as_tuple(value)
+
+
 def _check_path(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path cannot contain a zero byte")
     return path
 
 
+def _check_name(name: str) -> str:
+    if not name or "/" in name or not name.isprintable() or len(name) > MAX_NAME_CHARS:
+        raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
 Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
 Bools = Annotated[tuple[bool, ...], BeforeValidator(as_tuple)]
 Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
-Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else as_tuple(value))
-]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 

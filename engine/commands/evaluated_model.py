@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_pretrained_cfg
 
-from configs.reading.model_flag import architecture
+from configs.reading.model_options import architecture
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import MODEL_SECTIONS
 from datasets.sources.samples import Samples

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,14 +18,7 @@ def next_command(command: Command, *flags: str) -> str:
     count = os.environ.get("WORLD_SIZE")
     number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
     processes = [f"-ngpus={number}"] if number else []
-    return shlex.join([_python(), _from_here(_PROJECT / command.script), *processes, *flags])
-
-
-def _python() -> str:
-    """'python' if the shell finds this interpreter under that name, else its path."""
-    found = shutil.which("python")
-    is_this = found and Path(found).parent == Path(sys.executable).parent and os.path.samefile(found, sys.executable)
-    return "python" if is_this else _from_here(Path(sys.executable))
+    return shlex.join([_from_here(Path(sys.executable)), _from_here(_PROJECT / command.script), *processes, *flags])
 
 
 def _from_here(path: Path) -> str:

@@ -9,7 +9,6 @@ from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.compare import experiment_mismatch, non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.schema import Config
-from configs.schema.families.registry import FAMILIES
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from engine.commands.shared_folder import check_same_checkpoint, check_shared
@@ -36,19 +35,11 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
 
 
 def log_options(command: Command, logger: RunLogger) -> None:
-    """The options that differ from the defaults or come from the model family, how it differs, and missing features."""
+    """The options that differ from the defaults, how the model family differs, and missing features."""
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
-    if command.family_defaults:
-        names = ", ".join(command.family_defaults)
-        logger.info(f"----- Of these, defaults of MODEL.TYPE {command.config.model.type}: {names}")
-    for note in () if command.config.eval.enabled else command.notes:
+    for note in command.notes:
         logger.info(f"----- {note}")
-    if family := FAMILIES.get(command.config.model.type):
-        for correction in family.corrections:
-            logger.info(f"----- {family.title}, unlike PaddleViT's: {correction}")
-        if family.differs:
-            logger.info(f"----- {family.title}, unlike timm's: {family.differs}")
     if missing := missing_features(command.name):
         logger.info(f"----- {missing}")
 

@@ -59,7 +59,7 @@ def test_a_model_is_distilled_if_the_training_distils():
 
 def test_one_run_does_not_change_the_defaults_of_the_next():
     optimizer = parse_command_line(["-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=SGD"])
-    assert "TRAIN.OPTIMIZER.BETAS" in optimizer.family_defaults
+    assert "TRAIN.OPTIMIZER.BETAS" in optimizer.notes[0]
     assert optimizer.config.train.optimizer.betas == (0.9, 0.95)
     assert parse_command_line(["-opts", "MODEL.TYPE=mae"]).config.train.optimizer.name == "AdamW"
 

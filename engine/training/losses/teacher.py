@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.reading.checks import check_options
-from configs.reading.model_family import read_family
-from configs.reading.model_flag import architecture, model_sections
+from configs.reading.model_options import architecture, model_sections, read_family
 from configs.reading.option_layers import OptionLayers
 from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
@@ -137,7 +136,7 @@ def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | Non
         channels, *_, width = published.input_size
         data = dict(zip(_PREPROCESSING, (width, channels, list(published.mean), list(published.std)), strict=True))
     layers = OptionLayers({"MODEL": model, "DATA": data})
-    sections = complete(layers, read_family(layers)).values
+    sections, _ = complete(layers, read_family(layers))
     preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
     try:
         config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)

@@ -4,38 +4,17 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import assert_same_state, read_result, run_folders, states, train
+from conftest import train
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.next_command import next_command
 from engine.commands.open_run import start_log
 from engine.commands.run import run
 from utils.errors import UserError
-from utils.status import read_status
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-
-
-@pytest.mark.slow
-def test_a_folder_implies_the_options_of_its_run(digits_argv, cpu, tmp_path):
-    uninterrupted = train([*digits_argv, "MODEL.DROPOUT=0.1"], cpu)
-    digits_argv[2] = f"-output={tmp_path / 'stopped'}"
-    stopped = train([*digits_argv, "MODEL.DROPOUT=0.1", "TRAIN.MAX_STEPS=3"], cpu)
-    status = read_status(stopped)
-    assert status["state"] == "stopped"
-    _, script, *argv = shlex.split(status["resume"])
-    assert script == "main_single_gpu.py" and argv[0] == f"-resume={stopped}"
-    assert run(parse_command_line(argv), cpu) == 0
-    assert_same_state(states(stopped), states(uninterrupted))
-    assert run_folders(tmp_path / "stopped") == {stopped}
-    top1 = read_result(stopped)["top1"]
-    for weights in (f"-resume={stopped / 'best.pth'}", f"-pretrained={stopped / 'best.pth'}"):
-        before = run_folders(tmp_path / "stopped", "eval")
-        run(parse_command_line(["-eval", weights]), cpu)
-        (evaluated,) = run_folders(tmp_path / "stopped", "eval") - before
-        assert read_result(evaluated)["top1"] == top1
 
 
 def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_run, tmp_path):
@@ -125,7 +104,7 @@ def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path
         start_log(parse_command_line([f"-output={tmp_path}", "-opts", f"MODEL.TYPE={name}"]), cpu)
         return capsys.readouterr().out
 
-    assert "defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
+    assert "Defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
     assert "VOLO, unlike PaddleViT's: the default of TRAIN.END_LR is 1e-5" in log("volo")
     assert "MAE, unlike timm's: a fixed position embedding" in log("mae")
     assert "unlike" not in log("cait")

@@ -240,10 +240,6 @@ def test_wandb_does_not_ask_for_a_login(libraries):
         check_loggers(["wandb"])
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [("[wanb]", "wanb; did you mean wandb"), ("tensorboard2", "wandb or mlflow"), ("[mlflow,mlflow]", "twice")],
-)
-def test_names_of_loggers(value, named):
-    with pytest.raises(UserError, match=f"^-opts: LOGGERS .*{named}"):
-        parse_command_line(["-dataset=digits", "-opts", f"LOGGERS={value}"])
+def test_an_unknown_logger_is_one_line():
+    with pytest.raises(UserError, match=r"^-opts: LOGGERS is 'wanb': .*'wandb'"):
+        parse_command_line(["-dataset=digits", "-opts", "LOGGERS=[mlflow, wanb]"])

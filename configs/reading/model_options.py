@@ -1,11 +1,15 @@
-"""The flag -model: the architecture of a recipe, or a timm model."""
+"""The model family that MODEL.TYPE names, and the flag -model: the architecture of a recipe, or a timm model."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from configs.reading.option_layers import OptionLayers
-from configs.schema.config import MAX_NAME_CHARS
+from configs.reading.yaml_io import shorten
+from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM, NOT_VERIFIED
+from configs.schema.families.vit import ViT
 from configs.schema.model import Model
+from configs.schema.section import MAX_NAME_CHARS
+from utils.errors import UserError, did_you_mean
 
 _RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
@@ -50,3 +54,32 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
 def architecture(model: dict[str, Any]) -> dict[str, Any]:
     """The section MODEL without the keys that belong to a run: the number of classes, and paths of weights."""
     return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+
+
+def read_family(layers: OptionLayers) -> str:
+    """The name of the family, a key of `MODEL_SECTIONS`.
+
+    Raises:
+        UserError: no such family, or one that timm does not have.
+    """
+    model = layers.values.get("MODEL")
+    if model is not None and not isinstance(model, dict):
+        raise UserError(f"{layers.origin(('MODEL',))}MODEL is {shorten(model)}: must be a section of keys")
+    name = (model or {}).get("TYPE", ViT.model_fields["type"].default)
+    origin = layers.origin(("MODEL", "TYPE"))
+    if not isinstance(name, str):
+        raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {', '.join(MODEL_SECTIONS)}")
+    if name.lower() not in MODEL_SECTIONS:
+        _refuse(name, origin)
+    return name.lower()
+
+
+def _refuse(name: str, origin: str) -> NoReturn:
+    if name.lower() in NOT_IN_TIMM:
+        title, nearest = NOT_IN_TIMM[name.lower()]
+        raise UserError(f"{origin}MODEL.TYPE {name}: timm has no {title}; the nearest families: {', '.join(nearest)}")
+    if reason := NOT_VERIFIED.get(name.lower()):
+        raise UserError(f"{origin}MODEL.TYPE {name}: {reason}")
+    hint = did_you_mean(name.lower(), MODEL_SECTIONS)
+    known = ", ".join(MODEL_SECTIONS)
+    raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
