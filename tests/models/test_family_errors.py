@@ -16,30 +16,22 @@ def build(family: str, *flags: str) -> None:
     build_model(config.model, config.data, torch.device("cpu"), needs_head=config.eval)
 
 
-OPTIONS = {
-    "key of another family": ("PVTv2", "MODEL.WINDOW_SIZE=7", r"of MODEL.TYPE pvtv2; .*\(it is a key of swin"),
-    "key without its section": ("ConvMixer", "MODEL.DIM=8", r"unknown key MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
+OPTIONS = {  # what does not fit: family, option, the key and the values that the error names
+    "key of another family": ("PVTv2", "MODEL.WINDOW_SIZE=7", r"pvtv2; .*\(it is a key of swin"),
+    "key without its section": ("ConvMixer", "MODEL.DIM=8", r"MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
     "key with another name": ("ConvNeXt", "MODEL.EMBED_DIM=8", r"did you mean DIMS\? \(it is a key of vit"),
     "short list": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3]", r"MODEL.NUM_HEADS has 3 values, EMBED_DIM 4"),
-    "short list, fixed length": ("HaloNet", "MODEL.CHANNEL=[64]", r"MODEL.CHANNEL has 1 values; this family needs 5"),
-    "number for a list": ("ConvNeXt", "MODEL.DIMS=8", r"MODEL.DIMS is 8: input should be a valid list"),
-    "list for a number": ("DeiT", "MODEL.DEPTH=[1, 2]", r"MODEL.DEPTH is \[1, 2\]: input should be a valid integer"),
-    "no blocks": ("ConvNeXt", "MODEL.DEPTHS=[1, 0, 1, 1]", r"MODEL.DEPTHS is \[1, 0, 1, 1\]: .* at least 1"),
-    "heads": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3, 5]", r"MODEL.EMBED_DIM 32 is not a multiple of its NUM_HEADS 5"),
-    "heads of a stage": (
-        "SwinTransformer",
-        "MODEL.NUM_HEADS=[1, 2, 3, 4]",
-        r"NUM_HEADS of stage 3 is 3, no divisor of 32",
-    ),
+    "short list, fixed length": ("HaloNet", "MODEL.CHANNEL=[64]", r"MODEL.CHANNEL has 1 .* 5"),
+    "number for a list": ("ConvNeXt", "MODEL.DIMS=8", r"MODEL.DIMS is 8: .* list"),
+    "list for a number": ("DeiT", "MODEL.DEPTH=[1, 2]", r"MODEL.DEPTH is \[1, 2\]: .* integer"),
+    "no blocks": ("ConvNeXt", "MODEL.DEPTHS=[1, 0, 1, 1]", r"MODEL.DEPTHS is \[1, 0, 1, 1\]: .* 1"),
+    "heads": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3, 5]", r"MODEL.EMBED_DIM 32 .* NUM_HEADS 5"),
+    "heads of a stage": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 3, 4]", r"NUM_HEADS of stage 3 is 3, .* 32"),
     "width of timm's convolutions": ("MobileOne", "MODEL.CHANNELS=[8, 9, 16, 24, 32]", r"gives 9 channels"),
-    "blocks": ("HaloNet", "MODEL.STAGE1_BLOCK=[conv]", r"MODEL.STAGE1_BLOCK must be a list of bottle and attn"),
-    "value that timm lacks": ("LeViT", "MODEL.MLP_RATIO=4", r"MODEL.MLP_RATIO is 4: .* less than or equal to 2"),
-    "feature that PaddleViT lacks": ("SwinTransformer", "MODEL.APE=true", r"MODEL.APE is True: input should be False"),
-    "rate that timm lacks": (
-        "ConvMixer",
-        "MODEL.DROPPATH=0.1",
-        r"convmixer does not accept .*MODEL.DROPPATH; set it to 0",
-    ),
+    "blocks": ("HaloNet", "MODEL.STAGE1_BLOCK=[conv]", r"MODEL.STAGE1_BLOCK .* bottle and attn"),
+    "value that timm lacks": ("LeViT", "MODEL.MLP_RATIO=4", r"MODEL.MLP_RATIO is 4: .* 2"),
+    "feature that PaddleViT lacks": ("SwinTransformer", "MODEL.APE=true", r"MODEL.APE is True: .* False"),
+    "rate that timm lacks": ("ConvMixer", "MODEL.DROPPATH=0.1", r"convmixer .*MODEL.DROPPATH; set it to 0"),
 }
 
 
@@ -51,64 +43,38 @@ def test_an_option_that_does_not_fit(case):
     assert "\n" not in str(error.value)
 
 
-SIZES = {
-    "SwinTransformer": (12, "has fewer patches than MODEL.WINDOW_SIZE 4", 16),
-    "PVTv2": (20, "gives a map of 5x5 in stage 1, smaller than MODEL.SR_RATIO 8", 29),
-    "ConvNeXt": (20, "is smaller than 32, the stride of the model", 32),
-    "LeViT": (40, "is not a multiple of 16", 48),
-    "CoaT": (40, "is not a multiple of 32", 32),
-    "ConvMixer": (3, "is smaller than MODEL.CNN.PATCH_SIZE 4", 4),
-    "HaloNet": (100, "is not a multiple of 64, as the attention blocks of stage 3 need", 128),
-    "MobileViT": (100, "is not a multiple of 64", 128),
-    "PoolFormer": (2, "is smaller than 3, which the 7x7 patches with padding need", 3),
-    "DeiT": (20, "is not a multiple of MODEL.PATCH_SIZE 8", 24),
+SIZES = {  # size, a value that the error names, the nearest size that works
+    "SwinTransformer": (12, "MODEL.WINDOW_SIZE 4", 16),
+    "PVTv2": (20, "MODEL.SR_RATIO 8", 29),
+    "ConvNeXt": (20, "32", 32),
+    "LeViT": (40, "16", 48),
+    "CoaT": (40, "32", 32),
+    "ConvMixer": (3, "MODEL.CNN.PATCH_SIZE 4", 4),
+    "HaloNet": (100, "64.* stage 3", 128),
+    "MobileViT": (100, "64", 128),
+    "PoolFormer": (2, "3", 3),
+    "DeiT": (20, "MODEL.PATCH_SIZE 8", 24),
 }
 
 
 @pytest.mark.parametrize("family", SIZES)
 def test_the_nearest_image_size_that_works_is_named_and_works(family):
-    size, problem, nearest = SIZES[family]
-    expected = rf"^-image_size: DATA.IMAGE_SIZE {size} {problem}; the nearest that works is {nearest}$"
-    with pytest.raises(UserError, match=expected):
+    size, value, nearest = SIZES[family]
+    with pytest.raises(UserError, match=rf"^-image_size: DATA.IMAGE_SIZE {size} .*{value}.* {nearest}$"):
         build(family, f"-image_size={size}")
     build(family, f"-image_size={nearest}")
 
 
-WEIGHTS = {
-    "another family": (
-        "PVTv2",
-        "ConvNeXt",
-        "SEED=0",
-        r"contains stem.0.weight, .*not in this PVT v2; give weights of this",
-    ),
-    "another family, ViT": (
-        "SwinTransformer",
-        "DeiT_plain",
-        "SEED=0",
-        r"contains position_embedding.*in this Swin Trans",
-    ),
-    "another width": ("ConvNeXt", "ConvNeXt", "MODEL.DIMS=[8, 16, 24, 48]", r"wrong shapes: stages.3.*32.*, not 48"),
-    "fewer blocks": (
-        "LeViT",
-        "LeViT",
-        "MODEL.DEPTH=[1, 1, 1]",
-        r"contains blocks.3.attn.*, which is not in this LeViT",
-    ),
+WEIGHTS = {  # family, family of the file, an option, the tensor and the values that the error names
+    "another family": ("PVTv2", "ConvNeXt", "SEED=0", r"stem.0.weight, .* PVT v2"),
+    "another family, ViT": ("SwinTransformer", "DeiT_plain", "SEED=0", r"position_embedding.* Swin Trans"),
+    "another width": ("ConvNeXt", "ConvNeXt", "MODEL.DIMS=[8, 16, 24, 48]", r"stages.3.*32.*, not 48"),
+    "fewer blocks": ("LeViT", "LeViT", "MODEL.DEPTH=[1, 1, 1]", r"blocks.3.attn.* LeViT"),
     "more blocks": ("ConvNeXt", "ConvNeXt", "MODEL.DEPTHS=[1, 1, 3, 1]", r"missing tensors: stages.2.blocks.2"),
-    "other images": ("LeViT", "LeViT", "DATA.IMAGE_SIZE=96", r"wrong shapes: .*attention_biases 2x25, not 2x36"),
-    "other classes": (
-        "ConvNeXt",
-        "ConvNeXt",
-        "MODEL.NUM_CLASSES=9",
-        r"head.fc: 7 classes in the file, 9 .* MODEL.NUM_CLASSES",
-    ),
-    "one head for two": (
-        "DeiT",
-        "DeiT_plain",
-        "DATA.IMAGE_SIZE=24",
-        r"head_dist: not in the file.*MODEL.DISTILLED=false",
-    ),
-    "two heads for one": ("LeViT", "LeViT", "TRAIN.DISTILLATION_TYPE=none", r"head_dist.*set MODEL.DISTILLED=true"),
+    "other images": ("LeViT", "LeViT", "DATA.IMAGE_SIZE=96", r"attention_biases 2x25, not 2x36"),
+    "other classes": ("ConvNeXt", "ConvNeXt", "MODEL.NUM_CLASSES=9", r"head.fc: 7 .* 9 .* MODEL.NUM_CLASSES"),
+    "one head for two": ("DeiT", "DeiT_plain", "DATA.IMAGE_SIZE=24", r"head_dist: not in the file.*MODEL.DISTILLED"),
+    "two heads for one": ("LeViT", "LeViT", "TRAIN.DISTILLATION_TYPE=none", r"head_dist.*MODEL .DISTILLED"),
 }
 
 
