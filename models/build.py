@@ -12,11 +12,10 @@ from torch import nn
 from configs.schema import Data
 from configs.schema.model import Model
 from models.attention import select_attention
-from models.classifiers import classifiers
 from models.dropout import use_fast_dropout
 from models.family_model import build_family
 from models.grad_checkpointing import enable_grad_checkpointing
-from models.timm_model import build_timm
+from models.timm_model import build_timm, classifiers
 from models.vit import build_vit
 from models.weights.fit import load_pretrained
 from utils.errors import UserError

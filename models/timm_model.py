@@ -1,6 +1,5 @@
 """The models of timm by name, and the functions that all models built by timm share."""
 
-import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from configs.schema import Data
 from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
-_LARGE_MODEL_NUMEL = 200_000_000
 _RATES = {"drop_rate": "DROPOUT", "drop_path_rate": "DROPPATH", "attn_drop_rate": "ATTENTION_DROPOUT"}
 
 
@@ -79,39 +77,35 @@ def _create(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     """Runs one forward pass in evaluation mode: many families detect a wrong image size only there.
 
-    The weights and the running statistics stay unchanged. A large model runs on the meta device, without arithmetic
-    and without memory for a second model. The meta device misses indices that are out of range, and a model may not
-    support it: small models, and large ones that fail there, run the real pass.
+    The weights and the running statistics stay unchanged.
 
     Raises:
         UserError: the forward pass fails.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    if sum(tensor.numel() for tensor in tensors) > _LARGE_MODEL_NUMEL:
-        on_meta = copy.deepcopy(model, {id(tensor): tensor.to("meta") for tensor in tensors})
-        if _forward_error(on_meta, data) is None:
-            return
-    error = _forward_error(model, data)
-    if error is not None:
-        cfg = getattr(model, "default_cfg", None) or {}
-        default = f"; its default is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
-        raise UserError(
-            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}){default}"
-        ) from error
-
-
-def _forward_error(model: nn.Module, data: Data) -> Exception | None:
-    """The exception of a forward pass of one image, on the model's device; None if it succeeds."""
     device = next(model.parameters()).device
     image = torch.zeros((1, data.image_channels, data.image_size, data.image_size), device=device)
     try:
         with torch.no_grad():
             model.eval()(image)
     except Exception as error:  # of many types, by family
-        return error
+        cfg = getattr(model, "default_cfg", None) or {}
+        default = f"; its default is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
+        raise UserError(
+            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}){default}"
+        ) from error
     finally:
         model.train()
-    return None
+
+
+def classifiers(model: nn.Module) -> tuple[nn.Module, ...]:
+    """timm's classifier; both of a distilled model; with VOLO's auxiliary one, which `get_classifier` leaves out."""
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is None:
+        return ()
+    classifier = get_classifier()
+    heads = classifier if isinstance(classifier, tuple) else (classifier,)
+    auxiliary = getattr(model, "aux_head", None)
+    return heads if auxiliary is None else (*heads, auxiliary)
 
 
 def _first_line(error: Exception) -> str:

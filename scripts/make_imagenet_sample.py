@@ -22,16 +22,15 @@ CHANNEL_ORDERS = list(itertools.permutations(range(3)))
 def main() -> None:
     options = parse_arguments()
     scenes = class_scenes(options.classes)
-    (options.output / "val").mkdir(parents=True)
-    for label in range(options.classes):
-        (options.output / "train" / class_name(label)).mkdir(parents=True)
-    rng = random.Random(options.seed)
+    rng = random.Random(0)
     for split, count in (("train", options.train), ("val", options.val)):
         lines = []
         for number in range(count):
             label = number % options.classes
-            parent = f"train/{class_name(label)}/{class_name(label)}" if split == "train" else "val/val"
+            name = f"n{label:08d}"
+            parent = f"train/{name}/{name}" if split == "train" else "val/val"
             path = f"{parent}_{number:08d}.JPEG"
+            (options.output / path).parent.mkdir(parents=True, exist_ok=True)
             random_crop(scenes[label], options.size, rng).save(options.output / path, quality=90)
             lines.append(f"{path} {label}\n")
         (options.output / f"{split}_list.txt").write_text("".join(lines))
@@ -44,14 +43,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("-train", type=int, default=200, help="number of training images (default: 200)")
     parser.add_argument("-val", type=int, default=51, help="number of validation images (default: 51)")
     parser.add_argument("-size", type=width_and_height, default="500x375", help="image size (default: 500x375)")
-    parser.add_argument("-seed", type=int, default=0, help="seed of the crops (default: 0)")
     options = parser.parse_args()
     if options.output.exists():
         parser.error(f"{options.output} exists: remove it or give another folder")
     if not 1 <= options.classes <= min(options.train, options.val):
         parser.error(f"{options.classes} classes need at least as many images in train and in val")
-    if options.classes > len(photographs()) * len(QUARTERS) * len(CHANNEL_ORDERS):
-        parser.error(f"{options.classes} classes: the photographs provide fewer")
     return options
 
 
@@ -73,8 +69,10 @@ def photographs() -> list[Image.Image]:
 
 def class_scenes(count: int) -> list[Image.Image]:
     """One photograph part per class; the images of the class are crops of it."""
-    combinations = itertools.product(CHANNEL_ORDERS, QUARTERS, photographs())
-    return [scene(photo, quarter, order) for order, quarter, photo in itertools.islice(combinations, count)]
+    combinations = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photographs()))
+    if count > len(combinations):
+        sys.exit(f"error: {count} classes: the photographs provide {len(combinations)}")
+    return [scene(photo, quarter, order) for order, quarter, photo in combinations[:count]]
 
 
 def scene(photo: Image.Image, quarter: tuple[float, float], channel_order: tuple[int, ...]) -> Image.Image:
@@ -90,10 +88,6 @@ def random_crop(image: Image.Image, size: tuple[int, int], rng: random.Random) -
     left, top = (rng.uniform(0, side * (1 - share)) for side in image.size)
     box = (left, top, left + image.width * share, top + image.height * share)
     return image.resize(size, Image.Resampling.BICUBIC, box=box)
-
-
-def class_name(label: int) -> str:
-    return f"n{label:08d}"
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def progress_bar(
 ) -> "tqdm[Any]":  # fmt: skip
     """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
 
-    unit_scale: units per step of the bar, such as images; 0 counts steps. tqdm draws it in ASCII if the terminal cannot encode UTF-8.
+    unit_scale: units per step of the bar, such as images; 0 counts steps.
     """
     visible = context.is_main and sys.stderr.isatty()
     return tqdm(

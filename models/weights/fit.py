@@ -8,7 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from configs.schema.model import Model
-from models.classifiers import classifiers
+from models.timm_model import classifiers
 from models.weights.find import find_weights
 from models.weights.names import State, summarize_names
 from models.weights.paddle import paddle_converter
@@ -36,17 +36,11 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False, optio
             "give weights of this model"
         )
     notes = [f"weights: {file}, {len(state)} tensors"]
-    notes += _drop_pre_logits(state, own)
     notes += _keep_fixed(model, state, own)
     notes += _interpolate_pos_embed(model, state, own)
     new_heads = _keep_new_heads(model, state, own)
     if new_heads and needs_head:
-        lacks_second = new_heads[0].startswith("head_dist: not in the file")
-        fix = (
-            "set MODEL.DISTILLED=false"
-            if lacks_second
-            else "set MODEL.NUM_CLASSES to the file's number, or give other weights"
-        )
+        fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
     notes += new_heads
     unused = [name for name in state if name not in own]
@@ -54,13 +48,6 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False, optio
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
     model.load_state_dict(_check_tensors(file, state, own), strict=True)
     return notes
-
-
-def _drop_pre_logits(state: State, own: State) -> list[str]:
-    names = [name for name in state if name.startswith("pre_logits.") and name not in own]
-    for name in names:
-        del state[name]
-    return ["pre_logits: dropped, the model has no representation layer"] if names else []
 
 
 def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:

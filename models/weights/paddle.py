@@ -66,9 +66,10 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
             rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
             result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
         if unknown or not result:
-            distilled = getattr(options, "distilled", True) is False and any("_dist." in name for name in unknown)
-            fix = "set MODEL.DISTILLED=true" if distilled else "give weights of this model, or set MODEL to match"
-            raise UserError(f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; {fix}")
+            raise UserError(
+                f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
+                "this model, or set MODEL (DISTILLED for two heads) to match"
+            )
         return {name: tensor for name, tensor in own.items() if is_computed(name, tensor, family)} | result
 
     return convert

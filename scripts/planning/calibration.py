@@ -18,27 +18,22 @@ RESULT = "result.json"
 _HOST_SIZE = 8  # most GPUs of a host: status.json has the number of ranks only
 
 
-def calibrate(path: Path) -> tuple[float, str, str]:
+def calibrate(folder: Path) -> tuple[float, str, str]:
     """The MFU of compute with which the formula gives the images/s of a training run; its GPU, its model.
-
-    Args:
-        path: the folder of a run, or its result.json.
 
     Raises:
         UserError: the run has no figures of a known GPU, or its options cannot be read.
     """
-    folder = path if path.is_dir() else path.parent
-    result, status = read_json(folder / RESULT if path.is_dir() else path), read_json(folder / STATUS)
-    measured, ranks = result.get("images_per_second"), status.get("world_size")
-    are_numbers = isinstance(measured, int | float) and isinstance(ranks, int) and measured > 0 and ranks > 0
-    if not are_numbers or not (folder / RUN_OPTIONS).is_file():
+    result, ranks = read_json(folder / RESULT), read_json(folder / STATUS).get("world_size")
+    measured = result.get("images_per_second")
+    if not (isinstance(measured, int | float) and isinstance(ranks, int) and measured > 0 and ranks > 0):
         raise UserError(
-            f"-calibrate {path}: has no measured speed; give the folder of a training run that ended, with its "
+            f"-calibrate {folder}: has no measured speed; give the folder of a training run that ended, with its "
             f"{RESULT}, {STATUS} and {RUN_OPTIONS}"
         )
     per_host = max(size for size in range(1, _HOST_SIZE + 1) if ranks % size == 0)
     device = re.sub(r"[^\w .-]", "", str(result.get("device")))  # such as CPU Intel(R) Xeon(R)
-    cluster = parse_cluster(f"{per_host}x{device}", ranks // per_host, None, f"-calibrate {path}")
+    cluster = parse_cluster(f"{per_host}x{device}", ranks // per_host, None, f"-calibrate {folder}")
     config = parse_command_line([f"-cfg={folder / RUN_OPTIONS}"]).config
     workload = measure_workload(config)
     found = strategies(workload, config.parallel, cluster)
@@ -49,7 +44,7 @@ def calibrate(path: Path) -> tuple[float, str, str]:
         return estimate(workload, strategy, config.data.batch_size, accumulation, mfu, checkpointing).images_per_second
 
     if measured > predicted(1.0):
-        raise UserError(f"-calibrate {path}: {measured:.1f} images/s are more than {cluster} can compute")
+        raise UserError(f"-calibrate {folder}: {measured:.1f} images/s are more than {cluster} can compute")
     return find_mfu(predicted, measured), cluster.device, config.model.name
 
 

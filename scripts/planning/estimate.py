@@ -21,19 +21,11 @@ _FP32, _HALF = 4, 2
 
 
 class Strategy(NamedTuple):
-    """A way to share a model among the devices of a cluster.
-
-    ranks: they share one copy of parameters, gradients and moments; 1 with DDP.
-    gather_bytes, reduce_bytes: of a value when parameters are gathered and gradients are summed.
-    keeps_gathered: gathered parameters stay until the backward pass.
-    """
+    """A way to share a model: `ranks` share one copy of parameters, gradients and moments; 1 with DDP."""
 
     name: str
     cluster: Cluster
     ranks: int
-    gather_bytes: int
-    reduce_bytes: int
-    keeps_gathered: bool = False
 
     def __str__(self) -> str:
         if self.cluster.size == 1:
@@ -48,7 +40,6 @@ class Estimate(NamedTuple):
     gathered_bytes: whole parameters during the passes.
     total_bytes: the peak.
     largest_batch: the largest batch size that fits; 0: not even one image.
-    compute_seconds: of all micro-steps. traffic_seconds: traffic that compute does not hide.
     """
 
     strategy: str
@@ -58,8 +49,6 @@ class Estimate(NamedTuple):
     activation_bytes: float
     total_bytes: float
     largest_batch: int
-    compute_seconds: float
-    traffic_seconds: float
     step_seconds: float
     images_per_second: float
 
@@ -70,8 +59,7 @@ def strategies(workload: Workload, options: Parallel, cluster: Cluster) -> dict[
     Raises:
         UserError: SHARDS_PER_GROUP does not divide the number of devices.
     """
-    half_gradients = workload.is_half or options.comm_hook != "none"
-    found = {"ddp": Strategy("ddp", cluster, 1, 0, _HALF if half_gradients else _FP32)}
+    found = {"ddp": Strategy("ddp", cluster, 1)}
     if cluster.size == 1 or workload.sharding_problem:
         return found
     group = options.shards_per_group or cluster.per_node
@@ -79,11 +67,9 @@ def strategies(workload: Workload, options: Parallel, cluster: Cluster) -> dict[
         raise UserError(
             f"PARALLEL.SHARDS_PER_GROUP {group} does not divide {cluster.size} devices; use {cluster.per_node}"
         )
-    gather = _HALF if workload.is_half else _FP32
-    reduce = _HALF if options.reduce_dtype == "bfloat16" else _FP32
-    for name, ranks in (("fsdp", cluster.size), ("hsdp", group)):
-        if name == "fsdp" or 1 < ranks < cluster.size:
-            found[name] = Strategy(name, cluster, ranks, gather, reduce, not options.reshard_after_forward)
+    found["fsdp"] = Strategy("fsdp", cluster, cluster.size)
+    if 1 < group < cluster.size:
+        found["hsdp"] = Strategy("hsdp", cluster, group)
     return found
 
 
@@ -97,8 +83,8 @@ def estimate(
     """
     cluster, passes = strategy.cluster, workload.passes[checkpointing]
     state, update = _state_bytes(workload, strategy)
-    gathered = workload.parameters if strategy.keeps_gathered else workload.rest + GATHERED_BLOCKS * workload.block
-    gathered *= strategy.gather_bytes
+    is_sharded = strategy.name != "ddp"
+    gathered = is_sharded * workload.value_bytes * (workload.rest + GATHERED_BLOCKS * workload.block)
     kept = sum(state.values())
 
     def total(images: int) -> float:
@@ -107,10 +93,9 @@ def estimate(
     free = cluster.memory_bytes - kept - gathered - passes.fixed
     flops = workload.flops_per_image * (1 + RECOMPUTED * checkpointing)
     micro_step = batch_size * flops / (cluster.peak(workload.precision) * mfu)
-    compute = accumulation * micro_step
     traffic = _exposed_seconds(workload, strategy, accumulation, micro_step)
     optimizer = _optimizer_bytes(workload, strategy) / (MEMORY_EFFICIENCY * 1e9 * cluster.gpu.memory_gb_per_second)
-    seconds = (compute + traffic + optimizer) * (1 + COST_OF_DOUBLING * log2(cluster.nodes))
+    seconds = (accumulation * micro_step + traffic + optimizer) * (1 + COST_OF_DOUBLING * log2(cluster.nodes))
     return Estimate(
         str(strategy),
         checkpointing,
@@ -119,8 +104,6 @@ def estimate(
         passes.per_image * batch_size + passes.fixed,
         total(batch_size),
         int(free / passes.per_image) if total(1) <= cluster.memory_bytes else 0,
-        compute,
-        traffic,
         seconds,
         batch_size * accumulation * cluster.size / seconds,
     )
@@ -147,19 +130,17 @@ def _exposed_seconds(workload: Workload, strategy: Strategy, accumulation: int, 
     """The traffic of a step that compute does not hide.
 
     DDP sums the gradients once a step. FSDP gathers the parameters before the forward and the backward pass, and
-    reduce-scatters the gradients; HSDP does so in each group, and sums the gradients of the groups once a step.
+    reduce-scatters the gradients in fp32; HSDP does so in each group, and sums the gradients of the groups once a step.
     """
-    cluster, gradients = strategy.cluster, strategy.reduce_bytes * workload.trained
-    each = last = 0.0  # seconds in each micro-step, and additional ones in the last
+    cluster, gradients = strategy.cluster, _FP32 * workload.trained
     if strategy.name == "ddp":
-        last = _ring_seconds(2 * gradients, cluster, cluster.size)
-    else:
-        gathered = (1 if strategy.keeps_gathered else 2) * strategy.gather_bytes * workload.parameters
-        each = _ring_seconds(gathered + gradients, cluster, strategy.ranks)
+        last = _ring_seconds(2 * workload.value_bytes * workload.trained, cluster, cluster.size)
+        return max(0.0, last - HIDDEN * micro_step * 2 / 3)
+    last, hiding = 0.0, HIDDEN * micro_step
+    each = _ring_seconds(2 * workload.value_bytes * workload.parameters + gradients, cluster, strategy.ranks)
     if strategy.name == "hsdp":
         groups, of_host = cluster.size // strategy.ranks, max(1, cluster.per_node // strategy.ranks)
         last = _seconds(2 * gradients / strategy.ranks, cluster, groups, of_host, groups / of_host)
-    hiding = HIDDEN * micro_step * (2 / 3 if strategy.name == "ddp" else 1)
     return (accumulation - 1) * max(0.0, each - hiding) + max(0.0, each + last - hiding)
 
 

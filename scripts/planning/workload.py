@@ -51,6 +51,11 @@ class Workload:
         """Whether the model that runs the passes has half weights."""
         return self.precision.level in ("O2", "O3")
 
+    @property
+    def value_bytes(self) -> int:
+        """Of a parameter in the passes, and of its gradient with DDP."""
+        return 2 if self.is_half else 4
+
 
 def measure_workload(config: Config) -> Workload:
     """Builds the model on the meta device, counts its FLOPs, and runs its passes there.

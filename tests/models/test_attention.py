@@ -75,12 +75,21 @@ def test_fused_kernels_are_named():
     assert fused_kernels(model, images) == []
 
 
-def test_the_kernel_is_that_of_the_dtype_under_autocast():
+def test_the_kernel_is_the_one_for_the_dtype_of_autocast():
     """The norms of queries and keys return float32, which autocast casts to the dtype of the values."""
     model = timm.create_model("vit_medium_patch16_rope_reg1_gap_256", depth=1, qk_norm=True, img_size=64)
     use_attention(model, FUSED)
     with torch.autocast("cpu", torch.bfloat16):
         assert fused_kernels(model, torch.zeros(2, 3, 64, 64)) == ["flash_attention"]
+
+
+def test_the_kernel_depends_on_the_dropout_of_training():
+    """On a CPU the flash kernel has no dropout."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, attn_drop_rate=0.1)
+    use_attention(model, FUSED)
+    for is_training, kernel in ((False, "flash_attention"), (True, "math")):
+        assert fused_kernels(model.train(is_training), torch.zeros(2, 3, 32, 32)) == [kernel]
+        assert model.training == is_training
 
 
 def test_the_log_names_the_kernel(digits_argv, cpu):
@@ -89,7 +98,7 @@ def test_the_log_names_the_kernel(digits_argv, cpu):
 
 
 def test_cudnn_needs_a_gpu(digits_argv, cpu):
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: needs a GPU; use auto$"):
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
         train([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
 
 
@@ -98,19 +107,8 @@ def test_cudnn_allows_no_other_kernel():
     model = timm.create_model("test_vit")
     use_attention(model, CUDNN)
     allow_kernels(CUDNN, GPU)
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: no allowed kernel supports queries .* in float32"):
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: .* in float32"):
         fused_kernels(model, torch.zeros(2, 3, 160, 160))
-    allow_kernels(FUSED, GPU)
-    assert fused_kernels(model, torch.zeros(2, 3, 160, 160)) == ["flash_attention"]
-
-
-@pytest.mark.parametrize(("training", "kernel"), [(False, "flash_attention"), (True, "math")])
-def test_the_kernel_depends_on_the_dropout_of_training(training, kernel):
-    """On a CPU the flash kernel has no dropout."""
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, attn_drop_rate=0.1).train(training)
-    use_attention(model, FUSED)
-    assert fused_kernels(model, torch.zeros(2, 3, 224, 224)) == [kernel]
-    assert model.training == training
 
 
 @pytest.mark.gpu

@@ -214,20 +214,6 @@ def test_valid_image_sizes(name, size):
     assert model.training and model(torch.randn(2, 3, size, size)).shape == (2, 1000)
 
 
-def test_image_size_of_a_large_model_is_checked_on_the_meta_device(monkeypatch):
-    monkeypatch.setattr("models.timm_model._LARGE_MODEL_NUMEL", 0)
-    devices = []
-    monkeypatch.setattr(
-        "timm.models.VisionTransformer.forward", lambda model, images: devices.append(images.device.type)
-    )
-    config = parse_command_line(["-image_size=160", "-opts", "MODEL={TYPE: timm, NAME: test_vit}"]).config
-    model, _ = build_model(config.model, config.data, CPU)
-    assert devices == ["meta"] and all(parameter.device.type == "cpu" for parameter in model.parameters())
-    config = parse_command_line(["-image_size=200", "-opts", "MODEL={TYPE: timm, NAME: levit_128s}"]).config
-    with pytest.raises(UserError, match=r"DATA\.IMAGE_SIZE 200: levit_128s"):
-        build_model(config.model, config.data, CPU)
-
-
 def test_a_failed_download_is_one_line(monkeypatch):
     """The library that downloads logs a warning for each of its twelve attempts."""
 

@@ -39,8 +39,8 @@ def tiny() -> Workload:
     return measure_workload(config_of(*TINY))
 
 
-def layout_of(workload: Workload, cluster: Cluster, strategy: str, **options):
-    return strategies(workload, Parallel(**options), cluster)[strategy]
+def layout_of(workload: Workload, cluster: Cluster, strategy: str) -> Strategy:
+    return strategies(workload, Parallel(), cluster)[strategy]
 
 
 # Published rates
@@ -135,8 +135,6 @@ def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
         layout = layout_of(tiny, cluster, strategy)
         assert state_of(tiny, layout) == pytest.approx(16 * tiny.parameters / shards)
         assert estimate(tiny, layout, 1, 1, 0.4, False).gathered_bytes == 4 * (tiny.rest + 3 * tiny.block)
-    kept = layout_of(tiny, cluster, "fsdp", RESHARD_AFTER_FORWARD=False)
-    assert estimate(tiny, kept, 1, 1, 0.4, False).gathered_bytes == 4 * tiny.parameters
 
 
 def test_the_largest_batch_is_the_last_that_fits(vit_g):
@@ -161,24 +159,20 @@ def test_moments_are_counted(name, moments):
 # Speed
 
 
-def test_one_device_has_no_traffic_and_a_slow_network_is_exposed(tiny):
-    one = estimate(tiny, layout_of(tiny, parse_cluster("H100", 1), "ddp"), 4, 1, 0.4, False)
-    assert one.traffic_seconds == 0 and one.images_per_second == pytest.approx(4 / one.step_seconds)
-    assert one.compute_seconds == pytest.approx(4 * tiny.flops_per_image / (0.4 * 66.9e12))
-    slow = parse_cluster("8xH100", 2, network_gbit=1.0)
-    found = strategies(tiny, Parallel(), slow).items()
-    steps = {name: estimate(tiny, strategy, 4, 1, 0.4, False) for name, strategy in found}
-    expected = 2 * 4 * tiny.parameters / 8 * (1 / 2) / (0.75 * 1e9 / 8 / 8)  # over two hosts, 1 Gbit/s for 8 devices
-    hidden = 0.9 * 2 / 3 * one.compute_seconds
-    assert steps["ddp"].traffic_seconds == pytest.approx(expected - hidden)
-    assert steps["hsdp"].step_seconds < steps["fsdp"].step_seconds  # with FSDP whole parameters cross the network
-    hook = layout_of(tiny, slow, "ddp", COMM_HOOK="bf16")
-    assert estimate(tiny, hook, 4, 1, 0.4, False).traffic_seconds == pytest.approx(expected / 2 - hidden)
-    four = estimate(tiny, layout_of(tiny, slow, "ddp"), 4, 4, 0.4, False)  # accumulation
-    assert four.traffic_seconds == steps["ddp"].traffic_seconds
-    assert four.compute_seconds == 4 * one.compute_seconds
-    checkpointed = estimate(tiny, layout_of(tiny, slow, "ddp"), 4, 1, 0.4, True)
-    assert checkpointed.compute_seconds == pytest.approx(4 / 3 * one.compute_seconds)
+def test_a_slow_network_is_exposed(tiny):
+    def seconds(cluster: Cluster, strategy: str = "ddp", accumulation: int = 1, checkpointing: bool = False) -> float:
+        return estimate(tiny, layout_of(tiny, cluster, strategy), 4, accumulation, 0.4, checkpointing).step_seconds
+
+    compute = 4 * tiny.flops_per_image / (0.4 * 66.9e12)
+    one, slow = parse_cluster("H100", 1), parse_cluster("8xH100", 2, network_gbit=1.0)
+    optimizer = seconds(one) - compute  # one device has no traffic
+    assert optimizer > 0
+    traffic = 2 * 4 * tiny.parameters / 8 * (1 / 2) / (0.75 * 1e9 / 8 / 8)  # over two hosts, 1 Gbit/s for 8 devices
+    exposed = traffic - 0.9 * 2 / 3 * compute
+    assert seconds(slow) == pytest.approx(1.015 * (compute + exposed + optimizer))
+    assert seconds(slow, accumulation=4) == pytest.approx(1.015 * (4 * compute + exposed + optimizer))
+    assert seconds(one, checkpointing=True) == pytest.approx(4 / 3 * compute + optimizer)
+    assert seconds(slow, "hsdp") < seconds(slow, "fsdp")  # with FSDP whole parameters cross the network
 
 
 def test_what_the_trainer_refuses_is_not_planned(tiny):
@@ -216,8 +210,8 @@ def test_devices_are_found_by_their_names(text, device, per_node, memory):
         ([], "give the GPUs of a host with -devices"),
         (["-devices=8xH1000"], r"no figures for H1000; did you mean H100\? \(known: T4, "),
         (["-devices=8x"], "such as 8xH100"),
-        (["-devices=0xH100"], "such as 8xH100"),
         (["-devices=1x4090"], "such as 8xH100"),
+        (["-devices=8xH100", "-json=x.json"], "-json: was removed"),
         (["-devices=8xH100", "-calibrate=/none"], "-calibrate /none: has no measured speed"),
         (["-devices=8xT4", "-amp_dtype=bfloat16"], "-devices T4: its datasheet has no speed for bfloat16"),
     ],
@@ -239,14 +233,12 @@ def run_folder(folder: Path, **result) -> Path:
 
 def test_a_calibrated_plan_gives_the_measured_speed(tmp_path, capsys):
     run = run_folder(tmp_path)
-    argv = ["-devices=2xH200", "-price=3.5", f"-calibrate={run}", f"-json={tmp_path / 'plan.json'}", *TINY]
-    assert plan.main(argv) == 0
+    assert plan.main(["-devices=2xH200", "-price=3.5", f"-calibrate={run}", *TINY]) == 0
     printed = capsys.readouterr().out
-    assert "8% lower to 8% higher" in printed and "; cost " in printed and "10,000" in printed
-    values = json.loads((tmp_path / "plan.json").read_text())
-    ddp = next(row for row in values["strategies"] if row["strategy"] == "ddp" and not row["grad_checkpointing"])
-    assert ddp["images_per_second"] == pytest.approx(1e4, rel=1e-6)
-    assert calibrate(run / "result.json")[0] == values["mfu"]
+    assert "8% lower to 8% higher" in printed and "10,000" in printed
+    speed = next(line for line in printed.partition("Speed")[2].splitlines() if line.startswith("ddp"))
+    hours, cost = (float(cell) for cell in speed.split()[-2:])
+    assert cost == pytest.approx(3.5 * hours, abs=3.5 * 0.05 + 0.005)
     assert plan.main(["-devices=2xA100", f"-calibrate={run}", *TINY]) == 0
     assert "25% lower to 35% higher" in capsys.readouterr().out  # another device
 
@@ -254,12 +246,10 @@ def test_a_calibrated_plan_gives_the_measured_speed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"device": "CPU AMD EPYC"}, "-calibrate .*: no figures for CPU AMD EPYC"),
         ({"device": "CPU Intel(R) Xeon(R)"}, "-calibrate .*: no figures for CPU Intel"),
         ({"images_per_second": "fast"}, "-calibrate .*: has no measured speed"),
         ({"device": None}, "-calibrate .*: no figures for None"),
-        ({"images_per_second": None}, "has no measured speed"),
-        ({"images_per_second": 1e12}, "images/s are more than 2 x H200 can compute"),
+        ({"images_per_second": 1e12}, "-calibrate .* 2 x H200"),
     ],
 )
 def test_a_run_that_cannot_calibrate_is_refused(tmp_path, result, message):
@@ -272,5 +262,4 @@ def test_a_plan_that_does_not_fit(capsys):
     assert plan.main([*argv, *TINY, "DATA.GLOBAL_BATCH_SIZE=8000000"]) == 0
     printed = capsys.readouterr().out
     assert "does not fit" in printed and "an epoch of 1,000 images" in printed
-    assert "global batch 8,000,000" in printed
-    assert "hsdp in groups of 2" in printed and "25% lower to 35% higher" in printed
+    assert "global batch 8,000,000" in printed and "hsdp in groups of 2" in printed

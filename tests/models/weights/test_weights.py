@@ -187,5 +187,4 @@ def test_unused_tensors_are_reported(tmp_path):
     torch.save(random_vit().state_dict() | extra, tmp_path / "vit.pth")
     lines = load_pretrained(small_vit(), str(tmp_path / "vit.pth"))
     assert lines[0].startswith(f"weights: {tmp_path / 'vit.pth'}")
-    assert lines[1].startswith("pre_logits: dropped")
-    assert lines[2].startswith("not used: mask_token, decoder.0,") and lines[2].endswith("and 2 more")
+    assert lines[1].startswith("not used: pre_logits.fc.weight, mask_token, ") and lines[1].endswith("and 3 more")
