@@ -120,10 +120,6 @@ YAML_MISTAKES = {
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
     "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
-    "replaced key": (
-        "PARALLEL: {FP16_ALLREDUCE: true}",
-        r":1: unknown key .*FP16_ALLREDUCE; use PARALLEL.COMM_HOOK=fp16",
-    ),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
     "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
