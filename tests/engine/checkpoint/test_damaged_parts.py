@@ -131,11 +131,11 @@ def without_parts(folder: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "another file": (lambda folder: (folder / "x.safetensors").touch(), "'x.safetensors' is not part of it"),
-    "another folder": (lambda folder: (folder / "x").mkdir(), "'x' is not part of it"),
-    "a pickle": (lambda folder: ((folder / ".metadata").write_bytes(b"x"), seal(folder)), "'.metadata' is no file of"),
-    "a link": (link_outside, "is no file of a checkpoint"),
-    "a pipe": (lambda folder: ((folder / FIRST).unlink(), os.mkfifo(folder / FIRST)), "is no file of a checkpoint"),
+    "another file": (lambda folder: (folder / "x.safetensors").touch(), "'x.safetensors'"),
+    "another folder": (lambda folder: (folder / "x").mkdir(), "'x' is"),
+    "a pickle": (lambda folder: ((folder / ".metadata").write_bytes(b"x"), seal(folder)), "'.metadata' is"),
+    "a link": (link_outside, "is damaged"),
+    "a pipe": (lambda folder: ((folder / FIRST).unlink(), os.mkfifo(folder / FIRST)), "is damaged"),
     "no manifest": (lambda folder: (folder / MANIFEST).rename(folder.parent / "m"), "was not saved completely"),
     "a name above": (lambda folder: edit_manifest(folder, "../x.safetensors"), "'../x.safetensors' is missing"),
     "an absolute name": (lambda folder: edit_manifest(folder, "/etc/passwd"), "'/etc/passwd' is missing"),
