@@ -1,12 +1,9 @@
 """Errors that a user can solve, and texts for one line of a terminal."""
 
 import difflib
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _MAX_SHOWN = 20
-_VARIABLE = re.compile(r"'[^']*'|[0-9]+")  # differs between messages of one kind
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
@@ -19,20 +16,10 @@ class Findings(UserError):
 
 
 def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
-    """An error with the only message, or with a headline and 20 messages: the first of each kind, then the second, ...
-
-    They keep their order. The kind is the text after the file, without names in quotes and numbers.
-    """
+    """An error with the only message, or with a headline and the first 20 messages."""
     if len(findings) == 1:
         return UserError(findings[0])
-    kinds: Counter[str] = Counter()
-    by_rank = []
-    for position, finding in enumerate(findings):
-        kind = _VARIABLE.sub("", finding.partition(": ")[2])
-        by_rank.append((kinds[kind], position))
-        kinds[kind] += 1
-    shown = sorted(position for _, position in sorted(by_rank)[:_MAX_SHOWN])
-    lines = list(map(to_single_line, [headline, *(findings[position] for position in shown)]))
+    lines = list(map(to_single_line, [headline, *findings[:_MAX_SHOWN]]))
     if len(findings) > _MAX_SHOWN:
         lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
     return Findings("\n  ".join(lines))

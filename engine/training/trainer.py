@@ -14,7 +14,7 @@ from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
 from engine.run.step_report import log_validation
-from engine.run.timing.slow_ranks import SlowRankReport, SlowRanks
+from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import Best, RunPosition, take_snapshot
@@ -39,7 +39,7 @@ class Trainer:
         self.config, self.context = self.state.config, self.state.context
         saves = self.config.save_freq_steps, self.config.save_freq_minutes
         self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
-        self.slow_ranks = SlowRankReport(SlowRanks(_forward_is_local(self.state)), self.context, status)
+        self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, status)
         self.interrupted: Interrupted | None = None
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
@@ -145,7 +145,7 @@ class Trainer:
         if self.trigger.should_save(progress.step, self.state.timer.take()):
             self._save()
         if self.trigger.rank_seconds is not None:
-            for note in self.slow_ranks.lines(self.trigger.rank_seconds):
+            for note in self.slow_ranks.add_step(self.trigger.rank_seconds):
                 self.run.logger.note(note)
 
     def _start_clock(self) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -122,16 +121,6 @@ def test_srun_and_mpirun(launcher):
     assert [ended.status for ended in both] == [0, 0], both
     lines = [line for ended in both for line in ended.out.splitlines()]
     assert set(lines) == AGREED | {f"by {launcher.__name__} with None threads"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
-def test_real_mpirun():
-    open_mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    open_mpi |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
-    ended = end(start(["mpirun", "-np", "2", sys.executable, WORKER, "agree"], **open_mpi))
-    assert ended.status == 0, ended.err
-    assert set(ended.out.splitlines()) >= AGREED
 
 
 @pytest.mark.slow

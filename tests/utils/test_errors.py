@@ -48,14 +48,6 @@ def test_each_finding_is_a_line(capsys, count, more):
     assert lines == shown + [more] * (more is not None)
 
 
-def test_a_frequent_kind_of_finding_hides_no_other(capsys):
-    findings = [f"list.txt:{line}: label '{line}' is bad" for line in range(100)] + ["a.csv:1: is empty"]
-    lines = printed_by(capsys, combine_findings("the data", findings)).splitlines()
-    assert lines[1] == "  list.txt:0: label '0' is bad" and lines[19:] == [
-        "  list.txt:18: label '18' is bad", "  a.csv:1: is empty", "  ... and 81 more",
-    ]  # fmt: skip
-
-
 def test_single_finding_has_no_headline(capsys):
     assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 

@@ -82,12 +82,6 @@ OTHER_ERRORS = [
 ]
 
 
-def raised(kind, message: str) -> tuple[Exception, str]:
-    """The exception, and the part of its message that the reason has."""
-    part = re.search(r"{(.*?)}", message)
-    return kind(message.replace("{", "").replace("}", "")), part[1] if part else message.partition("\n")[0]
-
-
 def chained(error: Exception, *, hidden: bool = False, outer: Exception | None = None) -> Exception:
     """`outer`, raised while `error` is handled."""
     try:
@@ -104,19 +98,16 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(("kind", "message"), GPU_SHORTAGES)
-def test_shortage_of_gpu_memory(kind, message):
-    error, reason = raised(kind, message)
-    shortage = find_shortage(error)
-    assert shortage.on_gpu and reason in shortage.reason and "\n" not in shortage.reason
+@pytest.mark.parametrize(
+    ("on_gpu", "kind", "message"),
+    [*((True, *one) for one in GPU_SHORTAGES), *((False, *one) for one in HOST_SHORTAGES)],
+)
+def test_shortage_of_memory(on_gpu, kind, message):
+    part = re.search(r"{(.*?)}", message)
+    shortage = find_shortage(kind(message.replace("{", "").replace("}", "")))
+    assert shortage.on_gpu == on_gpu and "\n" not in shortage.reason
+    assert (part[1] if part else message.partition("\n")[0]) in shortage.reason
     assert not shortage.in_evaluation and not shortage.in_loading
-
-
-@pytest.mark.parametrize(("kind", "message"), HOST_SHORTAGES)
-def test_shortage_of_host_memory(kind, message):
-    error, reason = raised(kind, message)
-    shortage = find_shortage(error)
-    assert not shortage.on_gpu and reason in shortage.reason
 
 
 @pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)

@@ -50,25 +50,19 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
             raise ValueError("not a manifest of this format")
         if not all(type(entry.bytes) is int and len(name) < _MAX_NAME_CHARS for name, entry in files.items()):
             raise ValueError("an impossible name or size")
-        sizes = {path.name: path.lstat() for path in folder.iterdir() if path.name != MANIFEST}
+        found = {path.name: path.lstat() for path in folder.iterdir() if path.name != MANIFEST}
     except FileNotFoundError:
         raise UserError(f"{folder}: has no {MANIFEST}: it was not saved completely; use another") from None
     except OSError as error:
         raise UserError(f"{folder}: cannot be read: {error.strerror}; use another") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise refused(folder / MANIFEST, error) from None
-    for name in sorted(files.keys() | sizes.keys()):
-        if name not in sizes or name not in files:
-            problem = "is missing" if name in files else "is not part of it"
-            raise UserError(f"{folder}: is damaged: {name!r} {problem}; use another")
-        if not (name == CONTENT or _NAME.fullmatch(name)) or not stat.S_ISREG(sizes[name].st_mode):
-            raise UserError(f"{folder}: {name!r} is no file of a checkpoint; use another")
-        if sizes[name].st_size != files[name].bytes:
+    for name in sorted({CONTENT} | files.keys() | found.keys()):
+        is_valid = name in files and name in found and (name == CONTENT or _NAME.fullmatch(name))
+        if not is_valid or not stat.S_ISREG(found[name].st_mode) or found[name].st_size != files[name].bytes:
             raise UserError(
-                f"{folder}: is damaged: {name} has {sizes[name].st_size} bytes, not {files[name].bytes}; use another"
+                f"{folder}: is damaged: {name!r} is missing, has another size, or is not part of it; use another"
             )
-    if CONTENT not in files:
-        raise UserError(f"{folder}: is damaged: {CONTENT} is missing; use another")
     return files
 
 

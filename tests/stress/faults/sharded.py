@@ -39,7 +39,7 @@ def sharded_faults() -> list[Fault]:
         finished("a missing part, one process resumes", without_part, prints=r"Resume: skipped: .*is missing"),
         finished("a manifest that is cut short, -resume=auto", cut_manifest, script=MULTI),
         Fault("named, no manifest", no_manifest, r"has no manif"),
-        Fault("named, a file too many", other_file, r"'x' is not part of it"),
+        Fault("named, a file too many", other_file, r"is damaged: 'x' is"),
         Fault("named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"),
     ]
     return [replace(fault, name=f"sharded run: {fault.name}") for fault in faults]

@@ -11,54 +11,50 @@ from rank import run_commands
 from timm.models.vision_transformer import VisionTransformer
 
 from datasets.loading.loader import Loader
-from engine.run.timing.slow_ranks import FORWARD, LOADING, SlowRank, SlowRankReport, SlowRanks
+from engine.run.timing.slow_ranks import FORWARD, LOADING, SlowRanks
 from utils.distributed import ProcessContext
 from utils.status import RunStatus, read_status
 
+EVEN = (0.01, 0.10)  # waiting for data, forward pass
 
-def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, SlowRank]]:
-    """The ranks found in these equal steps, with the number of steps done then; seconds: (wait, forward) per rank."""
+
+@pytest.fixture
+def slow_ranks(cpu, tmp_path):
+    """A function that makes a `SlowRanks`; its status.json is in `tmp_path`."""
+    (status := RunStatus(tmp_path, world_size=2)).begin()
+    return lambda compares_forward=True: SlowRanks(compares_forward, cpu, status)
+
+
+def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, str]]:
+    """The notes in these equal steps, each with the number of steps done then."""
     times = torch.tensor(seconds, dtype=torch.float64)
-    return [(step, found) for step in range(1, steps + 1) for found in ranks.add_step(times)[0]]
-
-
-EVEN = (0.01, 0.10)
-
-
-def test_found_after_50_steps_with_rank_cause_and_times():
-    for seconds, cause, own, middle in (((0.09, 0.10), LOADING, 0.09, 0.01), ((0.01, 0.18), FORWARD, 0.18, 0.10)):
-        ((step, slow),) = feed(SlowRanks(compares_forward=True), 500, EVEN, EVEN, seconds, EVEN)
-        assert (step, slow.rank, slow.cause) == (50, 2, cause)
-        assert torch.allclose(torch.tensor([slow.seconds, slow.median_seconds]), torch.tensor([own, middle]))
-        assert round(slow.percent) == 73  # 0.19 s against 0.11 s
-
-
-def test_told_again_after_recovery_or_for_another_cause():
-    ranks = SlowRanks(compares_forward=True)
-    slow_loading, slow_forward = (0.09, 0.10), (0.01, 0.19)
-    assert len(feed(ranks, 90, EVEN, EVEN, slow_loading)) == 1
-    assert feed(ranks, 10, EVEN, EVEN, EVEN) == []
-    assert feed(ranks, 100, EVEN, EVEN, slow_loading) == []  # too short a recovery
-    ((step, slow),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
-    assert (step, slow.cause) == (50, FORWARD)
-    assert feed(ranks, 50, EVEN, EVEN, EVEN) == []
-    assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
-
-
-def test_a_recovered_rank_leaves_the_status(cpu, tmp_path):
-    status = RunStatus(tmp_path, world_size=2)
-    status.begin()
-    report = SlowRankReport(SlowRanks(compares_forward=True), cpu, status)
-    slow, even = torch.tensor([[0.0, 0.05], [0.0, 0.15]]), torch.tensor([[0.0, 0.05], [0.0, 0.05]])
-    lines = [line for _ in range(50) for line in report.lines(slow)]
-    assert "rank 1 on" in lines[0] and read_status(tmp_path)["slow_rank"]["rank"] == 1
-    lines = [line for _ in range(50) for line in report.lines(even)]
-    assert re.fullmatch("Rank 1 on .* is no longer slow", lines[0]) and len(lines) == 1
-    assert "slow_rank" not in read_status(tmp_path)
+    return [(step, note) for step in range(1, steps + 1) for note in ranks.add_step(times)]
 
 
 @pytest.mark.parametrize(
-    ("compares_forward", "ranks", "causes"),
+    ("seconds", "cause", "times"),
+    [((0.09, 0.10), LOADING, "90 ms per step against 10 ms"), ((0.01, 0.18), FORWARD, "180 ms per step against 100")],
+)
+def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
+    ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
+    assert step == 50 and all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
+    assert (status := read_status(tmp_path)["slow_rank"])["rank"] == 2 and status["cause"] == cause
+
+
+def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
+    ranks, slow_loading, slow_forward = slow_ranks(), (0.09, 0.10), (0.01, 0.19)
+    assert len(feed(ranks, 90, EVEN, EVEN, slow_loading)) == 1
+    assert feed(ranks, 10, EVEN, EVEN, EVEN) == []
+    assert feed(ranks, 100, EVEN, EVEN, slow_loading) == []  # too short a recovery
+    ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
+    assert step == 50 and FORWARD in note
+    ((_, note),) = feed(ranks, 50, EVEN, EVEN, EVEN)
+    assert re.fullmatch("Rank 2 on .* is no longer slow", note) and "slow_rank" not in read_status(tmp_path)
+    assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
+
+
+@pytest.mark.parametrize(
+    ("compares_forward", "seconds", "causes"),
     [
         (True, (EVEN, (0.01, 0.14)), [FORWARD]),  # one of two ranks
         (True, (EVEN, (0.01, 0.12)), []),  # 18%
@@ -67,17 +63,18 @@ def test_a_recovered_rank_leaves_the_status(cpu, tmp_path):
         (False, (EVEN, EVEN, (0.09, 0.1)), [LOADING]),
     ],
 )
-def test_noise_is_not_found(compares_forward, ranks, causes):
-    assert [slow.cause for _, slow in feed(SlowRanks(compares_forward), 200, *ranks)] == causes
+def test_noise_is_not_found(slow_ranks, compares_forward, seconds, causes):
+    notes = feed(slow_ranks(compares_forward), 200, *seconds)
+    assert len(notes) == len(causes) and all(cause in note for cause, (_, note) in zip(causes, notes, strict=True))
 
 
-def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not():
+def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(slow_ranks):
     """Four workers: every fourth step waits."""
-    ranks, found = SlowRanks(compares_forward=True), []
+    ranks = slow_ranks()
     assert feed(ranks, 1, EVEN, (60.0, 0.1), EVEN) == []
-    for step in range(99):
-        found += feed(ranks, 1, EVEN, EVEN, (0.4 if step % 4 == 0 else 0.0, 0.1))
-    assert [(slow.rank, slow.cause) for _, slow in found] == [(2, LOADING)]
+    bursts = ((0.0 if step % 4 else 0.4, 0.1) for step in range(99))
+    ((_, note),) = (found for seconds in bursts for found in feed(ranks, 1, EVEN, EVEN, seconds))
+    assert "rank 2 " in note and LOADING in note
 
 
 def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) -> None:
