@@ -41,6 +41,12 @@ def folders(tmp_path) -> Path:
     return tmp_path / "folders"
 
 
+@pytest.fixture
+def bad(folders) -> Path:
+    (folders / "train" / "cat" / "ä.5.jpg").write_bytes(b"no image")
+    return folders / "train" / "cat" / "ä.5.jpg"
+
+
 def flags_for(root: Path, output: Path, *options: str, dataset: str = "folder", shard_mb: float = 0.04) -> list[str]:
     chosen = [f"-dataset={dataset}", f"-data_path={root}", f"-output={output}", f"-shard_mb={shard_mb}"]
     return [*chosen, "-opts", "DATA.NUM_WORKERS=2", *options]
@@ -57,60 +63,45 @@ def shards_of(folder: Path, split: str = "") -> list[Path]:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """All files but the record of the writing and the index, whose library writes its keys in any order."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (PROGRESS, INDEX_NAME)}
+    """All shards and the description of them: not the index, whose library writes its keys in any order."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tar", ".json", ".tmp")}
 
 
-def expected_samples(root: Path, cpu, split: str) -> dict[str, tuple[bytes, int]]:
-    (samples,) = read_samples(parse_data([f"-data_path={root}", "-dataset=folder"]), 3, cpu, split)
-    paths = [Path(samples.name(index)).relative_to(root) for index in range(len(samples))]
-    keys = [str(path.with_name(path.stem.replace(".", "_"))) for path in paths]
-    return {key: (samples.read_bytes(n), int(samples.targets[n])) for n, key in enumerate(keys)}
-
-
-# Readers
+def by_webdataset(shards: list[Path]) -> dict[str, tuple[bytes, int]]:
+    samples = list(webdataset.WebDataset(list(map(str, shards)), shardshuffle=False))
+    found = {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in samples}
+    assert len(found) == len(samples)
+    return found
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_webdataset_reads_all_samples(folders, cpu, split):
+def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     output = write(folders)
-    expected = expected_samples(folders, cpu, split)
-    urls = list(map(str, shards_of(output, split)))
-    raw = list(webdataset.WebDataset(urls, shardshuffle=False))
-    assert {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in raw} == expected
-    keys = [sample["__key__"] for sample in raw]
-    assert len(keys) == len(expected)
-    assert (keys == list(expected)) == (split == "val")  # training samples are shuffled
-    decoded = next(iter(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("jpg", "cls")))
-    assert decoded[0].mode == "RGB" and decoded[1] == expected[keys[0]][1]
-
-
-def test_timm_reads_both_splits(folders, cpu):
-    output = write(folders)
-    for split in ("train", "val"):
-        images = timm.data.create_dataset("wds/any", root=str(output), split=split, is_training=False)
-        labels = [target for _, target in images]
-        assert sorted(labels) == sorted(label for _, label in expected_samples(folders, cpu, split).values())
-        assert len(images) == len(labels)
-    info = json.loads((output / "_info.json").read_text())
+    (samples,) = read_samples(parse_data([f"-data_path={folders}", "-dataset=folder"]), 3, cpu, split)
+    paths = [Path(samples.name(index)).relative_to(folders) for index in range(len(samples))]
+    keys = [str(path.with_name(path.stem.replace(".", "_"))) for path in paths]
+    expected = {key: (samples.read_bytes(n), int(samples.targets[n])) for n, key in enumerate(keys)}
+    shards = shards_of(output, split)
+    found = by_webdataset(shards)
+    assert found == expected
+    assert (list(found) == list(expected)) == (split == "val")  # training samples are shuffled
+    images = timm.data.create_dataset("wds/any", root=str(output), split=split, is_training=False)
+    assert sorted(target for _, target in images) == sorted(samples.targets.tolist())
+    assert len(images) == len(samples)
+    info = json.loads((output / INFO_FILE).read_text())
     assert info["class_names"] == list(CLASSES)
-    train = info["splits"]["train"]
-    assert train["filenames"] == [path.name for path in shards_of(output, "train")]
-    assert sum(train["shard_lengths"]) == train["num_samples"] == 24
-
-
-# Shards
+    assert info["splits"][split]["filenames"] == [path.name for path in shards]
+    assert sum(info["splits"][split]["shard_lengths"]) == info["splits"][split]["num_samples"] == len(samples)
 
 
 def test_shards_of_another_size_are_made_from_shards(folders):
     shutil.copytree(folders / "val", folders / "test")
     small = write(folders)
     large = write(small, "large", dataset="tar", shard_mb=1)
-    samples = []
-    for path in shards_of(small), shards_of(large):
-        read = webdataset.WebDataset(list(map(str, path)), shardshuffle=False)
-        samples.append({sample["__key__"]: (sample["jpg"], sample["cls"]) for sample in read})
-    assert samples[0] == samples[1] and len(samples[0]) == 36
+    assert (
+        by_webdataset(shards_of(small)) == by_webdataset(shards_of(large))
+        and len(by_webdataset(shards_of(large))) == 36
+    )
     assert [path.name for path in shards_of(large)] == [f"{name}-000000.tar" for name in ("test", "train", "val")]
     assert json.loads((large / INFO_FILE).read_text())["class_names"] == list(CLASSES)
 
@@ -118,16 +109,13 @@ def test_shards_of_another_size_are_made_from_shards(folders):
 def test_a_shard_is_at_most_as_large_as_wanted_unless_one_image_is_larger(folders):
     large = folders / "train" / "cat" / "large.png"
     Image.fromarray(np.random.default_rng(1).integers(256, size=(200, 200, 3), dtype=np.uint8)).save(large)
-    shards = shards_of(write(folders), "train")
-    sizes = {}
-    for path in shards:
+    names = {}
+    for path in shards_of(write(folders), "train"):
         with tarfile.open(path) as archive:
-            sizes[path.stat().st_size] = archive.getnames()
-    too_large = [size for size in sizes if size > 40_000]
-    assert len(shards) >= 3 and len(too_large) == 1
-    assert sizes[too_large[0]] == ["train/cat/large.png", "train/cat/large.cls"]
-    following = [path.stat().st_size for path in shards_of(folders.parent / "shards", "val")]
-    assert all(size % tarfile.RECORDSIZE == 0 for size in [*sizes, *following])
+            names[path.stat().st_size] = archive.getnames()
+    (too_large,) = (size for size in names if size > 40_000)
+    assert len(names) >= 3 and all(size % tarfile.RECORDSIZE == 0 for size in names)
+    assert names[too_large] == ["train/cat/large.png", "train/cat/large.cls"]
 
 
 def test_the_real_format_gives_the_extension(folders):
@@ -143,24 +131,14 @@ def test_the_real_format_gives_the_extension(folders):
 def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
     output = write(folders)
     index = read_index((output / INDEX_NAME).read_bytes(), "")
-    assert [shard.name for shard in index.shards] == [
-        path.name for path in shards_of(output, "t") + shards_of(output, "v")
-    ]
-    assert {shard.version for shard in index.shards} == {None}
+    assert [shard.name for shard in index.shards] == [path.name for path in shards_of(output)]
     assert len(index) == 30 and index.class_names is None
-    start = 0
-    for shard, end in zip(index.shards, index.arrays["ends"].tolist(), strict=True):
+    for position, shard in enumerate(index.shards):
         content = (output / shard.name).read_bytes()
-        assert shard.num_bytes == len(content)
-        samples = list(webdataset.WebDataset(str(output / shard.name), shardshuffle=False))
-        offsets, lengths = index.arrays["offsets"][start:end], index.arrays["lengths"][start:end]
-        images = [content[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)]
-        assert images == [sample["jpg"] for sample in samples]
-        assert index.arrays["targets"][start:end].tolist() == [int(sample["cls"]) for sample in samples]
-        start = end
-
-
-# Keys
+        assert (shard.num_bytes, shard.version) == (len(content), None)
+        columns = (index.of_shard(position).arrays[name].tolist() for name in ("offsets", "lengths", "targets"))
+        images = [(content[start : start + length], label) for start, length, label in zip(*columns, strict=True)]
+        assert images == list(by_webdataset([output / shard.name]).values())
 
 
 @pytest.mark.parametrize(
@@ -191,12 +169,8 @@ def test_equal_keys_are_numbered():
     assert list(unique_keys(paths)) == ["a", "a_2", "a_2_2", "a_3", "a_2_3", "b_c", "b_c_2"]
 
 
-# Interruptions
-
-
 KILLED_AT_IMAGE = """
 import itertools, os, signal, sys
-from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards
 count, extension = itertools.count(), make_shards.image_extension
 def kill(data):
@@ -226,26 +200,27 @@ def test_a_killed_writing_goes_on_to_the_same_bytes(folders):
 
 def test_an_incomplete_line_of_the_record_is_dropped(folders):
     output = write(folders)
-    before = content_of(output)
-    record = (output / PROGRESS).read_bytes()
+    before, record = content_of(output), (output / PROGRESS).read_bytes()
     (output / PROGRESS).write_bytes(record[:-20])
     write(folders)
-    assert content_of(output) == before
-    assert (output / PROGRESS).read_bytes() == record
+    assert content_of(output) == before and (output / PROGRESS).read_bytes() == record
     (output / PROGRESS).write_bytes(b"{}\n[1]\n")
-    with pytest.raises(UserError, match=rf"^{output / PROGRESS}: is damaged; remove {output} and start again$"):
+    with pytest.raises(UserError, match=rf"^{output / PROGRESS}: is damaged"):
         write(folders)
 
 
-def test_damaged_shards_are_named(folders):
+def test_damaged_shards_are_named_and_written_again_after_their_removal(folders):
     output = write(folders)
     shard = shards_of(output, "train")[0]
     good = shard.read_bytes()
     with tarfile.open(shard) as archive:
         image, label, second = archive.getmembers()[:3]
-    for place in (image.offset, image.offset_data + 7, label.offset_data, second.offset, len(good) - tarfile.BLOCKSIZE):
-        damaged = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
-        shard.write_bytes(damaged if place < len(good) - tarfile.BLOCKSIZE else good[:place])
+    flipped = [
+        good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        for place in (image.offset, image.offset_data + 7, label.offset_data, second.offset)
+    ]
+    for damaged in (*flipped, good[: -tarfile.BLOCKSIZE]):
+        shard.write_bytes(damaged)
         with pytest.raises(UserError, match=rf"^{shard}: .*; remove this file and start again"):
             write(folders)
     shard.unlink()
@@ -253,47 +228,29 @@ def test_damaged_shards_are_named(folders):
     assert shard.read_bytes() == good
 
 
-def test_an_image_that_is_repaired_is_written(folders):
-    bad = folders / "train" / "cat" / "ä.5.jpg"
-    whole = bad.read_bytes()
-    bad.write_bytes(b"no image")
-    output = write(folders, "shards", "DATA.ON_BAD_IMAGE=skip")
-    bad.write_bytes(whole)
-    for path in shards_of(output, "train"):
-        path.unlink()
-    write(folders)
-    assert content_of(output) | {"bad_images_0.csv": b""} == content_of(write(folders, "whole")) | {
-        "bad_images_0.csv": b""
-    }
-
-
 def test_other_data_and_sizes_are_refused(folders, tmp_path):
-    def refused(expected: str, root: Path = folders, **changes) -> None:
+    def refused(expected: str, **changes) -> None:
         with pytest.raises(UserError, match=expected):
-            write(root, **changes)
+            write(folders, **changes)
 
     output = write(folders)
-    refused(rf"^{output}: contains shards of other data or another -shard_mb", shard_mb=0.05)
+    refused(rf"^{output}: .* -shard_mb", shard_mb=0.05)
     (folders / "train" / "cat" / "ä.0.jpg").rename(folders / "train" / "dog.v2" / "new.jpg")
-    refused(rf"^{output}: contains shards of other data")
+    refused(rf"^{output}: .* other data")
     (output / PROGRESS).unlink()
-    refused(rf"^{output}: contains other files \(_info.json\); give another folder")
+    refused(rf"^{output}: contains other files \(_info.json\)")
     shutil.rmtree(output)
-    output.mkdir()
-    with open_progress(output, {"shard_mb": 1}):
-        refused(rf"^{output}: another process writes to it; wait")
-    with pytest.raises(UserError, match=r"^-dataset fake: has no image files"):
-        make_shards.main([f"-output={tmp_path / 'fake'}", "-dataset=fake"])
-    with pytest.raises(UserError, match=r"-shard_mb.*is not a number greater than 0"):
-        make_shards.main([f"-output={tmp_path / 'fake'}", "-shard_mb=0"])
+    with open_progress(output, {}):
+        refused(rf"^{output}: another process")
+    for argv, problem in ((["-dataset=fake"], "^-dataset fake: "), (["-shard_mb=0"], "-shard_mb")):
+        with pytest.raises(UserError, match=problem):
+            make_shards.main([f"-output={tmp_path / 'fake'}", *argv])
     assert not (tmp_path / "fake").exists()
 
 
-def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
-    bad = folders / "train" / "cat" / "ä.5.jpg"
-    bad.write_bytes(b"no image")
+def test_a_bad_image_ends_the_writing_or_is_left_out_until_it_is_repaired(folders, bad, capsys):
     output = folders.parent / "shards"
-    with pytest.raises(BadImage, match=rf"^{bad}: is not an image"):
+    with pytest.raises(BadImage, match=rf"^{bad}: "):
         write(folders)
     assert not (output / INFO_FILE).exists()
     for _ in range(2):  # the second time all shards are finished
@@ -302,10 +259,12 @@ def test_a_bad_image_ends_the_writing_or_is_left_out(folders, capsys):
         for split, count in (("train", 23), ("val", 6)):
             assert f"{count} images of {split} in {len(shards_of(output, split))} shards" in printed
         assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
-    whole = write(folders, "whole", "DATA.ON_BAD_IMAGE=skip")
-    assert content_of(output) == content_of(whole)
-    with pytest.raises(BadImage, match=rf"^{bad}: is not an image"):
+    assert content_of(output) == content_of(write(folders, "whole", "DATA.ON_BAD_IMAGE=skip"))
+    with pytest.raises(BadImage, match=rf"^{bad}: "):
         write(folders)  # writes the shard without the image again
+    shutil.copy(bad.with_name("ä.4.jpg"), bad)
+    write(folders)
+    assert content_of(output) == content_of(write(folders, "repaired"))
 
 
 def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
@@ -319,13 +278,10 @@ def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        UserError, match=rf"^{output}: cannot be written \(No space left on device\); finished shards are kept: free"
-    ):
+    with pytest.raises(UserError, match=rf"^{output}: .*No space left on device"):
         write(folders)
     monkeypatch.setattr(os, "fsync", fsync)
     kept = content_of(output)
-    assert len(kept) == len(shards_of(output)) > 0
-    assert kept.items() <= whole.items()
+    assert len(kept) == len(shards_of(output)) > 0 and kept.items() <= whole.items()
     write(folders)
     assert content_of(output) == whole

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tar_files import tar_of
+
+from tests.datasets.shards.tar_files import tar_of
 
 
 def jpeg(seed: int, size: tuple[int, int] = (24, 20)) -> bytes:

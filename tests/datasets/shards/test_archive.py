@@ -13,11 +13,10 @@ from tar_files import numbered, tar_of, with_header
 from datasets.shards.indexing.archive import Archive, DamagedShard, Member
 
 LONG = "a" * 90 + "/" + "b" * 90 + "/" + "ü" * 60 + ".jpg"
-INVALID_UTF8 = "caf\udce9.jpg"
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
-def chunks_of(data: bytes, size: int):
+def chunks_of(data: bytes, size: int = 1 << 20):
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
@@ -41,7 +40,7 @@ def error_of(data: bytes) -> str:
 @pytest.mark.parametrize("tar_format", FORMATS)
 @pytest.mark.parametrize("chunk_bytes", [1, 511, 512, 10_000])
 def test_members_are_those_of_tarfile(tar_format, chunk_bytes):
-    names = [LONG, INVALID_UTF8] if tar_format != "ustar" else ["a" * 90 + "/" + "b" * 90]
+    names = [LONG, "caf\udce9.jpg"] if tar_format != "ustar" else ["a" * 90 + "/" + "b" * 90]
     files = {"empty": b"", "./a.jpg": b"x" * 512, "b/c.d.e": b"y" * 513} | dict.fromkeys(names, b"zz")
     data = tar_of(files, FORMATS[tar_format])
     members = members_of(data, chunk_bytes)
@@ -64,33 +63,28 @@ def test_the_content_is_read_in_full_in_part_or_not_at_all(sizes, chunk_bytes, p
     assert archive.position == len(data)
 
 
-@pytest.mark.parametrize("options", [["--format=v7"], ["--format=gnu"], ["--format=posix"], ["-b", "1"], ["-b", "64"]])
+@pytest.mark.parametrize("options", [["--format=v7"], ["--format=gnu"], ["--format=posix"], ["-b", "1"]])
 def test_archives_of_gnu_tar(tmp_path, options):
-    files = {"a/1.jpg": b"1" * 1000, "a/1.cls": b"3"}
-    if options not in (["--format=v7"],):
-        files["a/" + "n" * 150 + ".jpg"] = b"2"
-    for name, content in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(content)
-    path = tmp_path / "a.tar"
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    names = ["1.jpg", "1.cls"] if options == ["--format=v7"] else ["1.jpg", "1.cls", "n" * 150 + ".jpg"]
+    for name in names:
+        (tmp_path / "in" / "a" / name).write_bytes(b"1" * 1000)
+    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
     subprocess.run(["tar", "-C", tmp_path / "in", *options, "-cf", path, "."], check=True)
-    data = path.read_bytes()
-    assert members_of(data) == by_tarfile(data)
-    assert {member.name.removeprefix("./") for member in members_of(data)} == set(files)
-    other = tmp_path / "b.tar"
     other.write_bytes(tar_of({"b/2.jpg": b"3"}))
+    assert members_of(path.read_bytes()) == by_tarfile(path.read_bytes())
+    assert {member.name for member in members_of(path.read_bytes())} == {f"./a/{name}" for name in names}
     subprocess.run(["tar", "-Af", path, other], check=True)
-    joined = path.read_bytes()
-    assert [member.name for member in members_of(joined)][len(files) :] == ["b/2.jpg"]
+    assert [member.name for member in members_of(path.read_bytes())][len(names) :] == ["b/2.jpg"]
 
 
-def test_a_size_in_a_pax_header_holds():
-    content = b"x" * 700
-    data = tar_of({LONG: content})  # a pax header, its content, the header of the file
+def test_a_global_header_does_not_count_and_a_size_in_a_pax_header_does():
+    data = with_header(tar_of({"g": b"20 comment=hello abc\n"}, tarfile.USTAR_FORMAT), 0, type=b"g")[:1024]
+    assert [member.name for member in members_of(data + tar_of({"a": b"1"}))] == ["a"]
+    data = tar_of({LONG: b"x" * 700})  # a pax header, its content, the header of the file
     records = data[512:1024].rstrip(b"\0") + b"12 size=700\n"
     forged = with_header(data, 0, size=b"%011o" % len(records))
-    forged = forged[:512] + records.ljust(512, b"\0") + forged[1024:]
-    forged = with_header(forged, 1024, size=b"%011o" % 3)
+    forged = with_header(forged[:512] + records.ljust(512, b"\0") + forged[1024:], 1024, size=b"%011o" % 3)
     assert members_of(forged) == by_tarfile(forged) == [Member(LONG, 1536, 700)]
 
 
@@ -99,78 +93,78 @@ def test_a_cut_archive_is_named_wherever_it_is_cut():
     content_end = len(data.rstrip(b"\0")) + 511 & -512
     for length in range(0, content_end + 1, 128):
         assert error_of(data[:length])
-    assert "is cut short after 1,024 bytes, before the end mark" in error_of(data[:1024])
+    assert "1,024 bytes" in error_of(data[:1024])
     for length in range(content_end + 512, len(data), 512):  # one block of zeros is enough
         assert members_of(data[:length]) == members_of(data)
 
 
 def test_an_invalid_header_in_the_middle_is_no_end():
-    files = numbered(20)
-    data = tar_of(files)
+    data = tar_of(numbered(20))
     position = members_of(data)[9].offset - 512
     damaged = data[: position + 100] + b"\xff" + data[position + 101 :]
     assert len(by_tarfile(damaged)) == 9  # tarfile says nothing
-    assert f"is damaged at byte {position:,}" in error_of(damaged)
+    assert f"{position:,}" in error_of(damaged)
 
 
 def test_data_after_the_end_is_not_lost_silently():
     one, two = tar_of({"a.jpg": b"1"}), tar_of({"b.jpg": b"2"})
     assert len(by_tarfile(one + two)) == 1
-    assert "has data after its end" in error_of(one + two)
-    assert "has data after its end" in error_of(one + b"x")
+    for data in (one + two, one + b"x"):
+        assert "after its end" in error_of(data)
     assert members_of(one + bytes(100_001)) == members_of(one)
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "problem"),
+    ("fields", "problem"),
     [
-        ("a", {"type": b"1", "linkname": b"/etc/passwd"}, "is a link"),
-        ("a", {"type": b"2", "linkname": b"b"}, "is a link"),
-        ("a", {"type": b"3"}, "is a device"),
-        ("a", {"type": b"6"}, "is a device or a pipe"),
-        ("a", {"type": b"S"}, "is a sparse file"),
-        ("a", {"type": b"V"}, "which is no file"),
-        ("a", {"name": b"/etc/a\0"}, "not a path inside"),
-        ("a", {"name": b"b/../a\0"}, "not a path inside"),
-        ("a", {"name": b"\0"}, "not a path inside"),
-        ("a", {"prefix": b"/etc\0", "magic": b"ustar\x0000"}, "not a path inside"),
-        ("a/", {"type": b"5", "name": b"/a/\0"}, "not a path inside"),
-        ("a", {"size": b"\x80" + b"\xff" * 11}, "more than 400000000"),
-        ("a", {"size": b"\xff" * 11 + b"\x00"}, "has -256 bytes"),
-        ("a", {"size": b"%011o" % 400_000_001}, "400000001 bytes"),
-        ("a", {"type": b"L", "size": b"%011o" % 65_537}, "extension headers at byte 0"),
-        ("a", {"type": b"x", "size": b"\x80" + b"\xff" * 11}, "extension headers at byte 0"),
-        ("a", {"type": b"x", "size": b"\xff" * 12}, "extension headers at byte 0"),
-        ("a", {"type": b"x", "size": b"%011o" % 512}, "is damaged at byte 0"),
-        ("a", {"type": b"L"}, "is damaged at byte 0"),
+        ({"type": b"1", "linkname": b"/etc/passwd"}, "link"),
+        ({"type": b"2", "linkname": b"b"}, "link"),
+        ({"type": b"3"}, "device"),
+        ({"type": b"6"}, "pipe"),
+        ({"type": b"S"}, "sparse"),
+        ({"type": b"V"}, "no file"),
+        ({"name": b"/etc/a\0"}, "not a path inside"),
+        ({"name": b"b/../a\0"}, "not a path inside"),
+        ({"name": b"\0"}, "not a path inside"),
+        ({"prefix": b"/etc\0", "magic": b"ustar\x0000"}, "not a path inside"),
+        ({"type": b"5", "name": b"/a/\0"}, "not a path inside"),
+        ({"size": b"\x80" + b"\xff" * 11}, "400000000"),
+        ({"size": b"\xff" * 11 + b"\x00"}, "-256 bytes"),
+        ({"size": b"%011o" % 400_000_001}, "400000001 bytes"),
+        ({"type": b"L", "size": b"%011o" % 65_537}, "extension headers at byte 0"),
+        ({"type": b"x", "size": b"\x80" + b"\xff" * 11}, "extension headers at byte 0"),
+        ({"type": b"x", "size": b"\xff" * 12}, "extension headers at byte 0"),
+        ({"type": b"x", "size": b"%011o" % 512}, "damaged at byte 0"),
+        ({"type": b"L"}, "damaged at byte 0"),
     ],
 )
-def test_hostile_members(name, fields, problem):
-    data = with_header(tar_of({name: b""}, tarfile.USTAR_FORMAT), 0, **fields)
-    assert problem in error_of(data)
+def test_hostile_members(fields, problem):
+    assert problem in error_of(with_header(tar_of({"a": b""}, tarfile.USTAR_FORMAT), 0, **fields))
 
 
 @pytest.mark.parametrize(
-    ("kind", "records", "problem"),
+    ("records", "problem"),
     [
-        (b"x", b"13 path=/a/b\n", "not a path inside"),
-        (b"x", b"13 path=a/..\n", "not a path inside"),
-        (b"x", b"12 path=a\0b\n", "not a path inside"),
-        (b"x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", "is damaged at byte 0"),
-        (b"x", b"11 size=-1\n", "has -1 bytes"),
-        (b"x", b"31 size=9999999999999999999999\n", "more than 400000000"),
-        (b"x", b"0 path=a\n", "is damaged at byte 0"),
+        (b"13 path=/a/b\n", "not a path inside"),
+        (b"13 path=a/..\n", "not a path inside"),
+        (b"12 path=a\0b\n", "not a path inside"),
+        (b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", "damaged at byte 0"),
+        (b"11 size=-1\n", "-1 bytes"),
+        (b"31 size=9999999999999999999999\n", "400000000"),
+        (b"0 path=a\n", "damaged at byte 0"),
     ],
 )
-def test_hostile_pax_headers(kind, records, problem):
-    body = tar_of({"a": records}, tarfile.USTAR_FORMAT)
-    data = with_header(body, 0, type=kind)[:1024] + tar_of({"b": b""}, tarfile.USTAR_FORMAT)
-    assert problem in error_of(data)
+def test_hostile_pax_headers(records, problem):
+    header = with_header(tar_of({"a": records}, tarfile.USTAR_FORMAT), 0, type=b"x")[:1024]
+    assert problem in error_of(header + tar_of({"b": b""}, tarfile.USTAR_FORMAT))
 
 
 def test_other_files_than_archives():
-    assert "is not a tar archive" in error_of(b"<html>not found</html>" * 100)
-    assert "is cut short" in error_of(b"<html>")
-    assert "is compressed" in error_of(b"\x1f\x8b\x08" + bytes(600))
-    assert "is cut short" in error_of(b"")
+    for data, problem in (
+        (b"<html>not found</html>" * 100, "not a tar"),
+        (b"<html>", "cut short"),
+        (b"\x1f\x8b\x08" + bytes(600), "compressed"),
+        (b"", "cut short"),
+    ):
+        assert problem in error_of(data)
     assert members_of(bytes(10_240)) == []

@@ -20,31 +20,23 @@ def find(data_path):
     return find_shards(ShardStore(root, timeout_seconds=2), names)
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("imagenet1k-train-0000.tar", "train"),
-        ("imagenet1k-validation-63.tar", "val"),
-        ("val/00001.tar", "val"),
-        ("training_1.tar", "train"),
-        ("valid.tar", "val"),
-        ("test.0.tar", "test"),
-        ("train/val-0.tar", "train"),
-        ("00000.tar", None),
-        ("trainset-0.tar", None),
-    ],
-)
-def test_split_of(name, split):
-    assert split_of(name) == split
+def test_split_of():
+    for name, split in {
+        "imagenet1k-train-0000.tar": "train", "imagenet1k-validation-63.tar": "val", "val/00001.tar": "val",
+        "training_1.tar": "train", "valid.tar": "val", "test.0.tar": "test", "train/val-0.tar": "train",
+        "00000.tar": None, "trainset-0.tar": None,
+    }.items():  # fmt: skip
+        assert split_of(name) == split
 
 
-def test_folder(tmp_path):
-    make(
-        tmp_path, "train-1.tar", "train-0.tar", "val/0.tar", "x-test.tar", "notes/train.tar", "train.txt", "val/._0.tar"
-    )
+def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
+    names = ("train-1.tar", "train-0.tar", "val/0.tar", "x-test.tar")
+    make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar")
     found = find(tmp_path)
     assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
     assert not found.unsplit and found.class_names is None and found.label_key == ""
+    found = find("http://host/a/{train/{0..1},val/9}.tar")
+    assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
 
 
 def test_shards_without_a_split(tmp_path):
@@ -52,38 +44,26 @@ def test_shards_without_a_split(tmp_path):
     found = find(tmp_path)
     assert found.unsplit == ["00000.tar", "00001.tar"] and not found.splits
     make(tmp_path, "val-0.tar")
-    with pytest.raises(UserError, match=r"00000\.tar: has no 'train', 'val' or 'test' in its name, but val-0\.tar has"):
+    with pytest.raises(UserError, match=r"00000\.tar: .*val-0\.tar"):
         find(tmp_path)
-
-
-def test_pattern():
-    assert find("http://host/a/{train/{0..1},val/9}.tar").splits == {
-        "train": ["train/0.tar", "train/1.tar"],
-        "val": ["val/9.tar"],
-    }
 
 
 def test_nothing_found(tmp_path):
-    with pytest.raises(UserError, match=r"has no shard \(\*\.tar\)"):
+    for path, problem in ((tmp_path, "no shard"), (tmp_path / "missing", "does not exist")):
+        with pytest.raises(UserError, match=rf"{path}.* {problem}"):
+            find(path)
+    make(tmp_path, "a.tar.gz")
+    with pytest.raises(UserError, match=r"a\.tar\.gz.*compressed"):
         find(tmp_path)
-    with pytest.raises(UserError, match="does not exist"):
-        find(tmp_path / "missing")
-    with fault_server(tmp_path) as server, pytest.raises(UserError, match=r"cannot be listed.* give a pattern"):
+    with fault_server(tmp_path) as server, pytest.raises(UserError, match=rf"^{server.url}: .*cannot be listed"):
         find(server.url)
 
 
-INFO = {
-    "splits": {
-        "train": {
-            "filenames": ["t-1.tar", "t-0.tar"],
-            "shard_lengths": [3, 4],
-            "num_samples": 7,
-            "alt_label": "species",
-        },
-        "validation": {"filenames": ["v.tar"], "shard_lengths": [2], "num_samples": 2, "alt_label": "species"},
-    },
-    "class_names": ["cat", "dog"],
+SHARDS = {
+    "train": {"filenames": ["t-1.tar", "t-0.tar"], "shard_lengths": [3, 4], "num_samples": 7, "alt_label": "species"},
+    "validation": {"filenames": ["v.tar"], "shard_lengths": [2], "num_samples": 2, "alt_label": "species"},
 }
+INFO = {"splits": SHARDS, "class_names": ["cat", "dog"]}
 
 
 def test_info_of_timm(tmp_path):
@@ -96,8 +76,8 @@ def test_info_of_timm(tmp_path):
             assert found.class_names == ["cat", "dog"] and found.label_key == "species"
 
 
-def with_names(*names):
-    return INFO | {"splits": {"train": {"filenames": list(names)}}}
+def with_splits(**splits):
+    return INFO | {"splits": splits}
 
 
 @pytest.mark.parametrize(
@@ -107,30 +87,27 @@ def with_names(*names):
         (b"\xff", "JSON"),
         (b"[" * 100_000, "JSON"),
         ([], "object"),
-        (INFO | {"splits": {}}, "splits"),
-        (INFO | {"splits": {"other": {"filenames": ["a.tar"]}}}, "'other'"),
-        (INFO | {"splits": {"val": {"filenames": ["a.tar"]}, "valid": {"filenames": ["b.tar"]}}}, "'valid'"),
-        (INFO | {"splits": {"train": []}}, "splits.train"),
-        (INFO | {"splits": {"train": {}}}, "splits.train.filenames"),
-        (with_names(), "splits.train.filenames"),
-        (with_names(5), "splits.train.filenames.0"),
-        (with_names("../a.tar"), "../a.tar"),
-        (with_names("/etc/a.tar"), "/etc/a.tar"),
-        (with_names("http://host/a.tar"), "http://host/a.tar"),
-        (with_names("pipe:a.tar"), "pipe:a.tar"),
-        (with_names("a\n.tar"), "a\\n.tar"),
-        (with_names("a.zip"), "a.zip"),
-        (with_names("a.tar", "a.tar"), "a shard or a class twice"),
-        (
-            INFO | {"splits": {name: {"filenames": [f"{name}.tar"], "alt_label": name} for name in ("val", "test")}},
-            "alt_l",
+        (with_splits(), "splits"),
+        (with_splits(other=SHARDS["train"]), "'other'"),
+        (with_splits(val={"filenames": ["a.tar"]}, valid={"filenames": ["b.tar"]}), "'valid'"),
+        (with_splits(train=[]), "splits.train"),
+        (with_splits(train={}), "splits.train.filenames"),
+        *(
+            (with_splits(train={"filenames": names}), problem)
+            for names, problem in (
+                ([], "splits.train.filenames"), ([5], "splits.train.filenames.0"), (["../a.tar"], "../a.tar"),
+                (["/etc/a.tar"], "/etc/a.tar"), (["http://host/a.tar"], "http://host/a.tar"),
+                (["pipe:a.tar"], "pipe:a.tar"), (["a\n.tar"], "a\\n.tar"), (["a.zip"], "a.zip"),
+                (["a.tar", "a.tar"], "a shard or a class twice"),
+            )
         ),
+        (with_splits(**{n: {"filenames": [f"{n}.tar"], "alt_label": n} for n in ("val", "test")}), "alt_label"),
         (INFO | {"class_names": []}, "class_names"),
         (INFO | {"class_names": ["a", "a"]}, "a class twice"),
         (INFO | {"class_names": ["a", ""]}, "class_names.1"),
         (INFO | {"class_names": ["a", 3]}, "class_names.1"),
     ],
-)
+)  # fmt: skip
 def test_hostile_info(tmp_path, info, problem):
     (tmp_path / "_info.json").write_bytes(info if isinstance(info, bytes) else json.dumps(info).encode())
     with pytest.raises(UserError) as error:

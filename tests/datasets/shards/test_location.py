@@ -35,31 +35,25 @@ def test_existing_folder_is_no_pattern(tmp_path):
     ("data_path", "problem"),
     [
         ("pipe:curl https://host/a.tar", "shell command"),
-        ("ftp://host/d", "'ftp' are not supported"),
-        ("file:///d", "'file' are not supported"),
+        ("ftp://host/d", "'ftp'"),
+        ("file:///d", "'file'"),
         ("https://me:hunter2@host/d", "user or password"),
-        ("s3://hunter2@bucket/d", "user or password"),
         ("https://host/a.tar?token=hunter2", "without a query"),
-        ("https://host/d#hunter2", "without a query"),
-        ("https:///d", "not a valid URL"),
-        ("https://host:99999/d", "not a valid URL"),
-        ("https://[::1/d", "not a valid URL"),
-        ("https://h{0..3}/d", "not a valid URL"),
-        ("s3://bucket/../d", "not a valid URL"),
-        ("s3://bucket//d", "not a valid URL"),
-        ("/d/a.tar.gz", "decompress"),
-        ("https://host/{0..3}.tgz", "decompress"),
+        *((path, "not a valid URL") for path in ("https:///d", "https://host:99999/d", "https://[::1/d",
+                                                "https://h{0..3}/d", "s3://bucket/../d", "s3://bucket//d")),
+        ("/d/a.tar.gz", "compressed"),
+        ("https://host/{0..3}.tgz", "compressed"),
         ("/d/{a,b", "not balanced"),
-        (f"/d/{{{'9' * 2000}..1}}.tar", "more than 1,000,000 names"),
         (f"/d/{{{'9' * 5000}..1}}.tar", "not balanced"),
-        ("/d/{0..99999999999}.tar", "more than 1,000,000 names"),
-        ("/d/{1..2}", "does not end with .tar"),
-        ("/d/{a,../b}.tar", "'..'"),
-        ("/d/{a,/etc/b}.tar", "is not a relative path"),
+        (f"/d/{{{'9' * 2000}..1}}.tar", "1,000,000"),
+        ("/d/{0..99999999999}.tar", "1,000,000"),
+        ("/d/{1..2}", ".tar"),
+        ("/d/{a,../b}.tar", "'../b.tar'"),
+        ("/d/{a,/etc/b}.tar", "'/etc/b.tar'"),
         ("/d/{a,a}.tar", "twice"),
         ("/d/{a,\x1b}.tar", "control characters"),
     ],
-)
+)  # fmt: skip
 def test_one_line_for_what_is_not_supported(data_path, problem):
     with pytest.raises(UserError) as error:
         parse_location(data_path)
@@ -73,9 +67,6 @@ def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
     for pattern in ("{a,b{0..4}}{0..2}", "{a..k}", "{{0..4},{5..9},x}", "{0..22..2}{,}", "{-5..5}"):
         with pytest.raises(UserError, match="more than 10 names"):
             parse_location(f"/d/{pattern}.tar")
-
-
-def test_a_pattern_with_too_many_names_is_not_expanded(monkeypatch):
-    monkeypatch.setattr("datasets.shards.location.braceexpand", None)
-    with pytest.raises(UserError, match="more than 1,000,000 names"):
-        parse_location("/d/{" + ",".join(["{0..999998}"] * 80) + "}.tar")
+    monkeypatch.setattr("datasets.shards.location.braceexpand", None)  # not called
+    with pytest.raises(UserError, match="more than 10 names"):
+        parse_location("/d/{" + ",".join(["{0..9}"] * 80) + "}.tar")

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from tar_files import numbered, tar_of
 
-from datasets.shards.indexing.index import (
-    Index,
-    encode_index,
-    index_digest,
-    join,
-    read_index,
-    to_index,
-)
+from datasets.shards.indexing.index import Index, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
 from datasets.sources.arrays.strings import strings_in
@@ -30,9 +23,8 @@ def index_of(labels_of_shards, label_key: str = "") -> Index:
     """An index of shards whose images have these labels."""
     indexes = []
     for number, labels in enumerate(labels_of_shards):
-        names = [f"{number}/é{position}.jpg" for position in range(len(labels))]
         records = [
-            Record(512 + 1024 * position, position, 2**32 - 1 - position, label, names[position])
+            Record(512 + 1024 * position, position, 2**32 - 1 - position, label, f"{number}/é{position}.jpg")
             for position, label in enumerate(labels)
         ]
         shard = Shard(f"{number}.tar", 1024 * len(labels) + 1024, "etag" if number % 2 else None)
@@ -53,11 +45,10 @@ def content_of(index: Index) -> list:
     return content
 
 
-def error_of(data: bytes) -> str:
+def error_of(data: bytes) -> None:
     with pytest.raises(UserError) as error:
         read_index(data, "i")
     assert str(error.value).startswith("i: ") and "\n" not in str(error.value)
-    return str(error.value)
 
 
 @given(st.one_of(*(st.lists(st.lists(labels, max_size=5), max_size=5) for labels in LABELS)))
@@ -68,9 +59,7 @@ def test_an_index_is_equal_after_reading(labels_of_shards):
     assert content_of(read) == content_of(index)
     assert [labels for *_, labels, _ in content_of(read)] == expected
     assert len(read) == sum(map(len, labels_of_shards))
-    assert {name: array.dtype for name, array in read.arrays.items()} == {
-        name: array.dtype for name, array in index.arrays.items()
-    }
+    assert all(read.arrays[name].dtype == array.dtype for name, array in index.arrays.items())
 
 
 def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
@@ -80,18 +69,16 @@ def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
     assert joined.arrays["targets"].tolist() == [2, 1, -1, 0, 2]
     assert list(strings_in(joined.arrays, "names")) == ["0/é0.jpg", "0/é1.jpg", "1/é0.jpg", "0/é0.jpg", "0/é1.jpg"]
     assert content_of(join([one.of_shard(0)])) == content_of(one)[:1]
-    selected = joined.select(np.array([1, 2, 4]))
-    assert content_of(selected) == [
+    assert content_of(joined.select(np.array([1, 2, 4]))) == [
         [shard, *(column[first:] for column in columns)]
         for (shard, *columns), first in zip((content_of(joined)[place] for place in (0, 1, 3)), (1, 0, 1), strict=True)
     ]
 
 
 def test_numbers_and_names_are_not_mixed():
-    with pytest.raises(UserError, match=r"1\.tar: .* 0\.tar"):
-        index_of([["cat"], [None, 3]])
-    with pytest.raises(UserError, match=r"0\.tar: "):
-        index_of([[None, "cat", 3]])
+    for labels, names in (([["cat"], [None, 3]], r"1\.tar: .* 0\.tar"), ([[None, "cat", 3]], r"0\.tar: ")):
+        with pytest.raises(UserError, match=names):
+            index_of(labels)
     assert index_of([["cat"], [None]]).class_names == ["cat"]
     assert index_of([[None], [3]]).class_names is None
 
@@ -106,56 +93,42 @@ def test_every_flipped_bit_and_every_cut_is_found():
         error_of(other)
 
 
-def forged(change, index: Index | None = None) -> bytes:
-    """An index whose arrays and text `change` has changed, with a valid checksum."""
-    index = index or index_of([[1, 2], [3]])
-    data = encode_index(index)
-    arrays = {name: array.copy() for name, array in load(data).items()}
-    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    content = json.loads(metadata["index"])
-    change(arrays, content)
-    text = json.dumps(content)
-    return save(arrays, metadata | {"index": text, "sha256": index_digest(text, arrays)})
-
-
 def put(name: str, position: int, value: int):
-    def change(arrays, content):
-        arrays[name][position] = value
+    return lambda arrays, content: arrays[name].__setitem__(position, value)
 
-    return change
+
+def put_text(part: int, value: object):
+    """Changes the shards (0), the class names (1) or the label key (2)."""
+    return lambda arrays, content: content.__setitem__(part, value)
+
+
+def put_shard(column: int, value: object):
+    return lambda arrays, content: content[0][0].__setitem__(column, value)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        put("offsets", 0, -1),
-        put("offsets", 1, 2**63 - 1),
-        put("offsets", 1, 4096),
-        put("lengths", 2, -1),
-        put("lengths", 2, 400_000_001),
-        put("ends", 0, 4),
-        put("ends", 0, -1),
-        put("ends", 1, 2),
-        put("names_ends", 0, 99),
-        put("names_ends", 2, 2**62),
-        put("targets", 0, -2),
-        put("targets", 0, 1_000_000),
+        *(put("offsets", *change) for change in ((0, -1), (1, 2**63 - 1), (1, 4096))),
+        *(put("lengths", *change) for change in ((2, -1), (2, 400_000_001))),
+        *(put("ends", *change) for change in ((0, 4), (0, -1), (1, 2))),
+        *(put("names_ends", *change) for change in ((0, 99), (2, 2**62))),
+        *(put("targets", *change) for change in ((0, -2), (0, 1_000_000))),
+        *(put_shard(*change) for change in ((1, -1), (1, True), (0, 3), (2, 3))),
+        *(put_text(1, names) for names in (["b", "a"], ["a"] * 9, ["a"], ["\ud800"], [3], "ab")),
+        put_text(2, 3),
         lambda arrays, content: content[0].pop(),
         lambda arrays, content: content[0].append(content[0][0]),
-        lambda arrays, content: content[0][0].__setitem__(1, -1),
-        lambda arrays, content: content[0][0].__setitem__(1, True),
-        lambda arrays, content: content[0][0].__setitem__(0, 3),
-        lambda arrays, content: content[0][0].__setitem__(2, 3),
-        lambda arrays, content: content.__setitem__(1, ["b", "a"]),
-        lambda arrays, content: content.__setitem__(1, ["a"] * 9),
-        lambda arrays, content: content.__setitem__(1, ["a"]),
-        lambda arrays, content: content.__setitem__(1, ["\ud800"]),
-        lambda arrays, content: content.__setitem__(1, [3]),
-        lambda arrays, content: content.__setitem__(2, 3),
         lambda arrays, content: content.pop(),
         lambda arrays, content: arrays.update(crcs=arrays["crcs"][1:]),
         lambda arrays, content: arrays.update(crcs=arrays["crcs"].astype("<i8")),
     ],
 )
-def test_a_forged_index_is_refused(change):
-    error_of(forged(change))
+def test_a_forged_index_with_a_valid_checksum_is_refused(change):
+    data = encode_index(index_of([[1, 2], [3]]))
+    arrays = {name: array.copy() for name, array in load(data).items()}
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    content = json.loads(metadata["index"])
+    change(arrays, content)
+    text = json.dumps(content)
+    error_of(save(arrays, metadata | {"index": text, "sha256": index_digest(text, arrays)}))
