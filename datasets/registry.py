@@ -11,7 +11,7 @@ from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import number_by, number_of_classes
-from datasets.sources.files.class_folders import caltech101, caltech256, folder, has_class_folders
+from datasets.sources.files.class_folders import caltech, folder, has_class_folders
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split
@@ -37,8 +37,8 @@ DATASETS: dict[str, Callable[[Data], Callable[[str], Samples]]] = {
     "imagenet2012": _source(imagenet2012),
     "folder": _source(folder),
     "csv": _source(csv_tables),
-    "caltech101": _source(caltech101),
-    "caltech256": _source(caltech256),
+    "caltech101": _source(partial(caltech, "101_ObjectCategories", "BACKGROUND_Google")),
+    "caltech256": _source(partial(caltech, "256_ObjectCategories", "257.clutter")),
     "cifar10": _source(cifar10),
     "cifar100": _source(cifar100),
     "packed": _source(packed),

@@ -17,7 +17,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -99,24 +99,7 @@ def _report(output: Path, splits: list[EncodedImages], counts: list[int]) -> Non
 def pack(
     folder: Path, split: str, samples: EncodedImages, data: Data, size: int | None, bad_images: BadImageList
 ) -> int:
-    """Packs a split into files in `folder`; returns the number of packed images."""
-
-    def usable() -> Iterator[Packable]:
-        images = packables(samples, data, size)
-        for image in tqdm(images, split, len(samples), unit="image", leave=False, disable=None):
-            if isinstance(image, BadImage):
-                bad_images.add([image])
-            else:
-                yield image
-
-    count = write_packed(folder, split, samples.class_names, usable())
-    if not count:
-        raise UserError(f"{data.data_path}: no image of {split} can be used; nothing was packed")
-    return count
-
-
-def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[Packable | BadImage]:
-    """Yields the images of a split in order; threads read and decode them."""
+    """Packs a split into files in `folder`, in order; threads read and decode. Returns the number of packed images."""
 
     def packable(index: int) -> Packable:
         name, target = samples.relative_name(index, data.data_path), int(samples.targets[index])
@@ -127,7 +110,18 @@ def packables(samples: EncodedImages, data: Data, size: int | None) -> Iterator[
         pixels = resize_shorter_side(image, size).permute(1, 2, 0).contiguous()
         return Packable(pixels.numpy().tobytes(), target, name, tuple(pixels.shape))
 
-    return read_in_order(packable, range(len(samples)), data)
+    def usable() -> Iterator[Packable]:
+        images = read_in_order(packable, range(len(samples)), data)
+        for image in tqdm(images, split, len(samples), unit="image", leave=False, disable=None):
+            if isinstance(image, BadImage):
+                bad_images.add([image])
+            else:
+                yield image
+
+    count = write_packed(folder, split, samples.class_names, usable())
+    if not count:
+        raise UserError(f"{data.data_path}: no image of {split} can be used; nothing was packed")
+    return count
 
 
 def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
@@ -152,25 +146,18 @@ def write_packed(folder: Path, split: str, class_names: list[str], images: Itera
             targets.append(image.target)
             names.add(image.name)
             shapes.extend(image.shape or ())
-        _sync(blob)
-    columns = {"ends": ends, "crcs": crcs, "targets": targets}
-    arrays = {name: np.asarray(values) for name, values in columns.items()}
+        blob.flush()
+        os.fsync(blob.fileno())
+    arrays = {"ends": np.asarray(ends), "crcs": np.asarray(crcs), "targets": np.asarray(targets)}
     arrays["shapes"] = np.asarray(shapes).reshape(-1, 3)
     arrays |= to_arrays(names.strings(), "names") | to_arrays(StringPacker(class_names).strings(), "classes")
     index = folder / f"{split}.index"
     index.mkdir()
     save_arrays(index, arrays)
     (index / CHECKSUMS).write_text(index_checksums(index))
-    for path in index.iterdir():
-        with open(path, "rb") as file:
-            _sync(file)
-    fsync_path(index)
+    for path in (*index.iterdir(), index):
+        fsync_path(path)
     return len(names)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

@@ -200,26 +200,16 @@ def _grey_values(image: Image.Image) -> np.ndarray:
 
 def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:
     """Integers in 0..65535 -> uint8; values outside of `grey_range` are clipped. None: the whole range."""
-    if grey_range is None:
-        values = values.astype(np.int32)
-        values += 128
-        values //= 257
-        return values.astype(np.uint8)
-    low, high = grey_range
-    scaled = values.astype(np.float32)
-    scaled -= low
-    scaled *= 255 / (high - low)
-    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
+    low, high = grey_range or (0, MAX_VALUE)
+    scaled = (values.astype(np.float32) - low) * (255 / (high - low))
+    return np.rint(scaled).clip(0, 255).astype(np.uint8)
 
 
 def convert_channels(image: torch.Tensor, channels: int) -> torch.Tensor:
     """torch.uint8 (1 or 3, H, W) -> (channels, H, W), with Pillow's conversion."""
     if channels == len(image):
         return image
-    return image.expand(channels, -1, -1) if len(image) == 1 else _to_gray(image)
-
-
-def _to_gray(image: torch.Tensor) -> torch.Tensor:
-    """RGB -> ITU-R 601 luma in fixed point, as Pillow computes it."""
-    red, green, blue = image.int()
-    return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).byte()[None]
+    if len(image) == 1:
+        return image.expand(channels, -1, -1)
+    gray = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).convert("L")
+    return torch.from_numpy(np.array(gray))[None]

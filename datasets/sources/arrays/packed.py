@@ -43,7 +43,9 @@ def packed(data: Data, split: str) -> Samples:
     """`{split}.index` and `{split}.blob` in DATA_PATH."""
     index, path = (Path(data.data_path) / f"{split}.{extension}" for extension in ("index", "blob"))
     try:
-        if index_checksums(index) != _recorded_checksums(index):
+        with open_regular_file(index / CHECKSUMS) as file:
+            recorded = file.read(MAX_FILE_BYTES)
+        if index_checksums(index).encode() != recorded:
             raise ValueError("is damaged (a checksum does not match)")
         arrays = MappedArrays(index, COLUMNS)
         if not _is_consistent(arrays):
@@ -66,11 +68,6 @@ def index_checksums(index: Path) -> str:
         with open_regular_file(index / f"{name}.npy") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}.npy\n")
     return "".join(lines)
-
-
-def _recorded_checksums(index: Path) -> str:
-    with open_regular_file(index / CHECKSUMS) as file:
-        return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
 
 
 def _is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:

@@ -86,16 +86,9 @@ def has_class_folders(root: Path) -> bool:
     return False
 
 
-def caltech101(data: Data, split: str) -> ImageFiles:
-    """The folder `101_ObjectCategories`, which is DATA_PATH or inside it, split; without the background class."""
-    root = find_folder(data.data_path, "101_ObjectCategories")
-    return ImageFiles(split_listing(read_class_folders(root, excluded="BACKGROUND_Google"), data, split))
-
-
-def caltech256(data: Data, split: str) -> ImageFiles:
-    """The folder `256_ObjectCategories`, which is DATA_PATH or inside it, split; without the clutter class."""
-    root = find_folder(data.data_path, "256_ObjectCategories")
-    return ImageFiles(split_listing(read_class_folders(root, excluded="257.clutter"), data, split))
+def caltech(name: str, excluded: str, data: Data, split: str) -> ImageFiles:
+    """The folder `name`, which is DATA_PATH or inside it, split; without the class `excluded`."""
+    return ImageFiles(split_listing(read_class_folders(find_folder(data.data_path, name), excluded), data, split))
 
 
 def find_folder(data_path: str, name: str) -> Path:

@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ _NUM_THREADS = 16  # they wait for the disk
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
 _HEAD_BYTES, _TAIL_BYTES = 16, 1024  # cameras and editors append bytes after the end of the image
-_GOLDEN_RATIO = (5**0.5 - 1) / 2
 _END_MARKERS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n\x1a\n": b"IEND"}
 _WITHOUT_END_MARKER = (b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *(b"P%d" % number for number in range(1, 7)))
 
@@ -84,7 +83,8 @@ def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[st
 def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> ImageProblems:
     """The unusable images among those that can be checked within `seconds`.
 
-    The order of the check spreads evenly, wherever the time ends it, and is the same in each run.
+    The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
+    run.
     """
     deadline = time.monotonic() + seconds
 
@@ -93,25 +93,18 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
             return {}
         return {index: _find_problem(samples, index, channels) for index in indices.tolist()}
 
+    order = np.random.default_rng(0).permutation(len(samples))
+    chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
     num_checked = 0
     found: dict[int, BadImage] = {}
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
-        for checked in pool.map(check, _evenly_spread_chunks(len(samples))):
+        for checked in pool.map(check, chunks):
             num_checked += len(checked)
             found |= {index: problem for index, problem in checked.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
     return ImageProblems([found[index] for index in sorted(found)], num_checked)
-
-
-def _evenly_spread_chunks(count: int) -> Iterator[np.ndarray]:
-    """Yields the numbers from 0 to count - 1, each once; any first n chunks are spread evenly."""
-    stride = round(count * _GOLDEN_RATIO)
-    while np.gcd(stride, count) > 1:
-        stride += 1
-    for start in range(0, count, _CHUNK):
-        yield np.sort(np.arange(start, min(start + _CHUNK, count)) * stride % count)
 
 
 def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:

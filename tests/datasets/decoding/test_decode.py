@@ -95,14 +95,11 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_equal_pillows(kind):
-    assert_like_pillow(KINDS[kind]())
-
-
-@pytest.mark.parametrize("kind", ["png palette, alpha", "png transparent colour", "gif transparent"])
-def test_does_not_warn(kind):
+    data = KINDS[kind]()
+    assert_like_pillow(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        decode_image(KINDS[kind](), 3, "x")
+        decode_image(data, 3, "x")
 
 
 @pytest.mark.parametrize("orientation", range(10))
@@ -135,13 +132,10 @@ def test_16_bits_are_scaled(kind):
     grey = decode_image(data, 1, "x")
     assert np.abs(grey[0].numpy() - values / 257).max() <= 0.5
     assert torch.equal(decode_image(data, 3, "x"), grey.expand(3, -1, -1))
-
-
-def test_16_bits_with_exif_orientation():
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = encode(Image.fromarray(np.full((20, 30), 40000, dtype=np.uint16)), "PNG", exif=exif)
-    assert decode_image(data, 1, "x").shape == (1, 30, 20)
+    if kind != "PPM":
+        assert decode_image(encode(Image.fromarray(values), kind, exif=exif), 1, "x").shape == (1, 64, 48)
 
 
 def test_torchvision_decodes_jpegs(monkeypatch):
@@ -165,7 +159,10 @@ JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_crop_equals_that_of_the_whole_image(kind):
+@pytest.mark.parametrize("has_codec", [True, False])
+def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
+    if not has_codec:
+        monkeypatch.setattr(decode, "decode_part", lambda *_: None)
     data = KINDS[kind]()
     rng = random.Random(0)
     for channels in (1, 3):
@@ -174,14 +171,6 @@ def test_a_crop_equals_that_of_the_whole_image(kind):
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
             part = open_image(data, channels, "x").crop((top, left, height, width))
             assert torch.equal(part, whole[:, top : top + height, left : left + width])
-
-
-def test_a_crop_without_nvimagecodec(monkeypatch):
-    box = (20, 30, 150, 100)
-    data = KINDS["jpeg 4:2:0"]()
-    with_it = open_image(data, 3, "x").crop(box)
-    monkeypatch.setattr(decode, "decode_part", lambda *_: None)
-    assert torch.equal(open_image(data, 3, "x").crop(box), with_it)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is installed on Linux only")
@@ -232,28 +221,18 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
 FLOATS = Image.fromarray(np.linspace(0, 1, 99, dtype=np.float32).reshape(9, 11))
 REFUSED = {
     "nothing": lambda: b"",
-    "text": lambda: b"<html>404</html>",
     "eps": lambda: EPS,
-    "pdf": lambda: encode(PHOTO, "PDF"),
-    "svg": lambda: b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
-    "wmf": lambda: b"\xd7\xcd\xc6\x9a" + bytes(99),
     "ico": lambda: encode(PHOTO, "ICO"),
     "jpeg 2000": lambda: encode(PHOTO, "JPEG2000"),
-    "psd": lambda: b"8BPS\0\1" + bytes(99),
     "pickle": lambda: b"\x80\x04cos\nsystem\n.",
     "half a png": lambda: encode(PHOTO, "PNG")[:20000],
     "half a webp": lambda: encode(PHOTO, "WEBP")[:2000],
-    "half a gif": lambda: encode(PHOTO, "GIF")[:9000],
-    "half a tiff": lambda: encode(PHOTO, "TIFF")[:9000],
-    "half a ppm": lambda: encode(PHOTO, "PPM")[:9000],
     "png of a wrong checksum": lambda: encode(PHOTO, "PNG")[:16] + b"\1" + encode(PHOTO, "PNG")[17:],
     "png bomb": bomb,
     "jpeg bomb": jpeg_bomb,
     "jpeg of many scans": scan_bomb,
     "webp bomb": webp_bomb,
     "64 million pixels and one row": lambda: flat(8000, 8001, "PNG"),
-    "bmp bomb": lambda: flat(9, 9, "BMP")[:18] + (10_000_000).to_bytes(4, "little") * 2 + bytes(99),
-    "gif bomb": lambda: b"GIF89a\xff\xff\xff\xff" + flat(9, 9, "GIF")[10:],
     "ppm bomb": lambda: b"P6 99999 99999 255\n",
     "wide": lambda: flat(1001, 10, "PNG"),
     "high": lambda: flat(1, 101, "JPEG"),
@@ -303,20 +282,3 @@ def test_a_truncated_jpeg_is_an_error(kind, channels):
     for length in (2, 20, 300, len(data) // 2, len(data) - 50, len(data) - 2, len(data) - 1):
         with pytest.raises(UserError, match=r"^x: "):
             decode_image(data[:length], channels, "x")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_damaged_bytes_raise_only_user_errors():
-    rng = random.Random(0)
-    sources = [KINDS[kind]() for kind in KINDS]
-    for number in range(400):
-        data = bytearray(rng.choice(sources))
-        for _ in range(rng.choice((1, 5))):
-            data[rng.randrange(min(len(data), 600))] = rng.randrange(256)
-        try:
-            image = decode_image(bytes(data), 3, "x")
-        except UserError as error:
-            assert "\n" not in str(error), number
-        else:
-            assert image.dtype == torch.uint8
-            assert len(image) == 3

@@ -4,11 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
 from configs.reading.command_line import parse_command_line
 from datasets.loading.balanced import balanced_order, describe_balance
-from datasets.loading.sampler import TrainSampler
 from utils.errors import UserError
 
 COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes
@@ -38,17 +36,6 @@ def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
     for label in (1, 3):
         times = np.bincount(shown[TARGETS[shown] == label], minlength=500)[label == TARGETS]
         assert times.min() > 0 and times.max() - times.min() <= 12
-
-
-def test_the_order_is_a_function_of_seed_and_epoch():
-    order = balanced_order(TARGETS, 500, 5, 2)
-    assert torch.equal(order, balanced_order(TARGETS, 500, 5, 2))
-    assert not torch.equal(order, balanced_order(TARGETS, 500, 5, 3))
-    assert not torch.equal(order, balanced_order(TARGETS, 500, 6, 2))
-
-
-def sampler(batch_size, rank=0, world_size=1, first_batch=0, repeats=1):
-    return TrainSampler(500, batch_size, 3, 7, rank, world_size, first_batch, repeats, balanced_targets=TARGETS)
 
 
 def test_the_note_tells_how_often_images_are_seen():

@@ -11,19 +11,10 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
-from datasets.loading.sampler import EvalSampler, TrainSampler, epoch_order
+from datasets.loading.sampler import EvalSampler, TrainSampler
 from datasets.loading.shard_order import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
-
-
-def test_each_epoch_has_its_own_permutation():
-    order = epoch_order(100, seed=0, epoch=0)
-    assert sorted(order.tolist()) == list(range(100))
-    assert torch.equal(order, epoch_order(100, seed=0, epoch=0))
-    assert not torch.equal(order, epoch_order(100, seed=0, epoch=1))
-    assert not torch.equal(order, epoch_order(100, seed=1, epoch=0))
-
 
 KINDS = {
     "plain": {},
@@ -33,6 +24,17 @@ KINDS = {
     "shards": {"windows": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3)},
     "repeated shards": {"repeats": 3, "windows": ShardWindows(np.arange(4, 1005, 4), 16)},
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_is_a_function_of_seed_and_epoch(kind):
+    def epochs(seed: int) -> list[list]:
+        places = [key[1:] for batch in TrainSampler(1004, 4, 2, seed, **KINDS[kind]) for key in batch]
+        assert len(places) == 2 * 1004
+        return [places[:1004], places[1004:]]
+
+    first, second = epochs(0)
+    assert epochs(0) == [first, second] and first != second and first != epochs(1)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,18 +129,15 @@ def test_evaluation_batches_are_padded(cpu):
     assert (targets >= 0).sum() == 360 and (targets[360:] == PADDING).all()
 
 
-def test_too_few_samples_and_too_few_classes(cpu):
+def test_data_options_that_do_not_fit(cpu):
+    with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
+        samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
     with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
         samples_for(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
     with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
     with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9 \(.* labels >= 9\); set it to 10 or more"):
         samples_for(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
-
-
-def test_the_error_about_an_unknown_data_set_suggests_a_name(cpu):
-    with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
-        samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
 
 
 def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_workers(tmp_path, cpu):

@@ -14,15 +14,6 @@ from utils.errors import UserError
 ENDS = np.cumsum([30, 1, 0, 25, 40, 4, 33, 17, 50, 8])  # one shard without samples of this split
 
 
-@pytest.mark.parametrize("window", [1, 3, 10, 99])
-def test_each_epoch_has_its_own_permutation(window):
-    order = ShardWindows(ENDS, window).order(seed=0, epoch=0)
-    assert sorted(order.tolist()) == list(range(ENDS[-1]))
-    assert torch.equal(order, ShardWindows(ENDS, window).order(0, 0))
-    assert not torch.equal(order, ShardWindows(ENDS, window).order(0, 1))
-    assert not torch.equal(order, ShardWindows(ENDS, window).order(1, 0))
-
-
 @pytest.mark.parametrize("window", [1, 3, 10])
 def test_a_window_is_used_up_before_the_next_one_begins(window):
     shards = np.searchsorted(ENDS, ShardWindows(ENDS, window).order(0, 0).numpy(), side="right")
@@ -32,19 +23,6 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
     for place in range(len(shards)):
         in_use = [shard for shard in first_use if first_place[shard] <= place <= last_place[shard]]
         assert len(in_use) <= window
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_global_batches_do_not_depend_on_the_number_of_ranks(world_size):
-    def batches(ranks: int) -> list[list]:
-        samplers = [
-            TrainSampler(int(ENDS[-1]), 24 // ranks, 3, 7, rank, ranks, windows=ShardWindows(ENDS, 3))
-            for rank in range(ranks)
-        ]
-        return [sorted(key for part in parts for key in part) for parts in zip(*samplers, strict=True)]
-
-    assert batches(world_size) == batches(1)
-    assert len(batches(1)) == 3 * (ENDS[-1] // 24)
 
 
 @pytest.mark.parametrize("window", [1, 3, 10, 99])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from datasets.registry import DATASETS
 from datasets.sources.files import class_folders
-from datasets.sources.files.class_folders import caltech101, caltech256, folder, read_class_folders
+from datasets.sources.files.class_folders import folder, read_class_folders
 
 
 def test_folder_with_train_and_val(tmp_path):
@@ -83,16 +84,16 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "folder", "left_out"),
+    ("dataset", "folder", "left_out"),
     [
-        (caltech101, "101_ObjectCategories", "BACKGROUND_Google"),
-        (caltech256, "256_ObjectCategories", "257.clutter"),
+        ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"),
+        ("caltech256", "256_ObjectCategories", "257.clutter"),
     ],
 )
 @pytest.mark.parametrize("at", ["parent", "itself"])
-def test_caltech(tmp_path, source, folder, left_out, at):
+def test_caltech(tmp_path, dataset, folder, left_out, at):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
-    given = options(tmp_path if at == "parent" else tmp_path / folder)
-    train, val = (source(given, split) for split in ("train", "val"))
+    read = DATASETS[dataset](options(tmp_path if at == "parent" else tmp_path / folder))
+    train, val = read("train"), read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

@@ -66,13 +66,10 @@ def test_unusual_but_usable_images_are_not_refused(samples_of):
     assert reasons(samples_of(**usable)) == {}
 
 
-def test_the_checked_images_are_spread_evenly_and_the_log_counts_them(tmp_path, cpu, monkeypatch):
+def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(image_checks, "_CHUNK", 10)
     write_classes(tmp_path, a=60, b=60)
     samples = folder(options(tmp_path, val_fraction=0.01), "train")
-    assert sorted(np.concatenate(list(image_checks._evenly_spread_chunks(len(samples))))) == list(range(118))
-    first_half = np.sort(np.concatenate(list(image_checks._evenly_spread_chunks(10_000))[:500]))
-    assert np.diff(first_half).max() <= 3
     remaining = iter([0, *[0] * 5])  # then the time is over
     monkeypatch.setattr(image_checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import recognize_dataset
+from datasets.registry import DATASETS, recognize_dataset
 from datasets.sources.files.lists import csv_tables, imagenet2012
 
 
@@ -153,3 +153,16 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
 def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
     given = tables(train=text)
     assert_refused(lambda: csv_tables(given, "train"), f"{tmp_path}/train.csv{line}: ", reason)
+
+
+# Any data set
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))
+def test_a_missing_folder_is_named(tmp_path, name):
+    assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"))("train"), f"{tmp_path}/gone", "; ")
+
+
+def test_a_missing_list_is_named(tmp_path):
+    read = DATASETS["imagenet2012"](options(tmp_path))
+    assert_refused(lambda: read("val"), f"{tmp_path}/val_list.txt: ", "DATA_PATH")

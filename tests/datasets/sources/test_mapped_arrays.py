@@ -67,13 +67,9 @@ def test_a_full_disk_is_one_line(temporary, monkeypatch):
 
 
 HEADERS = {
-    "negative shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (-5,)}",
-    "large shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (2305843009213693952,)}",
     "overflowing shape": "{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904, 4)}",
     "huge integer": "{'descr': '<i8', 'fortran_order': False, 'shape': (" + "9" * 4000 + ",)}",
-    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (5,)}",
     "nested": "(" * 5000,
-    "signs": "-" * 8000 + "1",
     "no dictionary": "5",
 }
 
