@@ -134,9 +134,14 @@ def _new_logger(name: str) -> logging.Logger:
 
 
 def progress_bar(
-    title: str, context: ProcessContext, total: int, unit: str, unit_scale: int = 0, done: int = 0,
+    title: str,
+    context: ProcessContext,
+    total: int,
+    unit: str,
+    unit_scale: int = 0,
+    done: int = 0,
     over: Iterable[Any] | None = None,
-) -> "tqdm[Any]":  # fmt: skip
+) -> "tqdm[Any]":
     """A progress bar around `over`, or updated by the caller; visible on a terminal of the main process only.
 
     unit_scale: units per step of the bar, such as images; 0 counts steps.

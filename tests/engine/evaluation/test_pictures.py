@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
-from matplotlib import colormaps
 from PIL import Image
 
 from configs.schema import Amp, Data
@@ -56,16 +54,14 @@ def test_rollout_is_the_product_over_the_layers(options, prefix, cpu):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_colors_of_a_map_are_those_of_inferno(tmp_path, cpu):
-    """Over a black image, of which 40% is visible: the other 60% are the color of the attention."""
+def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
+    """Over a black image, of which 40% is visible, the highest attention is light yellow, and the lowest black."""
     images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    model, evaluator = tiny_vit(), evaluator_for(cpu)
-    assert write_attention(tmp_path, {7: images[0]}, model, evaluator) is None
+    assert write_attention(tmp_path, {7: images[0]}, tiny_vit(), evaluator_for(cpu)) is None
     with Image.open(tmp_path / "7-attention.jpg") as picture:
-        pixels = np.asarray(picture).astype(float)
-    heat = F.interpolate(attention_rollout(model, evaluator.transform(images), evaluator)[None], 160, mode="bilinear")
-    expected = 0.6 * 255 * colormaps["inferno"](heat[0, 0].numpy())[..., :3]
-    assert abs(pixels - expected).mean() < 3 and abs(pixels - expected).max() < 15
+        pixels = np.asarray(picture).astype(int).reshape(-1, 3)
+    assert pixels.shape == (160 * 160, 3)
+    assert abs(pixels[pixels.sum(1).argmax()] - [151, 153, 98]).max() < 15 and pixels.sum(1).min() < 20
 
 
 def test_fused_attention_is_restored(cpu):

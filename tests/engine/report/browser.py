@@ -13,7 +13,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 _TIMEOUT_SECONDS = 60
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking",
-    "--disable-component-update", "--no-first-run", "--remote-debugging-pipe",
+    "--disable-component-update", "--no-first-run", "--remote-debugging-pipe", "about:blank",
 )  # fmt: skip
 _KEY_CODES = {"Enter": 13, "ArrowLeft": 37}
 

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 from conftest import assert_same_state, states, train
@@ -29,54 +30,14 @@ from utils.tables import read_rows
 RESULT = {"top1": 90.0, "finished": True}
 
 
-class FakeWandb:
-    """The part of wandb that is used, in place of the library. `calls`: what was logged."""
-
-    def __init__(self, mode: str = "offline") -> None:
-        self.calls, self.summary, self.id, self.url = [], {}, "wandb-id", None
-        self.mode = mode
-
-    def setup(self):
-        return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
-
-    def login(self, prompt, verify):
-        assert not prompt and not verify
-        return False
-
-    def init(self, **arguments):
-        self.calls.append(("init", arguments))
-        return self
-
-    def log(self, values, step=None):
-        self.calls.append(("log", step, values))
-
-    def finish(self, exit_code):
-        self.calls.append(("finish", exit_code))
-
-
-class FakeMlflow:
-    def __init__(self) -> None:
-        self.calls = []
-
-    def start_run(self, **arguments):
-        self.thread = threading.get_ident()
-        self.calls.append(("start_run", arguments))
-        return SimpleNamespace(info=SimpleNamespace(run_id="mlflow-id"))
-
-    def get_tracking_uri(self):
-        return "sqlite:///mlflow.db"
-
-    def __getattr__(self, name):
-        def record(*args, **kwargs):
-            assert threading.get_ident() == self.thread
-            self.calls.append((name, *args, *kwargs.values()))
-
-        return record
-
-
 @pytest.fixture
-def libraries(monkeypatch) -> tuple[FakeWandb, FakeMlflow]:
-    wandb, mlflow = FakeWandb(), FakeMlflow()
+def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
+    """Stand-ins for wandb and mlflow."""
+    wandb, mlflow = MagicMock(), MagicMock()
+    wandb.setup.return_value.settings.mode, wandb.login.return_value = "offline", False
+    wandb.init.return_value = wandb.run
+    wandb.run.id, wandb.run.url = "wandb-id", None
+    mlflow.start_run.return_value.info.run_id = "mlflow-id"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setattr(os, "environ", os.environ.copy())
@@ -121,24 +82,21 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     events = EventAccumulator(str(logged)).Reload()
     assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # the one at the checkpoint's step stays
 
-    inits = [call[1] for call in wandb.calls if call[0] == "init"]
+    inits = [made.kwargs for made in wandb.init.call_args_list]
     assert [init["id"] for init in inits] == [None, "wandb-id"]
     assert inits[1]["resume"] == "allow" and inits[1]["name"] == logged.name and inits[1]["dir"] == str(logged)
     assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22 and inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
-    starts = [call[1]["run_id"] for call in mlflow.calls if call[0] == "start_run"]
-    assert starts == [None, "mlflow-id"]
-    assert [call[0] for call in mlflow.calls].count("log_params") == 1
-    curves = {step: values["train/loss"] for _, step, values in logs(wandb) if "train/loss" in values}
+    assert [made.kwargs["run_id"] for made in mlflow.start_run.call_args_list] == [None, "mlflow-id"]
+    mlflow.log_params.assert_called_once()
+    logs = wandb.run.log.call_args_list
+    curves = {made.kwargs["step"]: made.args[0]["train/loss"] for made in logs if "train/loss" in made.args[0]}
     assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
-    assert logs(wandb) == [("log", step, values) for _, values, step in logs(mlflow, "log_metrics")]
-    assert wandb.summary["result/finished"] and wandb.calls[-1] == ("finish", 0)
-    assert [call[1] for call in mlflow.calls if call[0] == "end_run"] == ["KILLED", "FINISHED"]
+    assert logs == mlflow.log_metrics.call_args_list
+    assert wandb.run.summary.update.call_args.args[0]["result/finished"]
+    wandb.run.finish.assert_called_with(exit_code=0)
+    assert mlflow.end_run.call_args_list == [call("KILLED"), call("FINISHED")]
     log = (logged / "log.txt").read_text()
-    assert "----- wandb: wandb-id, offline, in " in log and "----- mlflow: run mlflow-id, sqlite" in log
-
-
-def logs(library, name: str = "log") -> list[tuple]:
-    return [call for call in library.calls if call[0] == name]
+    assert "----- wandb: wandb-id, offline, in " in log and "----- mlflow: run mlflow-id, " in log
 
 
 def test_options_in_tensorboard(tmp_path, cpu):
@@ -161,8 +119,9 @@ def test_a_failure_in_the_libraries(tmp_path, libraries, cpu):
     group.start(tmp_path, 0)
     group.scalars({"val/top1": 10.0}, 9)
     group.finish(None)
-    assert ("log", 9, {"val/top1": 10.0}) in wandb.calls and wandb.calls[-1] == ("finish", 1)
-    assert mlflow.calls[-2] == ("log_metrics", {"val/top1": 10.0}, 9) and mlflow.calls[-1] == ("end_run", "FAILED")
+    assert wandb.run.log.call_args == mlflow.log_metrics.call_args == call({"val/top1": 10.0}, step=9)
+    wandb.run.finish.assert_called_once_with(exit_code=1)
+    mlflow.end_run.assert_called_once_with("FAILED")
 
 
 class Faulty:
@@ -235,7 +194,7 @@ def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv
 
 def test_wandb_does_not_ask_for_a_login(libraries):
     check_loggers(["wandb"])
-    libraries[0].mode = "online"
+    libraries[0].setup.return_value.settings.mode = "online"
     with pytest.raises(UserError, match="WANDB_API_KEY"):
         check_loggers(["wandb"])
 
