@@ -29,7 +29,6 @@ ALLOWED = {
     ("datasets/transforms/pillow_ops.py", "module"): ["int"] * 5,
     ("datasets/transforms/policies.py", "to_pillow"): ["numpy"],
     ("datasets/transforms/timm_policy.py", "_build"): ["int"],
-    ("engine/training/snapshot.py", "restore"): ["bool"],
     ("engine/training/step_graph.py", "StepGraph.run"): ["tolist"],
 }
 

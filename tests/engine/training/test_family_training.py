@@ -14,7 +14,6 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.run.mfu.flops import forward_flops, training_flops
-from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
@@ -153,20 +152,6 @@ def test_op_lists_apply(family, images, tmp_path, cpu):
         types.setdefault(row["listed_as"], set()).add(row["type"])
     assert all(types[op] == {"float32"} for op in black.split(", ")) and types[norm] == {"bfloat16"}
     assert report["never_ran"] == [] and report["first_non_finite"] is None
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layer_decay_grows_from_the_stem_to_the_heads(family):
-    config = parse_command_line(options(family, "TRAIN.LAYER_DECAY=0.5")).config
-    model, _ = build_model(config.model, config.data, CPU)
-    optimizer = build_optimizer(model, config.train)
-    set_lr(optimizer, 1.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rates.keys() == set(names.values())
-    assert {rate for name, rate in rates.items() if name.startswith("head")} == {1.0}
-    first = [rate for name, rate in rates.items() if name.startswith(("patch_embed", "stem"))]
-    assert max(first) == min(rates.values()) < 0.2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
