@@ -129,6 +129,14 @@ def group_of_one(any_device, tmp_path) -> Iterator[ProcessContext]:
 
 
 @pytest.fixture
+def cpu_group() -> Iterator[None]:
+    """A process group of this process alone, without a network."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def nondeterministic_after_test() -> Iterator[None]:
     """Ends the deterministic mode that a run with DETERMINISTIC=true leaves on."""
     yield

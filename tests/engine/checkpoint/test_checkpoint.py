@@ -3,13 +3,12 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import TINY_RESNET, assert_same_state, train
 from shard_files import content
 
@@ -26,14 +25,6 @@ Writer = CheckpointWriter | ShardWriter
 
 def make_state(epoch: int = 0, **changes) -> dict:
     return content(epoch=epoch, model={"weight": torch.full((100,), float(epoch)), "count": torch.tensor(3)}, **changes)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone, without a network."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def file_writer(folder: Path) -> CheckpointWriter:
@@ -64,7 +55,7 @@ def run_folder(tmp_path) -> Path:
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
 @pytest.mark.parametrize(("make", "suffix"), [(file_writer, ".pth"), (shard_writer, ".shards")])
-def test_last_previous_best_and_newest_checkpoints_are_kept(tmp_path, group, monkeypatch, make, suffix, in_background):
+def test_last_previous_best_and_newest_are_kept(tmp_path, cpu_group, monkeypatch, make, suffix, in_background):
     if not in_background:
         monkeypatch.setattr(f"{make(tmp_path).__module__}.available_bytes", lambda: 0)
     writer = make(tmp_path)
@@ -177,7 +168,7 @@ def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_p
 # Folders, and changes of the kind
 
 
-def test_a_large_part_is_divided_into_files(tmp_path, group, monkeypatch):
+def test_a_large_part_is_divided_into_files(tmp_path, cpu_group, monkeypatch):
     monkeypatch.setattr("engine.checkpoint.shard_writer._FILE_BYTES", 400)
     model = {f"layer.{number}": torch.full((100,), float(number)) for number in range(3)}
     writer = shard_writer(tmp_path)
@@ -188,7 +179,7 @@ def test_a_large_part_is_divided_into_files(tmp_path, group, monkeypatch):
     assert_same_state(load_checkpoint(tmp_path / "last.shards")["model"], model)
 
 
-def test_a_save_of_one_kind_replaces_the_checkpoint_of_the_other(tmp_path, group):
+def test_a_save_of_one_kind_replaces_the_checkpoint_of_the_other(tmp_path, cpu_group):
     save(file_writer(tmp_path), 1, is_best=True)
     save(file_writer(tmp_path), 2)
     save(shard_writer(tmp_path), 3)
@@ -240,7 +231,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("writers", KINDS.values(), ids=KINDS.keys())
-def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, group, writers):
+def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers):
     """At every change of a name of the third save. A new writer then deletes what is left."""
     before = tmp_path / "before"
     before.mkdir()
@@ -265,7 +256,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, group, writers):
 
 
 @pytest.mark.parametrize("make", [file_writer, shard_writer])
-def test_the_best_is_read_from_either_kind(tmp_path, group, make):
+def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
     assert read_best(tmp_path, ALONE) is None
     best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
     save(make(tmp_path), 1, is_best=True, best=best)
@@ -274,7 +265,7 @@ def test_the_best_is_read_from_either_kind(tmp_path, group, make):
     assert read_best(tmp_path, ALONE) is None
 
 
-def test_a_named_folder_is_read_and_no_other(tmp_path, group):
+def test_a_named_folder_is_read_and_no_other(tmp_path, cpu_group):
     for epoch in (1, 2):
         save(shard_writer(tmp_path), epoch)
     assert find_checkpoint(str(tmp_path / "previous.shards") + "/", tmp_path).state["epoch"] == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, step_rows, train
+from rank_pool import environment
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
@@ -92,15 +93,12 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     assert exit_codes == [130]
 
 
-def start_two_ranks(output: Path, *more: str) -> subprocess.Popen:
-    """Starts a very long run on two ranks, each with one worker; returns after the first log line of an epoch."""
-    argv = ["-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={output}", *more, "-opts"]
-    options = [*TINY_VIT, "MODEL.NUM_CLASSES=1000", "TRAIN.NUM_EPOCHS=1000", "REPORT_FREQ=2"]
-    process = subprocess.Popen(
-        [sys.executable, "main_multi_gpu.py", *argv, *options],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def start_two_ranks(output: Path) -> subprocess.Popen:
+    """Starts a very long run on two ranks; returns after the first log line of an epoch."""
+    argv = ["-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={output}", "-opts", *TINY_VIT]
+    command = [sys.executable, "main_multi_gpu.py", *argv, "MODEL.NUM_CLASSES=1000", "TRAIN.NUM_EPOCHS=1000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen([*command, "REPORT_FREQ=2"], cwd=ROOT, env=environment(""), **pipes)
     for line in process.stdout:
         if line.startswith("Epoch["):
             break

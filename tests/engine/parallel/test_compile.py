@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, rows, states, train
 from torch import nn
 from torch._dynamo.utils import counters
@@ -65,18 +64,8 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
 @pytest.mark.slow
 def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     """Evaluations in batches of 50 compile no further graphs."""
-    argv = [
-        "-amp",
-        "-compile",
-        *digits_argv,
-        "DATA.BATCH_SIZE_EVAL=50",
-        "MODEL.DROPOUT=0.1",
-        "MODEL.DROPPATH=0.25",
-        "AMP.LEVEL=O3",
-        "TRAIN.MODEL_EMA=true",
-        "TRAIN.GRAD_CLIP=1.0",
-        "TRAIN.ACCUM_ITER=2",
-    ]
+    argv = ["-amp", "-compile", *digits_argv, "DATA.BATCH_SIZE_EVAL=50", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.25"]
+    argv += ["AMP.LEVEL=O3", "TRAIN.MODEL_EMA=true", "TRAIN.GRAD_CLIP=1.0", "TRAIN.ACCUM_ITER=2"]
     uninterrupted = train([*argv, "TRAIN.MAX_STEPS=13"], cpu)
     assert compiled_graphs() == 2
     argv += [f"SAVE={tmp_path / 'stopped'}"]
@@ -120,22 +109,10 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
 
 
 @pytest.mark.slow
-def test_compiled_training_equals_eager_training(digits_argv, cpu):
-    assert_close_training([*digits_argv, "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"], "default", cpu)
-
-
-@pytest.mark.slow
-def test_a_model_with_batch_norm_compiles(tmp_path, cpu):
-    argv = [
-        "-dataset=digits",
-        "-batch_size=64",
-        f"-output={tmp_path}",
-        "-opts",
-        *TINY_RESNET,
-        *GREY,
-        "TRAIN.WARMUP_EPOCHS=0",
-    ]
-    assert_close_training([*argv, "TRAIN.BASE_LR=1e-3", "TRAIN.MAX_STEPS=3"], "model", cpu)
+def test_compiled_training_of_a_model_with_batch_norm_equals_eager_training(tmp_path, cpu):
+    argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path}", "-opts", *TINY_RESNET, *GREY]
+    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MAX_STEPS=3"]
+    assert_close_training(argv, "model", cpu)
 
 
 def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -> None:
@@ -150,19 +127,12 @@ def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(tmp_path / "no-compiler")))
     config = parse_command_line(["-opts", *TINY_VIT]).config
     model, _ = build_model(config.model, config.data, CPU)
-    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: no working compiler: .*no-compiler.*; install"):
+    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*no-compiler"):
         compile_model(model, Train(COMPILE="default"), cpu)
 
 
-@pytest.fixture
-def group_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.slow
-def test_sharded_model_is_compiled_block_by_block(cpu, group_of_one, monkeypatch):
+def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
     """Also with drop-path, whose rates differ. The backend traces as any other one, and generates no code."""
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
     compile_block = nn.Module.compile
@@ -213,7 +183,7 @@ def test_equal_blocks_are_one_graph_also_under_ddp(backend, cpu, request, ranks)
     compile_model(model, Train(COMPILE="default"), cpu)
     images = torch.randn(2, 1, 32, 32)
     if ranks > 1:
-        request.getfixturevalue("group_of_one")
+        request.getfixturevalue("cpu_group")
         with run_eagerly():
             model = DDP(CPU, Parallel()).wrap(model, images)
     for _ in range(2):

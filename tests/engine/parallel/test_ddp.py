@@ -15,7 +15,6 @@ from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 
 RANKS = 3
-HOOKS = ("bf16", "fp16")
 STEPS = 5
 
 
@@ -28,21 +27,21 @@ def argv_for(output: Path, *more: str) -> list[str]:
     return ["-dataset=digits", "-batch_size=16", "-num_workers=0", f"-output={output}", "-opts", *options, *more]
 
 
-OPTIONS = {
-    "none": {},
-    "25 MiB": {"BUCKET_MB": 25.0},
-    "per parameter": {"BUCKET_MB": 0.0},
-    "bf16": {"COMM_HOOK": "bf16"},
-    "fp16": {"COMM_HOOK": "fp16"},
+EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype
+    "default": ({}, 1e-6, 2, torch.float32),
+    "25 MiB": ({"BUCKET_MB": 25.0}, 1e-6, 1, torch.float32),
+    "per parameter": ({"BUCKET_MB": 0.0}, 1e-6, 10, torch.float32),
+    "bf16": ({"COMM_HOOK": "bf16"}, 5e-3, 2, torch.bfloat16),
+    "fp16": ({"COMM_HOOK": "fp16"}, 6e-4, 2, torch.float16),
 }
 
 
-def exchange(context: ProcessContext, name: str) -> dict:
+def exchange(context: ProcessContext, options: dict) -> dict:
     """Gradients after the exchange in two passes over the same data; then a step with a gradient of 1e6 on rank 1."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(5)))
     precision = Precision(Amp(), context.device)
-    compute_model, strategy = precision.attach(model), DDP(context.device, Parallel.model_validate(OPTIONS[name]))
+    compute_model, strategy = precision.attach(model), DDP(context.device, Parallel.model_validate(options))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     images = torch.randn(3, 8, 400)[context.rank % 3]
     wrapped = strategy.wrap(compute_model, images)
@@ -71,45 +70,22 @@ def exchange(context: ProcessContext, name: str) -> dict:
     }
 
 
-@pytest.fixture(scope="module")
-def exchanged(ranks) -> dict[str, list[dict]]:
-    """Kind of exchange -> the report of each rank."""
-    return {name: ranks(RANKS)(exchange, name) for name in OPTIONS}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "error"), [("none", 1e-6), ("25 MiB", 1e-6), ("per parameter", 1e-6), ("bf16", 5e-3), ("fp16", 6e-4)]
-)
-def test_each_rank_has_the_mean_gradient(exchanged, name, error):
-    """A hook rounds to its dtype before and during the sum.
+@pytest.mark.parametrize(("options", "error", "buckets", "dtype"), EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_each_rank_has_the_mean_gradient(ranks, options, error, buckets, dtype):
+    """A hook rounds to its dtype before and during the sum; all ranks see a gradient beyond the range of fp16.
 
     DDP regroups its buckets after its first pass, which the warm-up runs: the first step sums as all later steps.
     """
-    reports = exchanged[name]
+    reports = ranks(RANKS)(exchange, options)
     assert len({report["checksum"] for report in reports}) == 1
     assert all(report["error"] < error and report["repeats"] for report in reports)
     assert error < 1e-5 or reports[0]["error"] > error / 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "overflows"), [("fp16", True), ("bf16", False), ("none", False)])
-def test_a_gradient_beyond_the_range_of_fp16_is_seen_by_all_ranks(exchanged, name, overflows):
-    assert all((report["infinite"], report["updates"]) == (overflows, not overflows) for report in exchanged[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "buckets", "dtype"),
-    [
-        ("none", 2, "float32"), ("25 MiB", 1, "float32"), ("per parameter", 10, "float32"), ("bf16", 2, "bfloat16"),
-        ("fp16", 2, "float16"),
-    ],
-)  # fmt: skip
-def test_the_figures_of_the_exchange(exchanged, name, buckets, dtype):
-    found = exchanged[name][0]["communication"]
-    assert (found["buckets"], found["dtype"]) == (buckets, dtype)
-    assert found["bytes_per_step"] == 5 * (400 * 400 + 400) * getattr(torch, dtype).itemsize
+    overflows = dtype == torch.float16
+    assert all((report["infinite"], report["updates"]) == (overflows, not overflows) for report in reports)
+    found = reports[0]["communication"]
+    assert (found["buckets"], found["dtype"]) == (buckets, str(dtype).removeprefix("torch."))
+    assert found["bytes_per_step"] == 5 * (400 * 400 + 400) * dtype.itemsize
     assert 0 <= found["hidden_seconds"] <= found["seconds"]
 
 
@@ -120,7 +96,7 @@ def test_a_torch_without_figures_leaves_them_unknown():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", ["bf16", "fp16"])
 def test_resume_is_exact_with_each_hook(tmp_path, ranks, hook):
     options = (f"PARALLEL.COMM_HOOK={hook}", "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8")
     whole, parts = (argv_for(tmp_path / name, *options) for name in ("whole", "parts"))

@@ -104,31 +104,35 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
     monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
 
 
-@pytest.mark.parametrize("amp", [["AMP=false"], ["AMP=true"], ["AMP.ENABLED=true", "AMP.DTYPE=float16"],
-                                 ["AMP.ENABLED=true", "AMP.LEVEL=O2"], ["AMP.ENABLED=true", "AMP.LEVEL=O3"]],
-                         ids=["fp32", "bf16", "fp16", "O2", "O3"])  # fmt: skip
-def test_persistent_nan_aborts_within_20_steps(digits_argv, cpu, monkeypatch, amp, tmp_path):
+AMP = {
+    "fp32": (["AMP=false"], False, False),
+    "bf16": (["AMP=true"], True, False),
+    "fp16": (["AMP.ENABLED=true", "AMP.DTYPE=float16"], True, True),
+    "O2": (["AMP.ENABLED=true", "AMP.LEVEL=O2"], True, False),
+    "O3": (["AMP.ENABLED=true", "AMP.LEVEL=O3"], False, False),
+}
+
+
+@pytest.mark.parametrize(("amp", "names_block", "names_dtype"), AMP.values(), ids=AMP.keys())
+def test_persistent_nan_aborts_within_20_steps(digits_argv, cpu, monkeypatch, amp, names_block, names_dtype, tmp_path):
     finite = train([*digits_argv, *amp, "TRAIN.MAX_STEPS=5"], cpu)
     expected = load_checkpoint(finite / "last.pth")
     inject_nan_after(5, "blocks.1.mlp.fc1", monkeypatch)
     argv = [*digits_argv, *amp, f"SAVE={tmp_path / 'bad'}"]
-    with pytest.raises(
-        UserError, match=r"for 18 consecutive steps, up to step 23, .*: the output of blocks\.1\.mlp\.fc1\. "
-    ) as error:
+    with pytest.raises(UserError, match=r"18 .* step 23, .*: the output of blocks\.1\.mlp\.fc1\. ") as error:
         train(argv, cpu)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")
     assert state["epoch"] * 22 + state["done_steps"] == 5 + 17  # a resumed run repeats the last step
     assert all(torch.equal(value, state["model"][name]) for name, value in expected["model"].items())
     message = str(error.value)
-    assert "last.pth" in message
-    assert ("CUSTOM_BLACK_LIST=[blocks.1.*]" in message) == (amp != ["AMP=false"] and "AMP.LEVEL=O3" not in amp)
-    assert ("-amp_dtype=bfloat16" in message) == ("AMP.DTYPE=float16" in amp)
+    assert "last.pth" in message and ("CUSTOM_BLACK_LIST=[blocks.1.*]" in message) == names_block
+    assert ("-amp_dtype=bfloat16" in message) == names_dtype
 
 
 def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeypatch, tmp_path):
     inject_nan_after(2, "blocks.1.mlp.fc1", monkeypatch)
     argv = ["-amp_dtype=float16", *digits_argv, "TRAIN.NUM_EPOCHS=1"]
-    with pytest.raises(UserError, match="for 18 consecutive steps, up to step 20"):
+    with pytest.raises(UserError, match=r"18 .* step 20"):
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
     assert (folder / "curves.png").exists()

@@ -16,28 +16,19 @@ def argv(digits_argv) -> list[str]:
     return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.PATIENCE=2"]  # 5 steps per epoch
 
 
-def test_a_run_ends_after_its_patience(argv, cpu, capsys):
+def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu, capsys):
     folder = train(argv, cpu)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
     state, result, status = states(folder), read_result(folder), read_status(folder)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
-    reason = "no better evaluation in 2 epochs (TRAIN.PATIENCE: 2)"
-    assert result["finished"] and result["stopped_early"] and result["reason"] == reason and result["epoch"] == 1
+    reason = result["reason"]
+    assert result["finished"] and result["stopped_early"] and result["epoch"] == 1 and "TRAIN.PATIENCE" in reason
     assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
     log = capsys.readouterr().out
-    assert f"----- Stopped early: {reason}; continue with: " in log
-    assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
-
-
-@pytest.mark.slow
-def test_a_stopped_run_stops_at_once_unless_its_patience_is_raised(argv, cpu):
-    folder = train(argv, cpu)
-    ended = states(folder)
+    assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
     train([f"-resume={folder}"], cpu)
-    assert_same_state(states(folder), ended)
+    assert_same_state(states(folder), state)
     assert read_status(folder)["stopped_early"]
-    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=3"], cpu)
-    assert states(folder)["epoch"] == 4 and read_result(folder)["stopped_early"]
     train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
     assert states(folder)["epoch"] == 6
     assert "stopped_early" not in json.dumps([read_result(folder), read_status(folder)])
@@ -58,9 +49,3 @@ def test_only_an_evaluation_ends_a_run(argv, cpu):
     assert states(folder)["epoch"] == 5
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert states(folder)["epoch"] == 6 and states(folder)["best"]["epoch"] == 2
-
-
-@pytest.mark.slow
-def test_a_better_evaluation_in_time_continues_the_run(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.PATIENCE=1", "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=5e-3"], cpu)
-    assert states(folder)["epoch"] == 2 and "stopped_early" not in read_result(folder)

@@ -20,9 +20,12 @@ def best_epoch(folder) -> int:
 
 
 @pytest.mark.slow
-def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
-    """There was no time for them while it ran, so that `best.pth` is evaluated at the end: with the same figures."""
-    folder = train(digits_argv, cpu, pictures=True)
+def test_a_stopped_run_has_tables_and_a_finished_one_the_files_of_its_best_epoch(digits_argv, cpu):
+    """There is no time for them while it runs, so that `best.pth` is evaluated at the end: with the same figures."""
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
+    assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
+    assert "stopped" in (folder / "report.html").read_text()
+    train([f"-resume={folder}", *digits_argv], cpu, pictures=True)
     summary = summary_of(folder)
     (row,) = [row for row in rows(folder) if int(row["epoch"]) == best_epoch(folder)]
     assert summary["epoch"] == int(row["epoch"]) and summary["attention"] is None
@@ -30,15 +33,6 @@ def test_a_finished_run_has_the_files_of_its_best_epoch(digits_argv, cpu):
     assert list((folder / "evaluation/pictures").glob("*-attention.jpg"))
     page = (folder / "report.html").read_text()
     assert "finished" in page and f"{summary['top1']:.2f}%" in page
-
-
-@pytest.mark.slow
-def test_a_stopped_run_has_the_tables_and_its_end_the_attention_maps(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
-    assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
-    assert "stopped" in (folder / "report.html").read_text()
-    train([f"-resume={folder}", *digits_argv], cpu, pictures=True)
-    assert summary_of(folder)["epoch"] == best_epoch(folder) and summary_of(folder)["attention"] is None
 
 
 @pytest.mark.slow
@@ -64,5 +58,5 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, 
 
     monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
     folder = train(digits_argv, cpu)
-    assert "report.html cannot be written: OSError: [Errno 28] No space left" in capsys.readouterr().out
+    assert "No space left" in capsys.readouterr().out
     assert json.loads((folder / "result.json").read_text())["finished"]

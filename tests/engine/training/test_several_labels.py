@@ -1,4 +1,4 @@
-"""A training run on images with several labels: mAP decides, and an interrupted run resumes exactly."""
+"""A training run on images with several labels: mAP decides."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import assert_same_state, only_run, read_result, rows, states, train
+from conftest import only_run, read_result, rows, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -61,14 +61,3 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     report([str(folder), "-csv"])
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert float(row["mean_ap"]) == max(scores) and row["top1"] == ""
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_resumes_exactly(argv, cpu, tmp_path):
-    whole = train(argv, cpu)
-    argv[4] = f"-output={tmp_path / 'parts'}"
-    part = train([*argv, "TRAIN.MAX_STEPS=11"], cpu)
-    assert "test" not in read_result(part) and not (part / "evaluation-test").exists()
-    train([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-    assert_same_state(states(part), states(whole))
-    assert rows(part) == rows(whole) and read_result(part)["test"] == read_result(whole)["test"]

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import GREY, TINY_VIT, assert_same_state, rows, states, step_rows, train
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -111,13 +110,9 @@ def test_replayed_steps_equal_eager_steps(options, tmp_path, cpu, monkeypatch):
     assert states(eager)["precision"]["scaler"]["counts"][0] >= 3
 
 
-def test_a_replayed_step_exchanges_gradients(cpu):
+def test_a_replayed_step_exchanges_gradients(cpu, cpu_group):
     """The wrapper of a group of one: broadcasts of buffers and sums of gradients are recorded with the step."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        (eager, _), (replayed, graph) = (ddp_losses(cpu.device, replays) for replays in (False, True))
-    finally:
-        dist.destroy_process_group()
+    (eager, _), (replayed, graph) = (ddp_losses(cpu.device, replays) for replays in (False, True))
     assert all(map(torch.equal, replayed, eager)) and graph.replays == 8
     exchanged = [op.name() for op, *_ in graph.ops if op.namespace == "c10d"]
     assert "c10d::allreduce_" in exchanged and "c10d::broadcast_" in exchanged

@@ -83,15 +83,13 @@ AUGMENTATION = [
 
 
 @pytest.mark.usefixtures("on_meta_device")
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("level", ["O1", pytest.param("O2", marks=pytest.mark.slow), "O3"])
-def test_the_host_never_waits_with_a_fused_optimizer(level, dtype):
-    train_on_meta(*half(level, dtype), "AMP.DECR_EVERY_N_NAN_OR_INF=2", *AUGMENTATION)
-
-
-@pytest.mark.usefixtures("on_meta_device")
-def test_the_host_never_waits_in_fp32():
-    train_on_meta(*AUGMENTATION)
+@pytest.mark.parametrize(
+    "options",
+    [[], half("O1", "float16"), half("O3", "float16"), pytest.param(half("O2"), marks=pytest.mark.slow)],
+    ids=["fp32", "O1", "O3", "O2"],
+)
+def test_the_host_never_waits_with_a_fused_optimizer(options):
+    train_on_meta(*options, "AMP.DECR_EVERY_N_NAN_OR_INF=2", *AUGMENTATION)
 
 
 @pytest.mark.usefixtures("on_meta_device")

@@ -51,7 +51,7 @@ def test_layer_decay_is_that_of_timm(name):
 
 
 def test_layer_decay_needs_layers():
-    with pytest.raises(UserError, match=r"TRAIN.LAYER_DECAY: this model does not define its layers .*set it to null"):
+    with pytest.raises(UserError, match=r"TRAIN\.LAYER_DECAY"):
         build_optimizer(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))
 
 
@@ -67,7 +67,7 @@ def test_optimizers_by_name(name):
 
 
 def test_unknown_optimizer_suggests_the_nearest_name():
-    with pytest.raises(UserError, match=r"unknown optimizer AdamX; did you mean adam"):
+    with pytest.raises(UserError, match=r"TRAIN\.OPTIMIZER\.NAME: .*AdamX; did you mean adam"):
         build_optimizer(nn.Linear(2, 2), Train.model_validate({"OPTIMIZER": {"NAME": "AdamX"}}))
 
 

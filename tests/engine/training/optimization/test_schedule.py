@@ -96,8 +96,7 @@ def test_scaling_doubles_all_three_learning_rates(key, batch_size):
 
 def test_warning_about_a_learning_rate_for_another_batch_size():
     train = Train.model_validate({"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 4096})
-    expected = "BASE_LR 0.003 is tuned for a global batch of 4096; this run has 64: set "
-    assert lr_warning(train, 64) == f"{expected}TRAIN.LINEAR_SCALED_LR=4096 or TRAIN.SQRT_SCALED_LR=4096"
-    assert lr_warning(train, 4096) is None
-    assert lr_warning(train.model_copy(update={"linear_scaled_lr": 4096}), 64) is None
-    assert lr_warning(train.model_copy(update={"base_lr_batch_size": None}), 64) is None
+    warning = lr_warning(train, 64)
+    assert all(part in warning for part in ("0.003", "4096", "64", "TRAIN.LINEAR_SCALED_LR", "TRAIN.SQRT_SCALED_LR"))
+    for change in ({"linear_scaled_lr": 4096}, {"base_lr_batch_size": None}, {"base_lr_batch_size": 64}):
+        assert lr_warning(train.model_copy(update=change), 64) is None

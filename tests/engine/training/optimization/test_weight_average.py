@@ -1,7 +1,5 @@
 """The average of the weights: decay with warm-up, host memory, evaluation beside the raw weights."""
 
-import csv
-
 import pytest
 import torch
 from conftest import assert_same_state, rows, states, train
@@ -18,43 +16,26 @@ def average_of(model: nn.Module, **options):
     return build_average(model, Train.model_validate({"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9} | options))
 
 
-def trained_values(steps: int):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(3, 4, generator=generator) for _ in range(steps)]
-
-
 def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
     options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999)
-    assert "initial weights are 37% of the last average; set TRAIN.MODEL_EMA_WARMUP" in average_warning(options, 1000)
-    assert average_warning(options, 3000) is None
+    assert "37%" in average_warning(options, 1000) and average_warning(options, 3000) is None
     assert average_warning(options.model_copy(update={"model_ema_warmup": True}), 10) is None
     assert average_warning(Train(), 10) is None
 
 
-def test_warm_up_is_that_of_timm():
-    """timm counts steps from 1, and its decay is 0 at the first."""
-    model = nn.Linear(4, 3, bias=False)
-    ours, timms = average_of(model, MODEL_EMA_WARMUP=True), ModelEmaV3(model, 0.9, use_warmup=True)
-    for step, value in enumerate(trained_values(40)):
+@pytest.mark.parametrize("warmup", [False, True])
+def test_the_average_is_that_of_timm(warmup):
+    """timm counts steps from 1, and its decay is 0 at the first; without warm-up, ours is constant."""
+    model, generator = nn.Linear(4, 3, bias=False), torch.Generator().manual_seed(0)
+    ours, timms = average_of(model, MODEL_EMA_WARMUP=warmup), ModelEmaV3(model, 0.9, use_warmup=warmup)
+    for step in range(40):
+        value = torch.randn(3, 4, generator=generator)
         model.weight.data.copy_(value)
         ours.set_step(step)
         ours.update(NOT_SKIPPED)
-        timms.update(model, step + 1)
+        timms.update(model, step + 1 if warmup else 9)
         assert torch.allclose(ours.module.weight, timms.module.weight, atol=1e-6)
-        if step == 0:
-            assert torch.allclose(ours.module.weight, model.weight)
-    assert timms.get_decay(40) == 0.9 > timms.get_decay(31)
-
-
-def test_without_warm_up_the_decay_is_constant():
-    model = nn.Linear(4, 3, bias=False)
-    average, expected = average_of(model), model.weight.detach().clone()
-    for step, value in enumerate(trained_values(5)):
-        model.weight.data.copy_(value)
-        average.set_step(step)
-        average.update(NOT_SKIPPED)
-        expected = 0.9 * expected + 0.1 * value
-    assert torch.allclose(average.module.weight, expected, atol=1e-6)
+        assert not warmup or step or torch.allclose(ours.module.weight, model.weight)
 
 
 @pytest.mark.parametrize("force_cpu", [False, True])
@@ -92,12 +73,8 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
         assert row["raw_val_loss"] != row["val_loss"]
     assert_same_state(states(both), states(average))
     log = (both / "log.txt").read_text()
-    assert (
-        log.count("Epoch[002/002], Validation Loss:") == log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1
-    )
+    assert log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     curve = [event.value for event in events.EventAccumulator(str(both)).Reload().Scalars("raw_val/top1")]
     assert curve == pytest.approx([float(row["raw_val_top1"]) for row in rows(both)])
-    with open(both / "metrics.csv", newline="") as file:
-        assert tuple(next(csv.reader(file))[-6:-3]) == RAW
