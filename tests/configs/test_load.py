@@ -124,6 +124,7 @@ YAML_MISTAKES = {
         "PARALLEL: {FP16_ALLREDUCE: true}",
         r":1: unknown key .*FP16_ALLREDUCE; use PARALLEL.COMM_HOOK=fp16",
     ),
+    "option of ddp": ("PARALLEL: {STRATEGY: fsdp, BUCKET_MB: 5}", r":1: PARALLEL.BUCKET_MB belongs to ddp"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
     "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
