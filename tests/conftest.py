@@ -100,7 +100,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a GPU")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cpu() -> ProcessContext:
     return ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
@@ -184,10 +184,9 @@ def digits_argv(tmp_path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def trained_digits(tmp_path_factory) -> Callable[..., Path]:
+def trained_digits(tmp_path_factory, cpu) -> Callable[..., Path]:
     """The folder of the run of `digits_flags` with more options; trained once per session. For reading only."""
-    context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options], context))
+    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options], cpu))
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
 from utils.errors import UserError
 
-_EXAMPLES = """examples:
-  digits, a minute on a CPU  python {prog} -cfg=configs/vit_digits.yaml -amp
-  images, a folder per class python {prog} -cfg=configs/folder_small.yaml -data_path=FOLDER
-  ImageNet, as PaddleViT     python {prog} -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
-  two GPUs                   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
-  evaluate                   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
-  predict                    python {prog} -predict photos -resume=output/vit_digits-20260101-12-00
-  resume                     python {prog} -resume=output/vit_digits-20260101-12-00
-  any key                    python {prog} -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
+_EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
+  digits     python {prog} -cfg=configs/vit_digits.yaml -amp
+  images     python {prog} -cfg=configs/folder_small.yaml -data_path=FOLDER
+  ImageNet   python {prog} -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
+  two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
+  evaluate   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
+  predict    python {prog} -predict photos -resume=output/vit_digits-20260101-12-00
+  resume     python {prog} -resume=output/vit_digits-20260101-12-00
+  any key    python {prog} -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
 All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 """

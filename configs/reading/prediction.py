@@ -1,4 +1,4 @@
-"""The values of `-predict`, its flags and `-split`."""
+"""The values of `-predict` and its flags."""
 
 import argparse
 from dataclasses import dataclass

@@ -62,22 +62,13 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
         peak = f"peak {peak_memory_bytes(context.device) / 1e9:.2f} GB"
         setup += f", {precision_name(config.amp, context.device)}; {peak}"
     if shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading):
-        fixes = _model_fixes(shortage, config, context, flag)
+        can_accumulate = not evaluates and not data.global_batch_size  # else the accumulation steps follow from it
+        fixes = [f"lower {flag}{' and raise -accum_iter' * can_accumulate}"]
+        if not evaluates and not config.model.grad_checkpointing:
+            fixes.append("set MODEL.GRAD_CHECKPOINTING=true")
+        if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
+            fixes.append("use -amp")
     else:
         fixes = [f"lower {flag}" if data.num_workers == 0 else f"lower -num_workers or {flag}"]
     memory = "GPU" if shortage.on_gpu else "host"
     return f"out of {memory} memory with {setup}: {', or '.join(fixes)} ({shortage.reason})"
-
-
-def _model_fixes(shortage: Shortage, config: Config, context: ProcessContext, flag: str) -> list[str]:
-    """Options that reduce the memory of the model's computation."""
-    if flag == "-batch_size":
-        follows = config.data.global_batch_size  # the accumulation steps follow from it
-        fixes = ["lower -batch_size" if follows else "lower -batch_size and raise -accum_iter"]
-        if not config.model.grad_checkpointing:
-            fixes.append("set MODEL.GRAD_CHECKPOINTING=true")
-    else:
-        fixes = [f"lower {flag}"]
-    if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
-        fixes.append("use -amp")
-    return fixes

@@ -110,6 +110,7 @@ MISTAKES = {
     ("mobilevit", "MODEL.HIDDEN_DIMS=[96, 121, 144]"): "MODEL.HIDDEN_DIMS has a value that is not a multiple of 8",
     ("mobileone", "MODEL.STRIDES=[1, 2, 2, 2, 2]"): "MODEL.NUM_BLOCKS must begin with 1 and STRIDES with 2",
     ("vit", "MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}"): "MODEL.POS_EMBED sincos2d needs",
+    ("cait", "MODEL.TYPE=swn"): "MODEL.TYPE: unknown family swn; did you mean swin",
     ("cait", "MODEL.TYPE=null"): "MODEL.TYPE is None: give one of vit, ",
     ("cait", "MODEL=3"): "MODEL is 3: must be a section of keys",
     ("mae", "MODEL.MAE_PRETRAIN=true"): "MODEL.MAE_PRETRAIN is True",

@@ -48,10 +48,7 @@ def argv_for(images: Path, output: Path, *options: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory) -> Path:
-    from utils.distributed import ProcessContext
-
-    cpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+def trained(images, tmp_path_factory, cpu) -> Path:
     return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, *SCHEDULE), cpu)
 
 
@@ -124,8 +121,7 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
 
 def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     """They are not the user's: the values of the checkpoint replace them without a warning."""
-    argv = ["-dataset=folder", "-opts", "MODEL.TYPE=swin"]
-    command = parse_command_line(argv)
+    command = parse_command_line(["-dataset=folder", "-opts", "MODEL.TYPE=swin"])
     data, given = command.config.data, command.given["DATA"]
     preprocessing = {"image_size": 224, "crop_pct": 0.9, "channels": 3, "mean": list(data.imagenet_mean)}
     preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
@@ -136,7 +132,7 @@ def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     assert with_data_of(trained_on, data, given)[0].imagenet_mean == (0.5, 0.5, 0.5)
 
 
-def test_resume_maps_and_refuses_classes_by_name(images, tmp_path, cpu):
+def test_resume_refuses_other_classes(images, tmp_path, cpu):
     options = argv_for(tmp_path / "data", tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *SCHEDULE)
     shutil.copytree(images, tmp_path / "data")
     stopped = train([*options, "TRAIN.MAX_STEPS=3"], cpu)

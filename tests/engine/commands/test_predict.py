@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
 from PIL import Image
 
@@ -39,8 +38,7 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory) -> Path:
-    cpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+def trained(images, tmp_path_factory, cpu) -> Path:
     data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0"]
     options = [*MODEL, *GREY, "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", "DATA.VAL_FRACTION=0.25"]
     return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options], cpu)
