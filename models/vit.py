@@ -19,22 +19,11 @@ from models.drop_path import SampleDropBlock
 def build_vit(options: ViT, data: Data) -> VisionTransformer:
     """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes)."""
     vit = VisionTransformer(
-        img_size=data.image_size,
-        patch_size=options.patch_size,
-        in_chans=data.image_channels,
-        num_classes=options.num_logits,
-        embed_dim=options.embed_dim,
-        depth=options.depth,
-        num_heads=options.num_heads,
-        mlp_ratio=options.mlp_ratio,
-        qkv_bias=options.qkv_bias,
+        **evaluation_arguments(options, data),
         pos_drop_rate=options.dropout,
         proj_drop_rate=options.dropout,
         attn_drop_rate=options.attention_dropout,
         drop_path_rate=options.droppath,
-        global_pool=options.global_pool,
-        class_token=options.global_pool == "token",
-        fc_norm=False,  # the final norm precedes the pooling, as in big_vision
         weight_init="jax",
         attn_layer=_attention(options.attn_head_size),
         block_fn=SampleDropBlock,
@@ -43,6 +32,18 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     if options.pos_embed == "sincos2d":
         fix_position_embedding(vit)
     return vit
+
+
+def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
+    """timm's arguments that change the forward pass in evaluation."""
+    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool")
+    return {key: getattr(options, key) for key in keys} | {
+        "img_size": data.image_size,
+        "in_chans": data.image_channels,
+        "num_classes": options.num_logits,
+        "class_token": options.global_pool == "token",
+        "fc_norm": False,  # the final norm precedes the pooling, as in big_vision
+    }
 
 
 def initialize_embeddings(vit: VisionTransformer) -> None:

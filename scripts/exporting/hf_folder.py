@@ -14,6 +14,7 @@ from torch import nn
 
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
+from models.vit import evaluation_arguments
 from scripts.exporting import safetensors_file
 from scripts.exporting.compare import Forward
 from scripts.weights.trained_model import TrainedModel
@@ -68,28 +69,15 @@ def _data_config(trained: TrainedModel) -> dict[str, Any]:
 
 def _as_timm_builds_it(model: nn.Module, config: Config) -> nn.Module:
     """A model of timm's `create_model`, with the shapes of `model`; its weights do not matter."""
-    options = config.model
+    options: Any = config.model
     if options.type == "vit":
-        rebuilt = timm.create_model(_VIT, **_vit_arguments(config))
+        rebuilt = timm.create_model(_VIT, **evaluation_arguments(options, config.data))
         if _shapes(rebuilt) != _shapes(model):
             raise _not_rebuilt(config, "its ViT has no MODEL.ATTN_HEAD_SIZE")
         return rebuilt
     if options.type != "timm" and ":" in FAMILIES[options.type].timm_for(options):
         raise _not_rebuilt(config, "no name of timm's accepts its options")
     return model
-
-
-def _vit_arguments(config: Config) -> dict[str, Any]:
-    """The arguments of `models.vit.build_vit` that change the forward pass in evaluation."""
-    options: Any = config.model
-    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool")
-    return {key: getattr(options, key) for key in keys} | {
-        "img_size": config.data.image_size,
-        "in_chans": config.data.image_channels,
-        "num_classes": options.num_logits,
-        "class_token": options.global_pool == "token",
-        "fc_norm": False,
-    }
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

@@ -52,16 +52,11 @@ def _peak_bytes(model: nn.Module, data: Data, batch_size: int, ops: "_GPUOps") -
     """The largest sum of all storages that the passes make. Gradients of weights are freed at once."""
     dtype = next(model.parameters()).dtype
     images = torch.empty(batch_size, data.image_channels, data.image_size, data.image_size, dtype=dtype, device="meta")
-    handles = [
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         parameter.register_post_accumulate_grad_hook(lambda tensor: setattr(tensor, "grad", None))
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
     with _LiveBytes() as live, ops:
         outputs = model.train()(images)  # a distilled model has two
         backward_in_function_mode([output.float().sum() for output in tree_leaves(outputs)])
-    for handle in handles:
-        handle.remove()
     return live.peak
 
 

@@ -77,7 +77,7 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
         "batches), evaluation, checkpoints, a teacher, the options of PARALLEL but SHARDS_PER_GROUP.",
     ]
     if cluster.size > 1 and workload.sharding_problem:
-        lines.append(f"No FSDP, no HSDP: {workload.sharding_problem}.")
+        lines.append(f"No FSDP, no HSDP: they do not support {workload.sharding_problem}.")
     if True not in workload.passes:
         lines.append("No checkpointing: timm does not support it for this model.")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import training_flops
-from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, build_optimizer
 from models.attention import EXPLICIT
 from models.build import build_model
 from scripts.planning.activations import PassMemory, measure_passes
@@ -32,7 +32,7 @@ class Workload:
         passes: by whether the blocks are checkpointed; without True if the model does not support it.
         moments: values per trained parameter that the optimizer keeps.
         has_average: on the device.
-        sharding_problem: the reason why the trainer refuses FSDP and HSDP; None if it does not.
+        sharding_problem: the part that FSDP and HSDP do not support; None if there is none.
     """
 
     parameters: int
@@ -114,15 +114,12 @@ def _measure(model: nn.Module, config: Config, precision: Precision) -> PassMemo
 
 
 def _sharding_problem(model: nn.Module, options: Train, precision: Precision) -> str | None:
-    if precision.level == "O3":
-        return "they do not support AMP.LEVEL O3"
-    if any(isinstance(module, BatchNorm) for module in model.modules()):
-        return "they do not support batch norms, which this model has"
-    try:
-        check_sharded_optimizer(options.optimizer)
-    except UserError:
-        return f"they do not support {options.optimizer.name}"
-    return None
+    problems = {
+        "AMP.LEVEL O3": precision.level == "O3",
+        "batch norms, which this model has": any(isinstance(module, BatchNorm) for module in model.modules()),
+        options.optimizer.name: options.optimizer.name.lower() not in SHARDED_OPTIMIZERS,
+    }
+    return next((problem for problem, is_present in problems.items() if is_present), None)
 
 
 def _block_sizes(model: nn.Module) -> list[int]:

@@ -19,9 +19,7 @@ CASES = {
     "fused attention": [*VIT, "MODEL.ATTENTION=fused"],
     "O1": [*VIT, "AMP=true"],
     "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
-    "O2": [*VIT, "AMP={ENABLED: true, LEVEL: O2}"],
     "O2, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O2}", *LISTS],
-    "O3": [*VIT, "AMP={ENABLED: true, LEVEL: O3}"],
     "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
     "frozen backbone": [*VIT, "MODEL.FREEZE_BACKBONE=true"],
     "convolutions": ["MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
@@ -66,11 +64,6 @@ def test_gradients_are_bit_identical_and_less_is_saved(case):
     assert plain.keys() == checkpointed.keys()
     if "frozen" not in case:
         assert checkpointed_bytes < 0.5 * plain_bytes
-
-
-def test_running_statistics_are_updated_once():
-    resnet, _ = training_pass(CASES["convolutions"], checkpointing=True)
-    assert resnet["layer1.0.bn1.num_batches_tracked"] == 1
 
 
 @pytest.mark.parametrize("name", ["coat_tiny", "crossvit_9_240"])

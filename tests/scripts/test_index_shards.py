@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from test_layers import head_imports
+from test_layers import loaded_with
 
 from datasets.shards.indexing import build
 from datasets.shards.indexing.index import INDEX_NAME, read_index
@@ -52,8 +52,5 @@ def test_the_tools_without_the_packages_of_tar(folder, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="needs obstore, braceexpand"):
         main(flags(folder, tmp_path))
-    imports, loaded, waiting = head_imports(), set(), ["scripts.make_shards"]
-    while waiting:
-        loaded.add(module := waiting.pop())
-        waiting += imports.get(module, set()) - loaded
+    loaded = loaded_with("scripts.make_shards")
     assert "datasets.shards.indexing.index" in loaded and not loaded & {"obstore", "braceexpand"}
