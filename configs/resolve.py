@@ -75,7 +75,9 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
         notes += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
     merge(values, given.values)
-    model, train = values["MODEL"], values["TRAIN"]
+    model, train, data, loss = values["MODEL"], values["TRAIN"], values.get("DATA"), values.get("LOSS", {})
+    if isinstance(data, dict) and data.get("MULTI_LABEL") is True and isinstance(loss, dict):
+        values["LOSS"] = {"NAME": "bce"} | loss  # no other loss accepts several labels
     if not isinstance(train, dict):  # an error that the check of the options reports
         return values, notes
     if "distilled" in MODEL_SECTIONS[family_name].model_fields:

@@ -61,8 +61,6 @@ def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     if replacement := _REMOVED_KEYS.get(dotted.upper()):
         return f"; it was removed: use {replacement}"
-    if dotted.count(".") > 1 and not dotted.startswith("MODEL.") and (near := did_you_mean(dotted, known_keys(family))):
-        return near
     leaf = dotted.rpartition(".")[2].upper()
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]

@@ -4,6 +4,7 @@ python -m configs.reading.key_help > docs/options.md
 """
 
 import argparse
+import functools
 import textwrap
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -62,13 +63,9 @@ def print_help(topic: str) -> None:
     for key in found:
         models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""
         bounds = f" {key.range}" if key.range else ""
-        for line, indent in (
-            (f"{key.name}: {key.type}{bounds}; default {key.default}{models}", ""),
-            (key.meaning, "    "),
-        ):
-            print(
-                textwrap.fill(line, _COLUMNS, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
-            )
+        wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+        print(wrap(f"{key.name}: {key.type}{bounds}; default {key.default}{models}"))
+        print(wrap(key.meaning, initial_indent="    "))
 
 
 def options_page() -> str:

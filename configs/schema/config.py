@@ -1,6 +1,6 @@
 """The options of a run."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -57,18 +57,6 @@ class Config(Section):
     loss: Loss = Loss()
     train: Train = Train()
     parallel: Parallel = Parallel()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_loss(cls, values: Any) -> Any:
-        """DATA.MULTI_LABEL makes bce the default of LOSS.NAME: no other loss accepts several labels."""
-        if not isinstance(values, dict):
-            return values
-        data, loss = values.get("DATA"), values.get("LOSS", {})
-        is_multi_label = isinstance(data, dict) and data.get("MULTI_LABEL") is True
-        if not is_multi_label or not isinstance(loss, dict):
-            return values
-        return values | {"LOSS": {"NAME": "bce"} | loss}
 
     def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""

@@ -1,14 +1,34 @@
 """The section DATA."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
-from configs.schema.urls import secret_in_url
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTALL)
+
+
+def secret_in_url(path: str) -> str | None:
+    """The reason why this URL may contain a secret, without the secret; None for other URLs and for paths of files.
+
+    Options are written to logs and files.
+    """
+    url = _URL.match(path)
+    if not url:
+        return None
+    scheme, host, rest, mark = url.groups()
+    if "@" in host or (":" in host and "@" in rest):  # the latter: a password with a '/'
+        is_web = scheme.lower() in ("http", "https")
+        fix = "use a server without a login" if is_web else "set credentials in the environment (AWS_*, GOOGLE_*)"
+        return f"the {scheme} URL contains a user or password; remove it, and {fix}"
+    if mark and scheme.lower() != "file":
+        return f"the {scheme} URL contains '?' or '#'; give the URL of a folder or a pattern, without a query"
+    return None
 
 
 class Data(Section):

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 
 from configs.reading.yaml_io import shorten
-from configs.schema.urls import secret_in_url
+from configs.schema.data import secret_in_url
 from utils.errors import UserError
 
 SHARD_SUFFIX = ".tar"

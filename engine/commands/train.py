@@ -83,7 +83,7 @@ def _open_trainer(
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
-    outcome: dict[str, Any]
+    outcome: dict[str, Any] = {"state": "finished", "resume": None}
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
     if signal:
         resume = next_command(command, f"-resume={folder}")
@@ -96,9 +96,7 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
     elif result.get("stopped_early"):
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
-        outcome = {"state": "finished", "stopped_early": True, "reason": result["reason"], "resume": None}
-    else:
-        outcome = {"state": "finished", "resume": None}
+        outcome |= {"stopped_early": True, "reason": result["reason"]}
     name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
     if score is not None:
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")

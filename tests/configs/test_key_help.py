@@ -33,12 +33,9 @@ def test_help_on_a_key_has_type_range_default_and_meaning(capsys):
     printed = printed_help("train.base_lr", capsys)
     assert "TRAIN.BASE_LR: float >= 0; default 0.003" in printed and "peak learning rate" in printed
     assert "NUM_EPOCHS" not in printed
+    assert "swin" in printed_help("MODEL.WINDOW_SIZE", capsys)
     section = printed_help("TRAIN", capsys)
     assert "TRAIN.BASE_LR" in section and "TRAIN.OPTIMIZER.BETAS: [float, float]; default [0.9, 0.999]" in section
-
-
-def test_help_on_a_key_of_a_family_names_the_family(capsys):
-    assert "swin" in printed_help("MODEL.WINDOW_SIZE", capsys)
 
 
 def test_an_unknown_key_is_one_line_with_the_nearest():

@@ -100,6 +100,7 @@ def test_numbers_are_yaml_1_2(tmp_path):
 
 YAML_MISTAKES = {
     "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
+    "nested": ("TRAIN: {OPTIMIZER: {BETA: 1}}", r"unknown key .*; did you mean TRAIN.OPTIMIZER.BETAS\?"),
     "wrong section": ("BASE_LR: 1", r":1: unknown key BASE_LR; did you mean TRAIN.BASE_LR\?"),
     "lower case": ("train: {}", r":1: unknown key train; did you mean TRAIN\?"),
     "wrong type": ("DATA:\n  IMAGE_SIZE: big", r":2: DATA.IMAGE_SIZE is 'big': input should be a valid integer"),

@@ -34,10 +34,6 @@ def test_another_name_is_a_timm_model(tmp_path):
     assert (model.type, model.name, model.droppath, model.num_classes) == ("timm", "resnet18", 0.1, None)
 
 
-def test_opts_change_the_model():
-    assert model_of("-model=vit_tiny_patch16_224", "-opts", "MODEL.DEPTH=2").depth == 2
-
-
 def test_a_path_is_no_model():
     with pytest.raises(UserError, match=r"-model \.\./x: MODEL.NAME is '\.\./x': must be a printable name without /"):
         model_of("-model=../x")

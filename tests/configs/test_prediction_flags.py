@@ -50,7 +50,3 @@ def test_contradictions_are_one_line(argv, line):
     with pytest.raises(UserError) as error:
         parse_command_line(argv)
     assert line in str(error.value)
-
-
-def test_a_dry_run_of_a_prediction_is_a_dry_run():
-    assert parse_command_line(["-predict", "photos", WEIGHTS, "-dry_run"]).name == "dry_run"

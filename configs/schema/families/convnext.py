@@ -26,12 +26,6 @@ CONVNEXT = Family(
     timm="convnext_tiny",
     arguments=arguments("depths", "dims", "patch_size"),
     defaults=family_defaults(
-        train={
-            "WARMUP_EPOCHS": 20,
-            "BASE_LR": 4e-3,
-            "END_LR": 1e-5,
-            "MODEL_EMA": True,
-            "MODEL_EMA_DECAY": 0.9999,
-        },
+        train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999}
     ),
 )

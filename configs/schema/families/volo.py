@@ -41,9 +41,7 @@ VOLO_FAMILY = Family(
         mlp_ratio="trans.mlp_ratios",
         dropout=["pos_drop_rate"],
     ),
-    defaults=family_defaults(
-        train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128},
-    ),
+    defaults=family_defaults(train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128}),
     renames=[
         (r"^patch_embed\.stem\.", "patch_embed.conv."),
         (r"^model\.", "network."),
