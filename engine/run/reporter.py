@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,11 @@ from engine.run.tables import (
 )
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
-from engine.run.timing.time_share import TimeShare
 from utils.columns import format_duration
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metrics import Metrics, to_metrics
-
-_CURVES_SHARE = 0.02  # of the time of the run
 
 
 @dataclass(frozen=True)
@@ -78,9 +74,8 @@ class Reporter:
         self.model, self.timer, self.loggers = model, timer, loggers
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
-        self._epochs: CsvFile | None = None  # these three: of the main process
+        self._epochs: CsvFile | None = None  # of the main process
         self._steps: CsvFile | None = None
-        self._curves: TimeShare | None = None
         self._bar: tqdm[Any]  # these three: from the start of an epoch on
         self._epoch_start: _IntervalStart
         self._report_start: _IntervalStart
@@ -93,7 +88,6 @@ class Reporter:
         if self.context.is_main:
             self._epochs = CsvFile(self.folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, self.logger.warn)
             self._steps = CsvFile(self.folder / "steps.csv", STEP_COLUMNS, steps_done, self.logger.warn)
-            self._curves = TimeShare(partial(draw_curves, self.folder), _CURVES_SHARE)
             self.loggers.start(self.folder, steps_done)
 
     def start_epoch(self, progress: EpochProgress) -> None:
@@ -134,9 +128,9 @@ class Reporter:
         `close` is to be called when the checkpoint, which is more urgent, was written.
         """
         self.last = replace(self._report(progress), step=progress.step + 1)
-        if self._steps and self._curves:
+        if self._steps:
             self._steps.append(step_row(self.last))
-            self._curves.update(now=True)
+            draw_curves(self.folder)
         self._bar.close()
 
     def end_epoch(
@@ -210,15 +204,10 @@ class Reporter:
         for table in filter(None, (self._epochs, self._steps)):
             table.sync()
 
-    def draw(self) -> None:
-        """Updates curves.png if it is due. To be called after the checkpoint, which is more urgent."""
-        if self._curves:
-            self._curves.update()
-
     def finish(self, result: dict[str, Any]) -> None:
-        """Draws the final curves.png, writes `result.json` and closes the files."""
-        if self._curves:
-            self._curves.update(now=True)
+        """Draws curves.png, writes `result.json` and closes the files."""
+        if self._epochs:
+            draw_curves(self.folder)
             write_result(self.folder, result)
         self.close(result)
 

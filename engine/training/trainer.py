@@ -128,7 +128,6 @@ class Trainer:
         ends = ends or self._stops_early()
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
-        self.run.reporter.draw()
         if self.report:
             self.report.update(evaluated if is_best else None)
         return not ends
