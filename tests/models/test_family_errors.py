@@ -92,8 +92,3 @@ def test_a_recipe_without_a_name(tmp_path):
         (tmp_path / name).write_text("SEED: 1")
     with pytest.raises(UserError, match=r"no name before .yaml; rename it, or give another such as .*/pit_b_224.yaml$"):
         parse_command_line([f"-cfg={tmp_path / '.yaml'}"])
-
-
-def test_paddlevits_regnet_names_timms():
-    with pytest.raises(UserError, match=r"RegNet: .*MODEL.TYPE=timm MODEL.NAME=regnety_160$"):
-        parse_command_line(["-opts", "MODEL.TYPE=RegNet"])
