@@ -14,9 +14,9 @@ from utils.file_formats.json_content import encode_content
 from utils.metrics import NUM_SUMS
 
 
-def small_model() -> VisionTransformer:
+def small_model(depth: int = 1) -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=1, num_heads=3)
+    return VisionTransformer(img_size=16, patch_size=8, num_classes=3, embed_dim=12, depth=depth, num_heads=3)
 
 
 def content(**changes: Any) -> dict[str, Any]:

@@ -15,9 +15,11 @@ import torch
 from shard_files import checkpoint_state, small_model
 
 from configs.reading.command_line import parse_command_line, to_yaml
+from configs.schema.model import Model
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
 from models.weights.fit import load_pretrained
+from models.weights.paddle import paddle_converter
 from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
 
@@ -120,7 +122,7 @@ def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
 
 def read_pdparams(data: bytes, folder: Path) -> None:
     (folder / "vit.pdparams").write_bytes(data)
-    read_weights(str(folder / "vit.pdparams"))
+    read_weights(str(folder / "vit.pdparams"), paddle_converter(small_model(depth=2), Model()))
 
 
 def read_weights_file(data: bytes, folder: Path) -> None:
