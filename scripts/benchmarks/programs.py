@@ -180,12 +180,13 @@ class _Run:
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            pid = int(folder.name)
+        children = []
+        for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
             with suppress(ProcessLookupError):
                 if pid != self.process.pid == os.getpgid(pid):
                     os.kill(pid, signal.SIGSTOP)
+                    children.append(pid)
         with suppress(Empty):
-            while True:
+            while children:
                 self._next_reading(quiet_seconds)
         self.signal(signal.SIGCONT)

@@ -107,6 +107,10 @@ def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
     assert (found["peak_memory_bytes"] > 40e9) == prefetches
 
 
+def test_a_program_without_loading_processes_is_not_paused():
+    assert run_turn(python(STEPS, prefetches=True), warmup=1, steps=1, limit_seconds=60)["images_per_second"] > 0
+
+
 def test_child_processes_end_with_the_program(tmp_path):
     pid_file = tmp_path / "pid"
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"

@@ -6,7 +6,7 @@ One process per visible GPU. The variants:
 - `fsdp`; `fsdp_kept`: gathered parameters stay until the backward pass; `fsdp_checkpointing`.
 
 With one process the strategies run, too, so that one GPU shows the cost of wrapping, copies and hooks; a run of one
-process uses none of them (part `O1_small`). Each variant trains on ready batches. `-json` is rewritten after every one.
+process uses none of them (part `O1_small`). Each variant trains on ready batches. `-json` is rewritten after each.
 """
 
 import gc

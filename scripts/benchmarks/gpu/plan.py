@@ -55,7 +55,7 @@ BEFORE_TESTS = {
     "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
 }
 AFTER_TESTS = {
-    "jpeg": Setting(O1, "cached", programs=("jpeg",)),
+    "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm", "jpeg"), options=("TRAIN.COMPILE=model",)),
     "O2_compiled": Setting(O2, "compiled"),
     "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
@@ -107,7 +107,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         **{name: training(name, one) for name, one in AFTER_TESTS.items() if name != "timm" or flags.timm_train},
         "parallel": Part(parallel, LIMITS["parallel"]),
         "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS)),
-        "loaders": Part([*script("benchmark_input", "loaders"), *rest, *small], LIMITS["loaders"]),
+        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
     }
 
 
