@@ -119,7 +119,7 @@ def test_no_room(server, cache, shards, warnings, monkeypatch):
 
 
 def test_full_disk(server, cache, shards, warnings, monkeypatch):
-    """The write fails after 100,000 bytes."""
+    """The write fails after 100,000 bytes. The cache does not try again for a while."""
     monkeypatch.setattr(cache_module.os, "ftruncate", lambda descriptor, size: None)  # it would fail before
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -129,6 +129,7 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(cache) == [] and len(server.requests) == 1
     assert len(warnings) == 1 and os.strerror(errno.EFBIG) in warnings[0]
+    assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
 def test_source_that_fails(server, cache, shards):
