@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,21 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)  # images are decoded in parallel
     planned = {name: PlannedSplit(name, samples, data) for name, samples in splits.items()}
     plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
+    output, max_bytes = flags.output, int(flags.shard_mb * 1e6)
     try:
-        with open_progress(flags.output, plan) as progress:
-            bad_images = BadImageList(flags.output, 0)
-            max_bytes = int(flags.shard_mb * 1e6)
+        with open_progress(output, plan) as progress:
+            bad_images = BadImageList(output, 0)
             shards = {
-                name: write_split(flags.output, split, max_bytes, progress, bad_images)
-                for name, split in planned.items()
+                name: write_split(output, split, max_bytes, progress, bad_images) for name, split in planned.items()
             }
-            written = [shard for of_split in shards.values() for shard in of_split]
-            write_index(flags.output / INDEX_NAME, read_back(flags.output, written))
-            atomic_write(flags.output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
+            write_index(output / INDEX_NAME, read_back(output, list(chain(*shards.values()))))
+            atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
         raise UserError(
-            f"{flags.output}: cannot be written ({error.strerror}); finished shards are kept: free space and start "
-            "again with the same arguments"
+            f"{output}: cannot be written ({error.strerror}); finished shards are kept: free space and start again "
+            "with the same arguments"
         ) from error
-    _report(flags.output, splits, shards)
+    _report(output, splits, shards)
     return 0
 
 

@@ -55,7 +55,11 @@ class TarShards:
         samples = TarSamples(self._reader, index.shards, index.arrays, class_names)
         samples.has_class_names = bool(self._names)
         samples.notes += self.notes
-        samples.findings += findings + _find_no_labels(samples, split)
+        samples.findings += findings
+        if len(missing := np.flatnonzero(samples.targets < 0)):
+            share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
+            fix = "add KEY.cls, a label in KEY.json, or a folder per class"
+            samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
         return samples
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
@@ -96,12 +100,3 @@ def _describe_source(data: Data, index: Index, store: ShardStore, cache_dir: Pat
     cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
     by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
     return [f"{store.root}: {len(index.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"]
-
-
-def _find_no_labels(samples: TarSamples, split: str) -> list[str]:
-    missing = np.flatnonzero(samples.targets < 0)
-    if not len(missing):
-        return []
-    share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
-    fix = "add KEY.cls, a label in KEY.json, or a folder per class"
-    return [f"{samples.name(missing[0])}: has no label ({share}); {fix}"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from scripts.packing.tar import WrittenShard
 from utils.errors import UserError
@@ -14,26 +14,22 @@ from utils.errors import UserError
 PROGRESS = "_progress.jsonl"
 
 
-class Progress:
+class Progress(NamedTuple):
     """`finished`: the shards by name. The file has the plan in its first line and one more line for each shard."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.finished: dict[str, WrittenShard] = {}
+    file: BinaryIO
+    finished: dict[str, WrittenShard]
 
     def add(self, line: dict[str, Any]) -> None:
         """Records a shard that is on the disk; raises OSError."""
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.file.write(json.dumps(line).encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
 
 @contextmanager
 def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
-    """Creates `folder` or continues it, and locks it until the block ends.
-
-    Args:
-        plan: all that the shards depend on, as JSON.
+    """Creates `folder` or continues it, and locks it until the block ends. `plan`: all that the shards depend on.
 
     Raises:
         UserError: the folder has other files, or shards of another plan; or another process writes to it.
@@ -56,16 +52,16 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
         # The last part is empty, or a line that a crash left incomplete.
         *lines, incomplete = file.read().split(b"\n")
         file.truncate(file.tell() - len(incomplete))
-        progress = Progress(file)
         try:
             before, *rows = map(json.loads, lines or [json.dumps(plan)])
-            progress.finished = {row["name"]: WrittenShard(**row) for row in rows}
+            finished = {shard.name: shard for shard in (WrittenShard(**row) for row in rows)}
         except (ValueError, TypeError) as error:
             raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
         if before != plan:
             raise UserError(
                 f"{folder}: contains shards of other data or another -shard_mb; give the same, or another -output"
             )
+        progress = Progress(file, finished)
         if not lines:
             progress.add(plan)
         yield progress

@@ -204,7 +204,7 @@ def test_an_incomplete_line_of_the_record_is_dropped(folders):
     (output / PROGRESS).write_bytes(record[:-20])
     write(folders)
     assert content_of(output) == before and (output / PROGRESS).read_bytes() == record
-    (output / PROGRESS).write_bytes(b"{}\n[1]\n")
+    (output / PROGRESS).write_bytes(b"{}\n{}\n")
     with pytest.raises(UserError, match=rf"^{output / PROGRESS}: is damaged"):
         write(folders)
 

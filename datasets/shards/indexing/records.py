@@ -15,7 +15,6 @@ from datasets.sources.files.class_folders import IMAGE_EXTENSIONS
 
 _EXTENSIONS = [extension.removeprefix(".") for extension in IMAGE_EXTENSIONS]
 _NO_IMAGE = f"have no image (.{', .'.join(_EXTENSIONS)})"
-_SEVERAL_IMAGES = "have several images, of which one is used"
 
 
 class Record(NamedTuple):
@@ -87,8 +86,6 @@ def read_records(
             remarks.count(_NO_IMAGE, shorten(next(iter(files.values())).member.name))
             continue
         name, offset, length = images[0].member
-        if len(images) > 1:
-            remarks.count(_SEVERAL_IMAGES, shorten(name))
         try:
             label = find_label({extension: file.content for extension, file in files.items()}, key, label_key)
         except ValueError as error:

@@ -28,7 +28,8 @@ _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be 
 _POLL_SECONDS = 0.2
 _COMPLETE, _PART = ".tar", ".part"
 _THREADS = 4
-_RETRY_SECONDS = 60.0  # until a shard is tried again, after an error or without room
+_RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
+_PAUSE_SECONDS = 60.0  # after an error of the disk
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -41,6 +42,7 @@ class ShardCache:
 
     def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
         self.folder, self.max_bytes, self.store = folder / "shards", max_bytes, store
+        self._resume_at = 0.0
         self._has_warned = False
 
     def open(self, shard: Shard) -> BinaryIO:
@@ -64,7 +66,7 @@ class ShardCache:
         Raises:
             StoreError: the shard cannot be read from its source.
         """
-        while True:
+        while time.monotonic() >= self._resume_at:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with self._locked():
@@ -79,8 +81,9 @@ class ShardCache:
                     return False
                 time.sleep(_POLL_SECONDS)
             except OSError as error:
+                self._resume_at = time.monotonic() + _PAUSE_SECONDS
                 self._warn(f"{error.strerror}; samples are read from their source")
-                return False
+        return False
 
     def _path(self, shard: Shard) -> Path:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])

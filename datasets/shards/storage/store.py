@@ -15,12 +15,11 @@ from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.files import LocalFiles, RemoteFiles
 from datasets.shards.storage.store_errors import (
+    CHANGED,
     STORE_ERRORS,
     RangesNotSupported,
-    ShardChanged,
     StoreError,
     describe,
-    is_beyond_end,
 )
 from utils.threads import DaemonPool
 
@@ -72,7 +71,7 @@ class ShardStore:
         """Reads the bytes of each range (start, length) of a remote file at the same time.
 
         Raises:
-            ShardChanged: the file is shorter.
+            StoreError: the file is shorter, or cannot be read.
             RangesNotSupported: the server sends whole files only.
         """
         assert isinstance(self.files, RemoteFiles)
@@ -98,11 +97,15 @@ class ShardStore:
         return self._retry(name, read)
 
     def stream(self, shard: Shard) -> Iterator[bytes]:
-        """Yields the bytes of a whole shard in order; raises ShardChanged if the file is another one."""
+        """Yields the bytes of a whole shard in order; raises StoreError if the file is another one."""
         attempts, position = _Attempts(self, shard.name), 0
         while position < shard.num_bytes:
             try:
-                found, chunks, skip = self._open_at(shard.name, position)
+                skip = 0
+                try:
+                    found, chunks = self.files.open_stream(shard.name, position)
+                except NotSupportedError:  # the server sends whole files only
+                    (found, chunks), skip = self.files.open_stream(shard.name, 0), position
                 if not found.is_same_as(shard):
                     raise self._changed(shard.name)
                 shard = shard._replace(version=shard.version or found.version)
@@ -118,21 +121,12 @@ class ShardStore:
                 attempts.pause(error)
 
     def check_unchanged(self, shard: Shard) -> None:
-        """Raises ShardChanged if the file is no longer `shard`. Call it where a checksum does not match."""
+        """Raises StoreError if the file is no longer `shard`. Call it where a checksum does not match."""
         if not self.head([shard.name])[0].is_same_as(shard):
             raise self._changed(shard.name)
 
-    def _changed(self, name: str) -> ShardChanged:
-        return ShardChanged(
-            f"{self.url(name)}: has changed since it was indexed; start the run again, which indexes it again"
-        )
-
-    def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes], int]:
-        """Opens a stream; returns also the number of its first bytes that the caller already has."""
-        try:
-            return *self.files.open_stream(name, position), 0
-        except NotSupportedError:
-            return *self.files.open_stream(name, 0), position
+    def _changed(self, name: str) -> StoreError:
+        return StoreError(f"{self.url(name)}: {CHANGED.text}; {CHANGED.fix}")
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         attempts = _Attempts(self, name)
@@ -140,8 +134,6 @@ class ShardStore:
             try:
                 return call()
             except STORE_ERRORS as error:
-                if is_beyond_end(error):
-                    raise self._changed(name) from None
                 attempts.pause(error)
 
 

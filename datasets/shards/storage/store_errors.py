@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from obstore.exceptions import (
     BaseError,
-    GenericError,
     NotSupportedError,
     PermissionDeniedError,
     PreconditionError,
@@ -27,7 +26,6 @@ _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
 }
-_NO_LOGIN = "use a server without a login"  # obstore knows none
 _CHECK = "check DATA.DATA_PATH"
 
 
@@ -39,10 +37,6 @@ class RangesNotSupported(StoreError):
     """The server sends whole files only."""
 
 
-class ShardChanged(StoreError):
-    """A shard differs from the index."""
-
-
 class Problem(NamedTuple):
     """text: the problem; fix: the action of the user; retry_seconds: the time in which another attempt may succeed."""
 
@@ -51,6 +45,7 @@ class Problem(NamedTuple):
     retry_seconds: float = 0.0
 
 
+CHANGED = Problem("has changed since it was indexed", "start the run again, which indexes it again")
 _NETWORK = "check the network and the server, then resume"
 _METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
 _METADATA_SECONDS = 15.0
@@ -69,14 +64,9 @@ _PROBLEMS = {
 _UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
 
 
-def is_beyond_end(error: Exception) -> bool:
-    """Tells whether the file ends before the requested range."""
-    return isinstance(error, GenericError) and bool(_BEYOND_END.search(str(error)))
-
-
 def describe(error: Exception, root: str) -> Problem:
     """Describes an error of obstore or of the operating system, in a store with this `root`."""
-    credentials = _CREDENTIALS.get(root.partition("://")[0], _NO_LOGIN)
+    credentials = _CREDENTIALS.get(root.partition("://")[0], "use a server without a login")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
     problems: dict[type[Exception], Problem] = {
@@ -84,7 +74,7 @@ def describe(error: Exception, root: str) -> Problem:
         UnauthenticatedError: Problem("the server asks for credentials (status 401)", credentials),
         PermissionDeniedError: Problem("access is refused (status 403)", f"check the URL, or {credentials}"),
         NotSupportedError: Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them"),
-        PreconditionError: Problem("has changed while it was read", "start the run again"),
+        PreconditionError: CHANGED,
         ValueError: Problem("is not a valid name or URL", _CHECK),
     }
     known = (problem for kind, problem in problems.items() if isinstance(error, kind))
@@ -92,6 +82,8 @@ def describe(error: Exception, root: str) -> Problem:
 
 
 def _describe_text(text: str, credentials: str) -> Problem:
+    if _BEYOND_END.search(text):
+        return CHANGED
     status = _STATUS.search(text)
     if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
         is_answer = status and not status[1].startswith("5")

@@ -84,15 +84,13 @@ def status(code: int, **headers: str) -> Fault:
 def body(
     sent: int | None = None,
     reset: bool = False,
-    wrong_length: int = 0,
     ranges: bool = True,
     pause_seconds: float = 0.0,
     version: str | None = None,
 ) -> Fault:
     """The file or the range, of which only `sent` bytes are sent before the connection ends or is reset.
 
-    wrong_length: is added to the Content-Length. ranges: False for a server that knows none. pause_seconds: before each
-    piece of 10,000 bytes. version: another ETag.
+    ranges: False for a server that knows none. pause_seconds: before each piece of 10,000 bytes. version: another ETag.
     """
 
     def answer(handler: FaultHandler) -> None:
@@ -101,7 +99,7 @@ def body(
         has_range = bool(start) and ranges
         first, end = (int(start), min(len(data), int(last or len(data)) + 1)) if has_range else (0, len(data))
         handler.send_response(206 if has_range else 200)
-        handler.send_header("Content-Length", str(end - first + wrong_length))
+        handler.send_header("Content-Length", str(end - first))
         handler.send_header("ETag", version or etag(handler.requested))
         if has_range:
             handler.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")

@@ -1,7 +1,6 @@
 """Tar archives for tests, written by the standard library."""
 
 import io
-import json
 import tarfile
 from collections.abc import Iterable, Mapping
 
@@ -17,13 +16,12 @@ def tar_of(files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], tar_format:
     return buffer.getvalue()
 
 
-def numbered(count: int, first: int = 0, suffix: str = "cls") -> dict[str, bytes]:
-    """Samples 000000.jpg with a label in .cls or .json; the "images" are texts of several sizes."""
+def numbered(count: int, first: int = 0) -> dict[str, bytes]:
+    """Samples 000000.jpg with a label in .cls; the "images" are texts of several sizes."""
     files = {}
     for number in range(first, first + count):
-        label = number % 7
         files[f"{number:06d}.jpg"] = f"image {number} ".encode() * (1 + 37 * number % 200)
-        files[f"{number:06d}.{suffix}"] = json.dumps(label if suffix == "cls" else {"label": label}).encode()
+        files[f"{number:06d}.cls"] = str(number % 7).encode()
     return files
 
 

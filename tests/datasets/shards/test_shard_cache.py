@@ -1,9 +1,7 @@
 import errno
+import multiprocessing
 import os
 import resource
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,22 +14,10 @@ from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import StoreError
 from engine.run.facts import FACTS, read_facts
 from engine.run.log import RunLogger
-from tests.conftest import ROOT
 from tests.datasets.shards.fault_server import body, fault_server, status
 
 SIZE = 300_000
-DOWNLOAD = """
-import sys
-from pathlib import Path
-from datasets.shards.storage.cache import ShardCache
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
-url, folder, wait, *shards = sys.argv[1:]
-cache = ShardCache(Path(folder), 10**7, ShardStore(url, 4))
-for shard in shards:
-    name, size, version = shard.split(",")
-    print(cache.download(Shard(name, int(size), version), wait=bool(wait)), flush=True)
-"""
+SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
@@ -84,10 +70,8 @@ def cached(cache, shards) -> list[int]:
     return found
 
 
-def start_download(server, cache, shards, wait=False) -> subprocess.Popen:
-    command = [sys.executable, "-c", DOWNLOAD, server.url, str(cache.folder.parent), "wait" if wait else ""]
-    command += [",".join(map(str, shard)) for shard in shards]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def download_all(cache: ShardCache, shards: list[Shard]) -> list[bool]:
+    return [cache.download(shard, wait=True) for shard in shards]
 
 
 def wait_for(condition) -> None:
@@ -135,7 +119,7 @@ def test_no_room(server, cache, shards, warnings, monkeypatch):
 
 
 def test_full_disk(server, cache, shards, warnings, monkeypatch):
-    """The write fails after 100,000 bytes."""
+    """The write fails after 100,000 bytes. The cache does not try again for a while."""
     monkeypatch.setattr(cache_module.os, "ftruncate", lambda descriptor, size: None)  # it would fail before
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -145,6 +129,7 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(cache) == [] and len(server.requests) == 1
     assert len(warnings) == 1 and os.strerror(errno.EFBIG) in warnings[0]
+    assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
 def test_source_that_fails(server, cache, shards):
@@ -158,9 +143,8 @@ def test_source_that_fails(server, cache, shards):
 @pytest.mark.slow
 def test_two_processes_download_each_shard_once(server, cache, shards):
     server.faults = iter(lambda: body(pause_seconds=0.005), None)
-    processes = [start_download(server, cache, shards, wait=True) for _ in range(2)]
-    for process in processes:
-        assert process.communicate(timeout=60)[0].split() == ["True"] * 6
+    with SPAWN.Pool(2) as pool:
+        assert pool.starmap(download_all, [(cache, shards)] * 2, chunksize=1) == [[True] * 6] * 2
     assert len(server.requests) == 6
     assert files(cache) == [".tar"] * 6 and cached(cache, shards) == list(range(6))
 
@@ -169,14 +153,15 @@ def test_two_processes_download_each_shard_once(server, cache, shards):
 def test_killed_downloader(server, cache, shards):
     """Its part is counted while it runs; others return at once, and begin again after its death."""
     server.fail(body(pause_seconds=0.2))
-    process = start_download(server, cache, shards[:1])
+    process = SPAWN.Process(target=cache.download, args=(shards[0],))
+    process.start()
     wait_for(lambda: server.requests)
     wait_for(lambda: files(cache) == [".part"])
     assert not cache.download(shards[0])
     cache.max_bytes = int(1.5 * SIZE)
     assert not cache.download(shards[1])  # no room beside it
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert files(cache) == [".part"]
     assert cache.download(shards[1])  # removes what is left
     assert files(cache) == [".tar"]
