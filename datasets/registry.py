@@ -14,9 +14,8 @@ from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.files.class_folders import caltech, folder, has_class_folders
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.files.unlabelled import unlabelled
-from datasets.sources.held_out import check_test_split, find_test_split
+from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
-from datasets.sources.tar import tar_shards
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 

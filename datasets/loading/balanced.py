@@ -9,7 +9,6 @@ Legend: N training images, K classes with images, R crops of an image (DATA.REPE
 import numpy as np
 import torch
 
-from configs.reading.yaml_io import shorten
 from utils.seeding import seeded_generator
 
 
@@ -54,21 +53,3 @@ def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> 
 def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
     """Random permutations, int64 (number, size)."""
     return torch.rand((number, size), generator=seeded_generator(*seed), dtype=torch.float64).argsort(1)
-
-
-def describe_balance(targets: np.ndarray, class_names: list[str], repeats: int = 1) -> str:
-    """A line for the log: the smallest and the largest class, and how often an epoch shows an image of each.
-
-    targets: int64 (N,). repeats: R; the crops of an image count as one showing.
-    """
-    labels, counts = np.unique(targets, return_counts=True)
-    places = len(targets) / repeats / len(labels)
-
-    def describe(position: int) -> tuple[str, str]:
-        name, count = class_names[labels[position]], counts[position]
-        return f"of {shorten(name)} ({count})", f"{places / count:.3g} times"
-
-    (small, often), (large, rarely) = describe(int(counts.argmin())), describe(int(counts.argmax()))
-    return (
-        f"balanced sampling: {places:,.0f} per class and epoch; an image {small} is seen {often}, one {large} {rarely}"
-    )

@@ -4,12 +4,16 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.decoding.decode import MAX_VALUE, read_grey_values, scale_to_8_bits
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.grey_levels import notes_on_grey_levels
-from datasets.sources.samples import Samples
+from datasets.sources.samples import EncodedImages, Samples
+from utils.errors import UserError
 
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
+_FEW_LEVELS, _GREY_IMAGES = 32, 64
+_OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
@@ -72,7 +76,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
     notes += _notes_on_few_images(counts, train.class_names)
-    notes += notes_on_grey_levels(train)
+    notes += _notes_on_grey_levels(train)
     for name, other in others.items():
         if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
             shared = _paths_in_both(train, other)
@@ -104,3 +108,34 @@ def _paths_in_both(train: ImageFiles, val: ImageFiles) -> set[str]:
     in_train = np.isin(other.arrays["paths_crcs"], one.arrays["paths_crcs"][in_val])
     train_paths = (one.paths[index] for index in np.flatnonzero(in_val).tolist())
     return set(train_paths).intersection(other.paths[index] for index in np.flatnonzero(in_train).tolist())
+
+
+def _notes_on_grey_levels(samples: Samples) -> list[str]:
+    """A warning if 16-bit gray images use few of the 256 levels that the model receives: 12 bits use a sixteenth."""
+    if not isinstance(samples, EncodedImages) or not (histogram := _grey_histogram(samples)).any():
+        return []
+    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.grey_range)
+    num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
+    if num_used >= _FEW_LEVELS:
+        return []
+    share = np.cumsum(histogram)
+    low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
+    return [
+        f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
+        f"set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"
+    ]
+
+
+def _grey_histogram(samples: EncodedImages) -> np.ndarray:
+    """The pixels of each value in a few images, int64 (65536,), of 16-bit gray ones. Unusable images are ignored."""
+    histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
+    for index in range(0, len(samples), -(-len(samples) // _GREY_IMAGES) or 1):
+        try:
+            values = read_grey_values(samples.read_bytes(index), samples.name(index))
+        except BadImage:
+            continue
+        except UserError:  # a disk or a server fails: the error is reported when the images are used
+            break
+        if values is not None:
+            histogram += np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
+    return histogram

@@ -1,15 +1,24 @@
 """Held-out test images beside the training data: the split 'test'."""
 
 from pathlib import Path
+from types import ModuleType
 
 from configs.schema import Data
 from datasets.sources.files.class_folders import held_out_classes
 from datasets.sources.files.rows import read_lines, table_columns
-from datasets.sources.tar import tar_shards
 from utils.errors import UserError
+from utils.packages import require
 
 _NAMES = {"folder": "test", "csv": "test.csv", "imagenet2012": "test_list.txt"}  # in DATA_PATH
 WITH_TEST = (*_NAMES, "tar")  # the data sets that may come with test images
+
+
+def tar_shards() -> ModuleType:
+    """Imports `datasets.shards.data_set` where it is used; raises UserError if a package is not installed."""
+    require("DATA.DATASET tar", "obstore", "braceexpand")
+    from datasets.shards import data_set
+
+    return data_set
 
 
 def check_test_split(data: Data) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
-from datasets.loading.balanced import describe_balance
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.class_names import number_of_classes
@@ -51,7 +50,11 @@ def read_run_data(
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
     if data.balanced_sampling:
-        train.notes.append(describe_balance(train.targets, train.class_names, data.repeated_augmentation))
+        sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
+        places = len(train) / data.repeated_augmentation / len(sizes)
+        train.notes.append(
+            f"balanced sampling: {places:,.0f} per class and epoch, of classes with {min(sizes)} to {max(sizes)} images"
+        )
     elif windows := shard_windows(train, data):
         shards = len(windows.ends)
         window = min(windows.size, shards)

@@ -43,9 +43,10 @@ def packed(data: Data, split: str) -> Samples:
     """`{split}.index` and `{split}.blob` in DATA_PATH."""
     index, path = (Path(data.data_path) / f"{split}.{extension}" for extension in ("index", "blob"))
     try:
+        checksums = index_checksums(index).encode()
         with open_regular_file(index / CHECKSUMS) as file:
-            recorded = file.read(MAX_FILE_BYTES)
-        if index_checksums(index).encode() != recorded:
+            is_damaged = file.read(len(checksums) + 1) != checksums
+        if is_damaged:
             raise ValueError("is damaged (a checksum does not match)")
         arrays = MappedArrays(index, COLUMNS)
         if not _is_consistent(arrays):

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.sources.arrays.strings import StringPacker
-from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays, unlabelled_arrays
+from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.split import split_listing
 from utils.errors import UserError, combine_findings
 
@@ -120,7 +120,7 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
             paths.add(path)
             targets.append(label)
     scan.ignored.extend(_ignored(*_list(root)))
-    arrays = listing_arrays(paths, np.frombuffer(targets, np.int64), np.empty(0, np.int32))
+    arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, None, scan.findings, _notes(scan, root))
 
 
@@ -139,7 +139,7 @@ def read_images(root: Path) -> Listing:
         if next(root.glob("*.tar"), None):
             fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={root}"
         raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
-    return Listing(root, ["0"], unlabelled_arrays(paths), notes=_notes(scan, root), has_class_names=False)
+    return Listing(root, ["0"], listing_arrays(paths), notes=_notes(scan, root), has_class_names=False)
 
 
 def class_names_in(root: Path, excluded: str | None = None) -> list[str]:

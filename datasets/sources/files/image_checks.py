@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,13 +29,6 @@ _END_MARKERS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n\x1a\n": b"IEND"}
 _WITHOUT_END_MARKER = (b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *(b"P%d" % number for number in range(1, 7)))
 
 
-class ImageProblems(NamedTuple):
-    """The unusable images of a split, in its order, and the number of images that were checked."""
-
-    bad: list[BadImage]
-    num_checked: int
-
-
 def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
     """Checks the image files of all splits on the main process, or as many as it can in half a minute.
 
@@ -54,9 +46,19 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
     num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
     bad: dict[str, BadImage] = {}  # by path: two splits may share images
     for samples in splits:
-        problems = find_bad_images(samples, data.image_channels, _MAX_SECONDS * len(samples) / num_images)
-        samples.notes += _notes(samples, problems, skips)
-        bad |= {image.path: image for image in problems.bad}
+        root, seconds = samples.listing.root, _MAX_SECONDS * len(samples) / num_images
+        of_split, num_checked = find_bad_images(samples, data.image_channels, seconds)
+        if num_checked < len(samples):
+            samples.notes.append(
+                f"{root}: checked the headers of {num_checked} of {len(samples)} images; the others are checked when "
+                "they are read"
+            )
+        if of_split and skips:
+            samples.notes.append(
+                f"Warning: {root}: {len(of_split)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE), such "
+                f"as {of_split[0].path!r}: {of_split[0].reason}"
+            )
+        bad |= {image.path: image for image in of_split}
     if bad and not skips:
         raise combine_findings(
             f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
@@ -64,24 +66,8 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
         )
 
 
-def _notes(samples: ImageFiles, problems: ImageProblems, skips: bool) -> list[str]:
-    notes = []
-    if problems.num_checked < len(samples):
-        notes.append(
-            f"{samples.listing.root}: checked the headers of {problems.num_checked} of {len(samples)} images; the "
-            "others are checked when they are read"
-        )
-    if problems.bad and skips:
-        first = problems.bad[0]
-        notes.append(
-            f"Warning: {samples.listing.root}: {len(problems.bad)} image(s) cannot be read and are skipped "
-            f"(DATA.ON_BAD_IMAGE), such as {first.path!r}: {first.reason}"
-        )
-    return notes
-
-
-def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> ImageProblems:
-    """The unusable images among those that can be checked within `seconds`.
+def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple[list[BadImage], int]:
+    """The unusable images among those that can be checked within `seconds`, in order, and the number of the latter.
 
     The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
     run.
@@ -104,7 +90,7 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> Image
             found |= {index: problem for index, problem in checked.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
-    return ImageProblems([found[index] for index in sorted(found)], num_checked)
+    return [found[index] for index in sorted(found)], num_checked
 
 
 def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:

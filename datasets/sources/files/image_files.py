@@ -53,15 +53,16 @@ class Listing:
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
 
 
-def listing_arrays(paths: StringPacker, targets: np.ndarray, lines: np.ndarray) -> dict[str, np.ndarray]:
-    """The `arrays` of a `Listing`."""
-    columns = {"paths_crcs": paths.crcs(), "targets": targets, "lines": lines}
+def listing_arrays(
+    paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The `arrays` of a `Listing`; without `targets` each image has the label 0."""
+    columns = {
+        "paths_crcs": paths.crcs(),
+        "targets": np.zeros(len(paths), np.int64) if targets is None else targets,
+        "lines": np.empty(0, np.int32) if lines is None else lines,
+    }
     return to_arrays(paths.strings(), "paths") | columns
-
-
-def unlabelled_arrays(paths: StringPacker) -> dict[str, np.ndarray]:
-    """The `arrays` of a `Listing` without a file, in which each image has the label 0."""
-    return listing_arrays(paths, np.zeros(len(paths), np.int64), np.empty(0, np.int32))
 
 
 class ImageFiles(EncodedImages):

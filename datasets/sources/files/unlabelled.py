@@ -6,7 +6,7 @@ from pathlib import Path
 
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.class_folders import read_images
-from datasets.sources.files.image_files import ImageFiles, Listing, unlabelled_arrays
+from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Rows, read_lines, table_rows
 from utils.errors import UserError, combine_findings
 
@@ -37,7 +37,7 @@ def unlabelled(path: str) -> ImageFiles:
         if not len(rows.paths):
             raise UserError(f"{path}: lists no images; write one path per line")
         paths = rows.paths
-    return ImageFiles(Listing(file.parent, ["0"], unlabelled_arrays(paths), has_class_names=False))
+    return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), has_class_names=False))
 
 
 def _list_rows(file: Path) -> Rows:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from sklearn.datasets import load_sample_images
 from torchvision.io import decode_jpeg
 
 from datasets.decoding import decode
@@ -16,9 +15,9 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, open_image
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.crops import random_crop_box
+from tests.datasets.photo import PHOTO, as_tensor
 from utils.errors import UserError
 
-PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
 
 
@@ -26,11 +25,6 @@ def encode(image: Image.Image, kind: str, **options) -> bytes:
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
-
-
-def as_tensor(image: Image.Image) -> torch.Tensor:
-    pixels = np.array(image)
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
 def pillow(data: bytes, mode: str) -> torch.Tensor:

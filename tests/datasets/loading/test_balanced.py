@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.reading.command_line import parse_command_line
-from datasets.loading.balanced import balanced_order, describe_balance
+from datasets.loading.balanced import balanced_order
 from utils.errors import UserError
 
 COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes
@@ -36,14 +36,6 @@ def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
     for label in (1, 3):
         times = np.bincount(shown[TARGETS[shown] == label], minlength=500)[label == TARGETS]
         assert times.min() > 0 and times.max() - times.min() <= 12
-
-
-def test_the_note_tells_how_often_images_are_seen():
-    names = [f"class {label}" for label in range(8)]
-    assert describe_balance(TARGETS, names) == (
-        "balanced sampling: 125 per class and epoch; an image of 'class 0' (2) is seen 62.5 times, one of "
-        "'class 7' (419) 0.298 times"
-    )
 
 
 def test_balanced_weights_would_correct_the_imbalance_twice():

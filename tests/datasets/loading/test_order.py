@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state, eval_loader_for, samples_for, train_batches_for
+from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.reading.command_line import parse_command_line
@@ -96,8 +96,8 @@ def test_batches_start_at_any_position(cpu, epoch, batch):
 
 
 def config_for(*options: str):
-    grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]", "MODEL.NUM_CLASSES=10"]
-    return parse_command_line(["-dataset=digits", "-image_size=16", "-batch_size=50", "-opts", *grey, *options]).config
+    given = ["-dataset=digits", "-image_size=16", "-batch_size=50", "-opts", *GREY, "MODEL.NUM_CLASSES=10"]
+    return parse_command_line([*given, *options]).config
 
 
 @pytest.mark.parametrize(("workers", "policy"), [(1, "AUGMENT_POLICY=rand-m9-mstd0.5-inc1"), (2, "RAND_AUGMENT=true")])

@@ -40,7 +40,7 @@ def samples_of(tmp_path):
 
 
 def reasons(samples):
-    return {image.path.rpartition("/")[2]: image.reason for image in find_bad_images(samples, 3, 60).bad}
+    return {image.path.rpartition("/")[2]: image.reason for image in find_bad_images(samples, 3, 60)[0]}
 
 
 def test_each_kind_of_damage_is_found(samples_of):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import eval_loader_for, samples_for, train_batches_for
+from conftest import GREY, eval_loader_for, samples_for, train_batches_for
 from PIL import Image
 from torch.nn.functional import interpolate
 
@@ -85,8 +85,7 @@ def test_names_and_classes_are_kept(folders, cpu):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_smaller_pixels(folders, cpu, channels):
-    grey = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"] if channels == 1 else []
-    output = pack(folders, "-size", "21", *(["-opts", *grey] if grey else []))
+    output = pack(folders, "-size", "21", *(["-opts", *GREY] if channels == 1 else []))
     (files,) = samples_for(config_for(folders, "folder"), cpu, "train")
     (samples,) = samples_for(config_for(output, "packed"), cpu, "train")
     sizes = set()

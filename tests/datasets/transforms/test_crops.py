@@ -7,21 +7,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_images
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.crops import center_crop, random_crop_box, resize
-
-PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 411, 299))  # 261 x 199: no multiple of 8
-
-
-def as_tensor(image: Image.Image) -> torch.Tensor:
-    pixels = np.array(image)
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
-
+from tests.datasets.photo import PHOTO, as_tensor
 
 BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
 
