@@ -20,7 +20,7 @@ from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
-from utils.processes.failure import State, abort_together, leaving_state, limit_gpu_wait
+from utils.processes.failure import abort_together, limit_gpu_wait
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import torchrun_variables
 from utils.processes.ranks import RunStore
@@ -174,43 +174,6 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
     if error := broadcast_object(error, context):
         raise error
     return result
-
-
-class DelayedMax:
-    """The maxima of numbers over all ranks, one step late, so that ranks do not wait for each other.
-
-    A rank waits only for one that is more than a step behind, at most `timeout_seconds`. The exchange uses gloo between
-    hosts, in parallel with the collectives of the devices.
-    """
-
-    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
-        self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor] | None = None
-        if context.world_size > 1:
-            try:
-                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-            except RuntimeError as error:  # NCCL may use another network than gloo
-                if leaving_state(error) is not State.FAILED:
-                    raise
-                raise UserError(
-                    f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
-                    "their common network interface"
-                ) from error
-
-    def exchange(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Sends `values` (N,), on the CPU, and returns the maxima (N,) of the previous call; None at first.
-
-        All ranks must call it equally often, with the same N. In a run of one process the result is `values` itself.
-        """
-        if self._group is None:
-            return values
-        previous = self._pending
-        maxima = values.clone()
-        self._pending = dist.all_reduce(maxima, dist.ReduceOp.MAX, self._group, async_op=True), maxima
-        if previous is None:
-            return None
-        previous[0].wait()
-        return previous[1]
 
 
 def set_collective_timeout(context: ProcessContext, seconds: float) -> None:

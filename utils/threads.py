@@ -5,7 +5,6 @@ work that must be complete, such as a checkpoint. Use `DaemonPool` for work that
 server, which may take TIMEOUT_SECONDS.
 """
 
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
 TICK_SECONDS = 0.5
-_MAX_TICK_SECONDS = 2.0
 
 
 class DaemonPool:
@@ -65,8 +63,8 @@ def _end(calls: _Calls, num_threads: int) -> None:
 class Watchdog:
     """Calls `on_timeout` once, in its thread, after more than `limit_seconds` without a call of `reset`.
 
-    The thread only reads a clock: the call that it watches may block, and Python cannot interrupt it. A tick counts at
-    most two seconds, so that a process that was itself stopped, or had no processor, does not count its own pause.
+    The thread only counts its ticks: the call that it watches may block, and Python cannot interrupt it. A process that
+    was itself stopped, or had no processor, does not count its own pause.
     """
 
     def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
@@ -95,11 +93,8 @@ class Watchdog:
             self.seconds += seconds
 
     def _run(self) -> None:
-        before = time.monotonic()
         while not self._stopped.wait(TICK_SECONDS):
-            now = time.monotonic()
-            self.tick(min(now - before, _MAX_TICK_SECONDS))
-            before = now
+            self.tick(TICK_SECONDS)
             if self.seconds > self.limit_seconds:
                 self.has_expired = True
                 self._on_timeout()

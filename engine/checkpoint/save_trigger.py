@@ -6,10 +6,15 @@ The ranks exchange their requests, and with them their times of a step.
 import math
 import time
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from utils.distributed import DelayedMax, ProcessContext
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+from utils.processes.failure import State, leaving_state
 from utils.signals import Interrupted, PendingSignal
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
@@ -34,7 +39,7 @@ class SaveTrigger:
         self.signals = PendingSignal()
         self.rank_seconds: torch.Tensor | None = None
         self._rank, self._world_size = context.rank, context.world_size
-        self._max_over_ranks = DelayedMax(context, timeout_seconds)
+        self._max_over_ranks = _DelayedMax(context, timeout_seconds)
         self._gave_seconds = False
         self._next_save = self._due_time()
 
@@ -76,3 +81,40 @@ class SaveTrigger:
             return 0
         self.rank_seconds = maxima[1:].view(-1, 2) if gave_seconds else None
         return int(maxima[0])
+
+
+class _DelayedMax:
+    """The maxima of numbers over all ranks, one step late, so that ranks do not wait for each other.
+
+    A rank waits only for one that is more than a step behind, at most `timeout_seconds`. The exchange uses gloo between
+    hosts, in parallel with the collectives of the devices.
+    """
+
+    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        if context.world_size > 1:
+            try:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            except RuntimeError as error:  # NCCL may use another network than gloo
+                if leaving_state(error) is not State.FAILED:
+                    raise
+                raise UserError(
+                    f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
+                    "their common network interface"
+                ) from error
+
+    def exchange(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Sends `values` (N,), on the CPU, and returns the maxima (N,) of the previous call; None at first.
+
+        All ranks must call it equally often, with the same N. In a run of one process the result is `values` itself.
+        """
+        if self._group is None:
+            return values
+        previous = self._pending
+        maxima = values.clone()
+        self._pending = dist.all_reduce(maxima, dist.ReduceOp.MAX, self._group, async_op=True), maxima
+        if previous is None:
+            return None
+        previous[0].wait()
+        return previous[1]

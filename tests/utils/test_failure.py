@@ -18,7 +18,7 @@ LIMIT_SECONDS = 30
 HERE = socket.gethostname()
 OWN = RankProcess(0, HERE, os.getpid(), "")
 NEAR, FAR, FAR2 = RankProcess(1, HERE, 11, ""), RankProcess(2, "node2", 12, ""), RankProcess(3, "node2", 13, "")
-LEFT, WAITS, RUNS = (frozenset({message}) for message in Message)
+FAILS, LOST, WAITS, RUNS = (frozenset({message}) for message in Message)
 
 
 def test_no_thread_uses_the_store_after_the_end():
@@ -51,26 +51,26 @@ def test_processes_of_this_host_are_recognized():
 
 
 @pytest.mark.parametrize(
-    ("messages", "timed_out", "words", "lost"),
+    ("messages", "words", "lost"),
     [
-        ({0: LEFT, 1: LEFT}, True, "network to node2", [FAR, FAR2]),
-        ({0: LEFT, 1: LEFT, 3: LEFT}, True, "out of host memory", [FAR]),  # its host answers
-        ({0: LEFT, 1: LEFT}, False, "out of host memory", [FAR, FAR2]),  # closed connections
-        ({0: LEFT, 1: RUNS, 2: LEFT, 3: LEFT}, True, "does not respond", [NEAR]),
-        ({0: LEFT, 1: RUNS, 2: WAITS, 3: LEFT | RUNS}, False, "does not respond", [NEAR]),
-        (dict.fromkeys(range(4), LEFT), True, f"network of {HERE} and node2 may be cut", []),
-        (dict.fromkeys(range(4), LEFT), False, None, []),  # another rank reports a cause
+        ({0: LOST, 1: LOST}, "no answer from node2: the network may be cut", [FAR, FAR2]),
+        ({0: LOST, 1: LOST, 3: LOST}, "out of host memory", [FAR]),  # its host answers
+        ({0: LOST, 2: FAILS, 3: LOST}, "out of host memory", [NEAR]),
+        ({0: LOST, 1: RUNS, 2: LOST, 3: LOST}, "does not respond", [NEAR]),
+        ({0: LOST, 1: RUNS, 2: WAITS, 3: LOST | RUNS}, "does not respond", [NEAR]),
+        (dict.fromkeys(range(4), LOST), f"network of {HERE} and node2 may be cut", []),
+        ({0: LOST, 1: LOST, 2: FAILS, 3: LOST}, None, []),  # rank 2 reports a cause
     ],
 )
-def test_lost_ranks_are_named(messages, timed_out, words, lost):
-    message, to_kill = diagnose([OWN, NEAR, FAR, FAR2], messages, timed_out)
+def test_lost_ranks_are_named(messages, words, lost):
+    message, to_kill = diagnose([OWN, NEAR, FAR, FAR2], messages)
     assert to_kill == lost and (words in message if words else message is None)
     assert {rank for rank in range(4) if f"rank {rank} " in (message or "")} == {one.rank for one in lost}
 
 
 def test_the_owner_of_a_store_that_does_not_answer_is_named():
     message, lost = describe_silent_store([FAR, FAR2, OWN])
-    assert all(word in message for word in ("network to node2", "rank 2", "rank 3")) and lost == [FAR, FAR2]
+    assert all(word in message for word in ("no answer from node2", "rank 2", "rank 3")) and lost == [FAR, FAR2]
     assert describe_silent_store([])[1] == []
     message, lost = describe_silent_store([NEAR, OWN])
     assert message.startswith(f"{NEAR} or its launcher") and lost == []  # it is alive
@@ -80,10 +80,10 @@ def test_messages_of_ranks_and_the_first_that_has_left():
     store = dist.HashStore()
     first, other = RunStore(store, 700, 1000), RunStore(store, 3, 1000)
     assert not first.is_ending()
-    first.send(Message.LEAVES)
+    first.send(Message.FAILS)
     other.send(Message.WAITS)
-    other.send(Message.LEAVES)
-    assert other.is_ending() and list(other.messages().items()) == [(700, LEFT), (3, LEFT | WAITS)]
+    other.send(Message.LOST_A_RANK)
+    assert other.is_ending() and list(other.messages().items()) == [(700, FAILS), (3, LOST | WAITS)]
 
 
 def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch):
@@ -115,10 +115,10 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("Connection closed by peer [127.0.0.1]:1234", State.LOST_RANK),
-        ("Timed out waiting 3000ms for recv operation to complete", State.TIMED_OUT),
-        ("writev [10.0.0.1]:1: No route to host", State.TIMED_OUT),
-        ("connect: Network is unreachable", State.TIMED_OUT),
+        ("Connection closed by peer [127.0.0.1]:1234", State.LOST_A_RANK),
+        ("Timed out waiting 3000ms for recv operation to complete", State.LOST_A_RANK),
+        ("writev [10.0.0.1]:1: No route to host", State.LOST_A_RANK),
+        ("connect: Network is unreachable", State.LOST_A_RANK),
         ("a bug", State.FAILED),
     ],
 )

@@ -1,16 +1,20 @@
 """The start and the end of a program: an error is one line and an exit status, with a traceback only with `-debug`."""
 
+import errno
 import io
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from utils.errors import Findings, UserError, escape_control_characters, to_single_line
 from utils.processes.launcher import rank_of_process
-from utils.processes.streams import repair_standard_streams
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
+
+_LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
@@ -18,7 +22,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 
     The end of the run is recorded in its status.json.
     """
-    repair_standard_streams()
+    _repair_standard_streams()
     raise_on_signals()
     threading.excepthook = _report_thread_exception
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -52,3 +56,41 @@ def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
 def _wait_for_lower_ranks() -> None:
     """Delays higher ranks, so that an error of all ranks is printed once: the launcher terminates the waiting ranks."""
     time.sleep(min(0.5 * rank_of_process(), 3.0))
+
+
+def _repair_standard_streams() -> None:
+    """Replaces closed streams at the start of a program.
+
+    A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
+    checkpoint, would receive its descriptor and all printed text. A terminal or a pipe that goes away later stops no
+    run.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # receives the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):  # no test has replaced it
+            setattr(sys, name, _tolerant_output(stream))
+
+
+class _TolerantFile(io.FileIO):
+    """Ignores the error of writing to a stream that is lost: the log files have the same lines."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise
+            return len(memoryview(data))
+
+
+def _tolerant_output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    stream.flush()
+    binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)

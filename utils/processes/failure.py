@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
 from utils.processes.launch import silence_launcher
-from utils.processes.ranks import Message, Messages, RankProcess, RunStore
+from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
 from utils.signals import exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
 from utils.threads import DaemonPool
@@ -34,10 +34,9 @@ LAUNCHER_SECONDS = 4.0  # a launcher terminates the healthy ranks of a failed ru
 FORCE_SECONDS = 9.0  # a healthy rank of a failed run exits by itself after this time
 GPU_BACKEND = "nccl"
 _EXIT_SECONDS = 0.1  # a process whose connections are closed has ended after this time
-_CLOSED = re.compile(r"(closed|reset) by peer|broken pipe|remote process exit", re.IGNORECASE)
-_NO_ANSWER = re.compile(
-    r"timed out waiting \d+ms|collective operation timeout|no route to host|(network|host) is (unreachable|down)"
-    r"|connection timed out",
+_LOST_CONNECTION = re.compile(
+    r"(closed|reset) by peer|broken pipe|remote process exit|timed out waiting \d+ms|collective operation timeout"
+    r"|no route to host|(network|host) is (unreachable|down)|connection timed out",
     re.IGNORECASE,
 )
 
@@ -49,19 +48,15 @@ class State(Enum):
     FINISHED = "finished"
     INTERRUPTED = "a signal or an exit"
     FAILED = "an error of its own"
-    LOST_RANK = "another rank closed its connections"
-    TIMED_OUT = "another rank did not answer in a collective operation"
+    LOST_A_RANK = "another rank closed its connections, or did not answer in a collective operation"
 
 
 def leaving_state(error: BaseException) -> State:
-    """The state of a rank in which `error` was raised. torch tells the kinds of lost connections by their text only."""
+    """The state of a rank in which `error` was raised. torch tells lost connections by their text only."""
     if not isinstance(error, Exception):
         return State.INTERRUPTED
-    if isinstance(error, RuntimeError) and _NO_ANSWER.search(str(error)):
-        return State.TIMED_OUT
-    if isinstance(error, RuntimeError) and _CLOSED.search(str(error)):
-        return State.LOST_RANK
-    return State.FAILED
+    is_lost = isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error))
+    return State.LOST_A_RANK if is_lost else State.FAILED
 
 
 class Membership:
@@ -132,7 +127,7 @@ class Membership:
             waits = {one: waits.get(one, -POLL_SECONDS) + POLL_SECONDS for one in waiting}
             self.gpu_wait_seconds = max(waits.values(), default=0.0)
             if self.gpu_wait_seconds > self.limit_seconds + RESPONSE_SECONDS:
-                self._end(State.TIMED_OUT, main_is_blocked=True)
+                self._end(State.LOST_A_RANK, main_is_blocked=True)
                 _wait_for_launcher()
                 exit_now(1)
 
@@ -157,9 +152,9 @@ class Membership:
         try:
             is_first, message, lost = calls.submit(self._leave, main_is_blocked).result(STORE_SECONDS)
         except dist.DistError:  # the process that owns the store has ended
-            is_first, message, lost = False, STORE_ENDED if self._has_lost_rank() else None, []
+            is_first, message, lost = False, STORE_ENDED if state is State.LOST_A_RANK else None, []
         except TimeoutError:
-            if not self._has_lost_rank():
+            if state is not State.LOST_A_RANK:
                 return True
             message, lost = describe_silent_store(self.ranks)
             before = [one for one in self.ranks[: self.store.rank] if one.host == self.ranks[self.store.rank].host]
@@ -170,25 +165,23 @@ class Membership:
             self._report(message, lost, is_printed=is_first)
         return is_first
 
-    def _has_lost_rank(self) -> bool:
-        return self.state in (State.LOST_RANK, State.TIMED_OUT)
-
     def _leave(self, main_is_blocked: bool) -> tuple[bool, str | None, list[RankProcess]]:
         """Returns whether this rank is the first one, a line on the lost ranks, and these ranks."""
         store = self.store.clone() if main_is_blocked else self.store  # which the main thread may wait for
-        store.send(Message.LEAVES)
+        has_lost_a_rank = self.state is State.LOST_A_RANK
+        store.send(Message.LOST_A_RANK if has_lost_a_rank else Message.FAILS)
         is_first = next(iter(store.messages())) == store.rank
-        if not self._has_lost_rank():
+        if not has_lost_a_rank:
             return is_first, None, []
         time.sleep(_EXIT_SECONDS)
-        return is_first, *diagnose(self.ranks, self._wait_for_messages(store), self.state is State.TIMED_OUT)
+        return is_first, *diagnose(self.ranks, self._wait_for_messages(store))
 
     def _wait_for_messages(self, store: RunStore) -> Messages:
         """The messages, as soon as all ranks have left that can: one that waits, too, leaves a little later."""
         deadline = time.monotonic() + RESPONSE_SECONDS
         while True:
             messages = store.messages()
-            remaining = [one for one in self.ranks if Message.LEAVES not in messages.get(one.rank, ())]
+            remaining = [one for one in self.ranks if not LEAVING & messages.get(one.rank, frozenset())]
             if time.monotonic() > deadline or all(one.has_ended() for one in remaining):
                 return messages
             time.sleep(POLL_SECONDS)

@@ -13,13 +13,19 @@ _MESSAGES = "messages"  # a key of the store
 
 
 class Message(StrEnum):
-    """A rank leaves the run; or it answers one that leaves: its GPU waits in a collective operation, or does not."""
+    """What a rank tells the others.
 
-    LEAVES = "leaves"
+    It leaves the run for a reason of its own, or because it has lost another rank. Or it answers one that leaves: its
+    GPU waits in a collective operation, or it does not.
+    """
+
+    FAILS = "fails"
+    LOST_A_RANK = "lost-a-rank"
     WAITS = "waits"
     RUNS = "runs"
 
 
+LEAVING = frozenset({Message.FAILS, Message.LOST_A_RANK})
 Messages = Mapping[int, frozenset[Message]]  # by rank, of the ranks that have sent one
 
 
