@@ -32,12 +32,17 @@ OPTIONS += [f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}"]
 
 
 def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:
-    """An unbroken run, and copies of it as it was at step BROKEN; two of them are resumed."""
+    """An unbroken run, and copies of it as it was at step BROKEN; some of them are resumed."""
     unbroken = train(folder / "unbroken", context)
     copies = {name: copy(unbroken, folder / name, context) for name in ("sharded", "ddp", "alone", "damaged")}
     resume(copies["sharded"], context)
-    resume(copies["ddp"], context, "PARALLEL.STRATEGY=ddp")
-    return {"unbroken": unbroken, **copies}
+    resume(copies["ddp"], context, "PARALLEL.STRATEGY=ddp", f"TRAIN.MAX_STEPS={BROKEN + 2}")
+    back = folder / "back" / unbroken.name
+    if context.is_main:
+        shutil.copytree(copies["ddp"], back)
+    dist.barrier()
+    resume(back, context, "PARALLEL.STRATEGY=fsdp", f"TRAIN.MAX_STEPS={END}")
+    return {"unbroken": unbroken, "back": back, **copies}
 
 
 def train(output: Path, context: ProcessContext) -> Path:

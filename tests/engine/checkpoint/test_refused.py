@@ -126,12 +126,11 @@ def edit_manifest(folder: Path, name: str) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def edit_part(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+def edit_part(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], first_row: int = 0) -> None:
     tensors = load_file(folder / FIRST)
-    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
     change(tensors)
-    offsets |= {name: {"saved_offsets": [0] * tensors[name].dim()} for name in tensors.keys() - offsets.keys()}
-    save_file(tensors, folder / FIRST, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+    rows = {name: {"saved_offsets": [first_row, *[0] * (tensor.dim() - 1)]} for name, tensor in tensors.items()}
+    save_file(tensors, folder / FIRST, {"DCP_SHARDING_INFO": json.dumps(rows)})
     seal(folder)
 
 
@@ -146,13 +145,6 @@ def save_whole_twice(folder: Path) -> None:
     _, tensors = encode_content(checkpoint_state())
     for path in folder.glob("*.safetensors"):
         write_shard(path, tensors, 0, 1)
-    seal(folder)
-
-
-def forge_offsets(folder: Path) -> None:
-    tensors = load_file(folder / FIRST)
-    offsets = {name: {"saved_offsets": [2**40, *[0] * (tensor.dim() - 1)]} for name, tensor in tensors.items()}
-    save_file(tensors, folder / FIRST, {"DCP_SHARDING_INFO": json.dumps(offsets)})
     seal(folder)
 
 
@@ -214,7 +206,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "parts: a tensor less": lambda folder: edit_part(folder, lambda tensors: tensors.pop("model.norm.bias")),
     "parts: a tensor more": lambda folder: edit_part(folder, lambda tensors: tensors.update(other=torch.ones(1))),
     "parts: rows twice": save_whole_twice,
-    "parts: forged offsets": forge_offsets,
+    "parts: forged offsets": lambda folder: edit_part(folder, lambda _: None, first_row=2**40),
     "parts: a forged header": forge_header,
     "parts: no parts": without_parts,
 }

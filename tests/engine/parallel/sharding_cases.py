@@ -167,37 +167,6 @@ def num_bytes(tensors: Any) -> int:
     return sum(local_tensor(tensor).numel() * tensor.element_size() for tensor in tensors)
 
 
-def resumed(context: ProcessContext) -> Any:
-    """Three steps, the state, three more: sharded from sharded, sharded from DDP, DDP from sharded."""
-    options, report = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"], {}
-    names = {"ddp": [], "fsdp": FSDP}
-    saved, ends = {}, {}
-    for name, strategy in names.items():
-        state, data = build([*options, *strategy], context), batches(context)
-        train(state, context, 3, data)
-        taken = [
-            state.strategy.model_state(state.precision.weights.saved),
-            state.strategy.model_state(state.average.module),
-            state.strategy.optimizer_state(state.optimizer),
-        ]
-        saved[name] = whole(taken[0]), whole(taken[1]), whole(taken[2])
-        if name == "fsdp":
-            saved["shards"] = copy.deepcopy(taken)
-        train(state, context, 3, data)
-        ends[name] = weights(state)
-    for source, target in (("shards", "fsdp"), ("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp")):
-        state, data = build(["SEED=7", *options, *names[target]], context), batches(context)
-        model, average, optimizer = saved[source]
-        state.strategy.load_model_state(state.precision.weights.saved, model)
-        state.strategy.load_model_state(state.average.module, average)
-        state.strategy.load_optimizer_state(state.optimizer, copy.deepcopy(optimizer))
-        for _ in range(3):
-            next(data)
-        train(state, context, 3, data)
-        report[f"{source} to {target}"] = difference(weights(state), ends["fsdp" if source == "shards" else source])
-    return report
-
-
 def evaluation(context: ProcessContext) -> Any:
     """Logits of the average, and of the raw weights, before and after more training."""
     images, results = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), []
