@@ -93,3 +93,8 @@ def test_weights_that_do_not_fit(case):
     with pytest.raises(UserError, match=expected) as error:
         build(family, "-eval", f"-pretrained={file}", "-opts", option)
     assert str(error.value).startswith(f"{file}: ") and "\n" not in str(error.value)
+
+
+def test_paddlevits_regnet_names_timms():
+    with pytest.raises(UserError, match=r"RegNet: .*MODEL.TYPE=timm MODEL.NAME=regnety_160$"):
+        parse_command_line(["-opts", "MODEL.TYPE=RegNet"])
