@@ -13,6 +13,14 @@ from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
+_REMOVED_KEYS = {
+    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
+    "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
+    "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
+    "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
+    "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
+}
+
 
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
@@ -21,11 +29,20 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
         UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.
     """
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(_without_removed(values))
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False)
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise UserError(_error_line(errors[0], layers) + more) from None
+
+
+def _without_removed(values: dict[str, Any]) -> dict[str, Any]:
+    """The options without removed switches that are off, as in the config.yaml of earlier runs."""
+
+    def kept(name: str, section: dict[str, Any]) -> dict[str, Any]:
+        return {key: on for key, on in section.items() if on is not False or f"{name}.{key}" not in _REMOVED_KEYS}
+
+    return {name: kept(name, value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
@@ -46,15 +63,6 @@ def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
         path = (*path, *key.split("."))
         return f"{layers.origin(path)}{'.'.join(path)}{message.removeprefix(key)}"
     return f"{layers.origin(path)}{'.'.join(path)} is {shorten(error['input'])}: {message[0].lower()}{message[1:]}"
-
-
-_REMOVED_KEYS = {
-    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
-    "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
-    "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
-    "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
-    "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
-}
 
 
 def nearest_key(dotted: str, family: str) -> str:

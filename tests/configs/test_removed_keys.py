@@ -3,6 +3,7 @@
 import pytest
 
 from configs.reading.command_line import parse_command_line
+from configs.schema.parallel import Parallel
 from utils.errors import UserError
 
 REMOVED = {
@@ -20,3 +21,5 @@ def test_a_removed_key_names_its_replacement(key, replacement, tmp_path):
         with pytest.raises(UserError) as error:
             parse_command_line(argv)
         assert key in str(error.value) and replacement in str(error.value)
+    (tmp_path / "old.yaml").write_text(f"{section}: {{{name}: false}}\n")  # as an earlier run wrote it
+    assert parse_command_line([f"-cfg={tmp_path / 'old.yaml'}"]).config.parallel == Parallel()
