@@ -44,8 +44,10 @@ class Rows:
         self.findings: list[str] = []
 
     def add(self, line: int, path: str, target: str = "") -> None:
-        is_outside = path.startswith("/") or ".." in path.split("/")
-        if "\0" in path or (is_outside and not self._anywhere):
+        if "\0" in path:
+            self.add_finding(line, f"{shorten(path)} is not a path; save the file as text in UTF-8")
+            return
+        if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
             self.add_finding(
                 line, f"path {shorten(path)} is not inside {self.file.parent}; write a path relative to it"
             )

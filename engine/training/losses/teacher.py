@@ -99,16 +99,16 @@ def build_teacher(
             f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
         )
     _check_names(checkpoint, class_names)
-    if own.image_channels != data.image_channels:
-        raise UserError(
-            f"TRAIN.TEACHER_MODEL: {name} takes images of {own.image_channels} channels, and "
-            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
-        )
     changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": weights}
     try:
         model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
     except UserError as error:
         raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
+    if own.image_channels != data.image_channels:
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {name} takes images of {own.image_channels} channels, and "
+            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
+        )
     source, *others = notes or [f"weights: {TIMM}"]
     about = (
         f"{name}, {source}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
