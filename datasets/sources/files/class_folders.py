@@ -229,4 +229,4 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _cannot_list(error: OSError) -> UserError:
-    return UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the path and its permissions")
+    return UserError(f"{error.filename}: cannot be listed ({error.strerror}); check -data_path (DATA.DATA_PATH)")
