@@ -14,7 +14,7 @@ from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers.group import LoggerGroup
-from engine.run.plots import draw_curves
+from engine.run.plots import CURVES, draw_curves
 from engine.run.result import write_result
 from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import (
@@ -130,7 +130,7 @@ class Reporter:
         self.last = replace(self._report(progress), step=progress.step + 1)
         if self._steps:
             self._steps.append(step_row(self.last))
-            draw_curves(self.folder)
+            self._draw_curves()
         self._bar.close()
 
     def end_epoch(
@@ -205,11 +205,18 @@ class Reporter:
             table.sync()
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Draws curves.png, writes `result.json` and closes the files."""
+        """Writes `result.json`, draws curves.png and closes the files."""
         if self._epochs:
-            draw_curves(self.folder)
             write_result(self.folder, result)
+            self._draw_curves()
         self.close(result)
+
+    def _draw_curves(self) -> None:
+        """Warns of a full disk: the checkpoint and the result of the run are more important."""
+        try:
+            draw_curves(self.folder)
+        except OSError as error:
+            self.logger.warn(f"Warning: {self.folder / CURVES}: cannot be drawn ({error.strerror or error})")
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""

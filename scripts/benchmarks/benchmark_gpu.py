@@ -15,7 +15,6 @@ All other flags are flags of main_single_gpu.py, for example `-cfg=configs/vit_t
 """
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from engine.run.result import read_json
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.common import mode_config, parse_names, write_json
 from scripts.benchmarks.gpu.parts import run_part
@@ -49,7 +49,10 @@ def main(argv: list[str]) -> int:
     check_supported(mode_config([*DEFAULTS, *rest], "O1-bf16").train)  # before the measurements
     parts = build_parts(flags, [*DEFAULTS, *rest])
     file = flags.output / "figures.json"
-    records: Records = json.loads(file.read_text()) if file.exists() else {}
+    keys = {"outcome", "seconds", "result"}  # a file of an older version has others
+    records: Records = {
+        name: one for name, one in read_json(file).items() if isinstance(one, dict) and keys <= set(one)
+    }
     left = [name for name in parts if name not in records]
     selected = parse_names("parts", flags.parts, parts) if flags.parts else left
     if not visible_gpus():

@@ -70,6 +70,15 @@ def test_named_parts_are_repeated_and_the_other_records_kept(ran, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "found", ["{", "[1]", '{"argv": ["-parts=O1"], "parts": [{"name": "O1"}], "O1": {"outcome": "done"}}']
+)
+def test_a_damaged_or_older_record_is_replaced(found, ran, tmp_path):
+    (tmp_path / "figures.json").write_text(found)
+    benchmark_gpu.main([f"-output={tmp_path}", "-parts=jpeg"])
+    assert list(json.loads((tmp_path / "figures.json").read_text())) == ran == ["jpeg"]
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"),

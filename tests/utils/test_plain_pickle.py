@@ -63,3 +63,17 @@ def test_tuples_are_lists_and_no_keys(size, tmp_path):
 
 def test_a_large_number_of_a_stored_object_takes_no_memory(tmp_path):
     assert read(b"\x80\x02]r\xff\xff\xff\x7f.", tmp_path) == []  # pickle.Unpickler would take 34 GB
+
+
+def test_many_operations_are_refused(tmp_path):
+    """A mark takes 90 bytes."""
+    with pytest.raises(ValueError, match="operations"):
+        read(b"(" * 3_000_000, tmp_path)
+
+
+def test_a_dict_that_is_copied_many_times_takes_its_memory_once(tmp_path):
+    items = b"}q\0(" + b"".join(b"J" + number.to_bytes(4, "little") + b"N" for number in range(1000)) + b"u"
+    content = read(
+        b"\x80\x02]q\x02(ccollections\nOrderedDict\nq\x01" + items + b"\x85R" + b"h\x01h\0\x85R" * 99 + b"e.", tmp_path
+    )
+    assert sum(map(len, content)) == 1000

@@ -2,7 +2,7 @@
 
 Strings, numbers, lists and dicts are built; a tuple becomes a list, and an array a record of its bytes. A pickle of a
 few bytes can still make `pickle.Unpickler` take all memory, or hash nested tuples for years. Therefore it is Python's
-implementation, with the operations of plain data alone, and only scalars can be keys.
+implementation, with the operations of plain data alone, at most `_MAX_OPERATIONS`, and only scalars can be keys.
 """
 
 import mmap
@@ -22,6 +22,7 @@ _OPERATIONS = (
     *("SETITEM", "SETITEMS", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "PROTO", "FRAME", "STOP"),
     *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
 )
+_MAX_OPERATIONS = 2_000_000  # a few seconds, 200 MB; the largest known weight file needs a tenth of it
 _CODES = [getattr(pickle, name)[0] for name in _OPERATIONS]
 
 
@@ -68,7 +69,19 @@ def read_plain_pickle(stream: BinaryIO) -> Any:
         return _Unpickler(file, encoding="latin1").load()
 
 
+def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    def count_and_load(unpickler: Any) -> None:
+        unpickler.num_operations += 1
+        if unpickler.num_operations > _MAX_OPERATIONS:
+            raise ValueError(f"more than {_MAX_OPERATIONS:,} operations")
+        load(unpickler)
+
+    return count_and_load
+
+
 class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
+    num_operations = 0
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _CALLS:
             raise ForbiddenName(f"{module}.{name}")
@@ -83,7 +96,7 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
         del self.stack[-size:]
         self.append(items)
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+    loaders: ClassVar[dict[int, Callable[[Any], None]]] = {
         **{code: PythonUnpickler.dispatch[code] for code in _CODES},
         pickle.BUILD[0]: load_build,
         pickle.TUPLE[0]: PythonUnpickler.load_list,
@@ -92,6 +105,7 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
         pickle.TUPLE2[0]: lambda self: self.load_tuple(2),
         pickle.TUPLE3[0]: lambda self: self.load_tuple(3),
     }
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {code: _counted(load) for code, load in loaders.items()}
 
 
 def _array(*arguments: Any) -> ArrayRecord:
@@ -105,6 +119,14 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
+def _dict(*items: Any) -> dict[Any, Any]:
+    """Empties the list of items: a small file may name it many times."""
+    content = dict(*items)
+    for one in items:
+        one.clear()
+    return content
+
+
 def _pair(items: list[Any]) -> list[Any]:
     first, second = items
     return [first, second]
@@ -116,7 +138,7 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _array,
     ("numpy._core.multiarray", "_reconstruct"): _array,
     ("_codecs", "encode"): _encode,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): _dict,
     ("builtins", "tuple"): _pair,  # PaddlePaddle's (name, array)
     ("__builtin__", "tuple"): _pair,  # protocol 2
 }

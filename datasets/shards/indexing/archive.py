@@ -116,12 +116,12 @@ class Archive:
                 )
             content = self._read(header.size + -header.size % _BLOCK_BYTES)
             blocks = blocks[:-_BLOCK_BYTES] if header.type == tarfile.XGLTYPE else blocks + content
-        if header and len(blocks) == _BLOCK_BYTES:
-            return header
+        if header and (len(blocks) == _BLOCK_BYTES or header.type == tarfile.GNUTYPE_SPARSE):
+            return header  # `tarfile` would read the map of a sparse file in the blocks after it
         try:
             with tarfile.open(fileobj=io.BytesIO(blocks), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
                 header = tar.next()
-        except (tarfile.TarError, ValueError, OverflowError):
+        except Exception:  # of almost any type, for a damaged header
             header = None
         if not header:
             raise self.error(f"is damaged at byte {start:,} (no valid header)")

@@ -142,6 +142,12 @@ def test_hostile_members(fields, problem):
     assert problem in error_of(with_header(tar_of({"a": b""}, tarfile.USTAR_FORMAT), 0, **fields))
 
 
+def test_a_sparse_file_with_a_long_name_and_many_holes():
+    name = with_header(tar_of({"././@LongLink": b"a" * 511 + b"\0"})[:1024], 0, type=b"L")
+    sparse = with_header(tar_of({"a.jpg": b""})[:512], 0, type=b"S", prefix=bytes(137) + b"\1")  # 1: the map continues
+    assert "is a sparse file" in error_of(name + sparse + bytes(2048))
+
+
 @pytest.mark.parametrize(
     ("records", "problem"),
     [

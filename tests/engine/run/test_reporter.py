@@ -97,6 +97,15 @@ def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
         run.reporter.after_step(progress)
 
 
+def test_curves_that_cannot_be_written_end_no_run(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    (tmp_path / "curves.png").mkdir()
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)
+    run.reporter.stop(EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device)))  # a checkpoint follows
+    run.reporter.finish({"top1": 1.0})
+    assert (tmp_path / "result.json").exists() and run.log.count("curves.png: cannot be drawn (Is a directory)") == 2
+
+
 def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     """In each second there are four steps; the GPU waits 0.2 s for data, and in three steps for the host."""
     run, now = SimulatedRun(tmp_path, cpu), 0
