@@ -14,12 +14,19 @@ from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
 
+# Removed keys that the config.yaml of older runs has with the value false
+_WRITTEN_OFF = (("PARALLEL", "OFFLOAD"), ("TRAIN", "RESTART_SCHEDULE"))
+
+
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
     Raises:
         UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.
     """
+    for section, key in _WRITTEN_OFF:
+        if isinstance(keys := values.get(section), dict) and keys.get(key) is False:
+            values = values | {section: {name: value for name, value in keys.items() if name != key}}
     try:
         return Config.model_validate(values)
     except ValidationError as invalid:

@@ -20,3 +20,8 @@ def test_a_removed_key_names_its_replacement(key, replacement, tmp_path):
         with pytest.raises(UserError) as error:
             parse_command_line(argv)
         assert key in str(error.value) and replacement in str(error.value)
+
+
+def test_the_options_of_an_older_run_are_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("PARALLEL: {OFFLOAD: false}\nTRAIN: {RESTART_SCHEDULE: false}\n")
+    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config == parse_command_line([]).config

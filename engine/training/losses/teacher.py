@@ -108,7 +108,8 @@ def build_teacher(
     try:
         model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
+        problem = str(error).removeprefix("MODEL.PRETRAINED: ")
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     source, *others = notes or [f"weights: {TIMM}"]
     about = (
         f"{name}, {source}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
