@@ -13,7 +13,6 @@ from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 
-
 # Removed keys that the config.yaml of older runs has with the value false
 _WRITTEN_OFF = (("PARALLEL", "OFFLOAD"), ("TRAIN", "RESTART_SCHEDULE"))
 
