@@ -33,7 +33,7 @@ def build_timm(options: Model, data: Data) -> nn.Module:
         except OSError as error:
             raise UserError(
                 f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
-                "check the network, or give a file with -pretrained"
+                "check the network, or give a file of weights"
             ) from error
     check_image_size(model, name, data)
     return model

@@ -40,11 +40,12 @@ def split_flags(
         UserError: a flag is unknown to both, or was removed.
     """
     flags, rest = parser.parse_known_args(argv)
+    for flag in (argument.partition("=")[0] for argument in rest if argument.startswith("-")):
+        if replacement := removed.get(flag.lstrip("-")):
+            parser.error(f"{flag}: was removed; {replacement}")
     others, unknown = entry_parser(parser.prog).parse_known_args(rest)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        if replacement := removed.get(flag.lstrip("-")):
-            parser.error(f"{flag}: was removed; {replacement}")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")
     return flags, rest
 

@@ -28,7 +28,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     if config.eval.enabled:
         check_writable(Path(config.save))
         opened = open_evaluation(command, context, logger)
-        config, model = opened.config, opened.model.float()
+        config, model = opened.config, opened.meta_model
     else:
         config, model = _build_training(config, context, logger)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -60,7 +60,7 @@ def with_data_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> tu
         changes["MULTI_LABEL"] = trained_on.data.get("MULTI_LABEL") is True
     for option, value in trained_on.preprocessing_options().items():
         key, now, trained = option.upper(), getattr(data, option), tuple(value) if isinstance(value, list) else value
-        if key in given and now not in ("auto", trained):
+        if key in given and now != trained:
             warnings.append(f"Warning: DATA.{key} is {now}, but the checkpoint was trained with {trained}")
         else:
             changes[key] = trained

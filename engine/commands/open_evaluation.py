@@ -19,6 +19,7 @@ from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
 from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
+from engine.run.mfu.flops import copy_to_meta
 from engine.training.eval_model import build_eval_model
 from engine.training.run_data import data_facts
 from utils.distributed import ProcessContext
@@ -31,7 +32,7 @@ _TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a s
 class OpenedEvaluation:
     """The completed options, the samples, and the model of `MODEL.PRETRAINED`, ready for `evaluator`.
 
-    title: of the figures in the log.
+    title: of the figures in the log. meta_model: a copy in fp32 without memory, for its number of parameters and FLOPs.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class OpenedEvaluation:
     model: nn.Module
     evaluator: Evaluator
     title: str
+    meta_model: nn.Module
 
 
 def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> OpenedEvaluation:
@@ -62,7 +64,8 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     # At O2 and O3 the fp32 weights of `built` are not needed.
-    return OpenedEvaluation(config, samples, built.compute, built.evaluator, _TITLES.get(command.split, "Validation"))
+    title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
+    return OpenedEvaluation(config, samples, built.compute, built.evaluator, title, meta_model)
 
 
 def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, list[str | Fact]]:

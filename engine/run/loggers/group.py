@@ -35,7 +35,7 @@ class LoggerGroup:
     def start(self, folder: Path, steps_done: int) -> None:
         """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
         run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
-        names = [*([_TENSORBOARD] if is_installed(_TENSORBOARD) else []), *self.names]
+        names = [*([_TENSORBOARD] if is_installed(_TENSORBOARD) else []), *dict.fromkeys(self.names)]
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
         for logger in self._loggers:
             logger.start(run)

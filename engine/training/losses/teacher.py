@@ -103,7 +103,8 @@ def build_teacher(
     try:
         model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
+        problem = str(error).removeprefix("MODEL.PRETRAINED: ")
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     if own.image_channels != data.image_channels:
         raise UserError(
             f"TRAIN.TEACHER_MODEL: {name} takes images of {own.image_channels} channels, and "

@@ -174,7 +174,8 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
 
 def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
     argv = ["-predict", str(images / "dog" / "00.png"), f"-resume={trained}"]
-    run(parse_command_line([*argv, "-dry_run", "-amp", "-opts", "AMP.LEVEL=O2"]), cpu)
+    for level in ("O2", "O3"):
+        run(parse_command_line([*argv, "-dry_run", "-amp", "-opts", f"AMP.LEVEL={level}"]), cpu)
     assert run(parse_command_line(argv), cpu) == 0
     folder = only_run(trained.parent, "predict")
     assert folder.name.startswith(f"predict-{trained.name[:3]}")
