@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from conftest import eval_loader_for, samples_for, train_batches_for
 from fault_server import body, fault_server, status
-from tar_files import tar_of
-from tar_shards import jpeg, write_shard, write_shards
+from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
