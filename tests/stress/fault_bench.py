@@ -37,7 +37,7 @@ _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
     r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: [ab]|tar: )"
     r"|^(tar server: (away|goes)|SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
-    r"|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
+    r"|^(Ctrl-C on|the launcher)|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
 )
 
 

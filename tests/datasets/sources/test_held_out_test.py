@@ -50,10 +50,7 @@ def test_test_images_without_labels_are_not_evaluated(tmp_path):
     write_classes(tmp_path / "train", cat=2, dog=2)
     write_classes(tmp_path, test=3)
     has_test, note = find_test_split(options(tmp_path, dataset="folder"))
-    assert not has_test and note == (
-        f"{tmp_path / 'test'}: has no folder with the name of a class, so that it is not evaluated; "
-        f"-predict {tmp_path / 'test'} labels its images"
-    )
+    assert not has_test and f"{tmp_path / 'test'}: has no folder with the name of a class" in note
     assert folder(options(tmp_path, dataset="folder"), "train").findings == []
     (tmp_path / "test.csv").write_text("image_path\nx.jpg\n")
     has_test, note = find_test_split(options(tmp_path, dataset="csv"))
