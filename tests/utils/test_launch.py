@@ -85,16 +85,10 @@ def test_first_host(nodelist, host):
 
 
 SRUN = {
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_STEP_NODELIST": "node[03-06]",
-    "SLURM_NODELIST": "node[01-09]",
-    "SLURM_JOB_ID": "1234",
-    "SLURM_STEP_ID": "0",
-}
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "node[03-06]", "SLURM_NODELIST": "node[01-09]",
+    "SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0",
+}  # fmt: skip
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -106,13 +100,8 @@ OPEN_MPI = {
 def test_srun_variables():
     translated = torchrun_variables(SRUN)
     port = int(translated.pop("MASTER_PORT"))
-    assert translated == {
-        "RANK": "5",
-        "WORLD_SIZE": "7",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "node03",
-    }
+    expected = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node03"}
+    assert translated == expected
     assert 20000 <= port < 30000
     assert port != int(torchrun_variables(SRUN | {"SLURM_STEP_ID": "1"})["MASTER_PORT"])
     assert torchrun_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
