@@ -64,15 +64,13 @@ def etag(path: Path) -> str:
 
 
 class RangeServer(ThreadingHTTPServer):
-    """A server on `port`, or on a free port, of 127.0.0.1."""
+    """A server on a free port of 127.0.0.1."""
 
     daemon_threads = True
     request_queue_size = 128  # with Python's 5, connections that begin together wait for a second
 
-    def __init__(
-        self, folder: Path, latency_seconds: float = 0.0, handler: type[RangeHandler] = RangeHandler, port: int = 0
-    ) -> None:
-        super().__init__(("127.0.0.1", port), handler)
+    def __init__(self, folder: Path, latency_seconds: float = 0.0, handler: type[RangeHandler] = RangeHandler) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.folder, self.latency_seconds = folder.resolve(), latency_seconds
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -1,7 +1,7 @@
 """Memory and time of a training step with DDP, FSDP or HSDP, with or without gradient checkpointing.
 
 docs/clusters.md has the sources. NVIDIA's published rates of ViT-g/14 on 8 to 128 GPUs confirm the formula
-(tests/scripts/test_plan.py), torch's memory tracker the memory of FSDP (tests/scripts/plan_memory.py).
+(tests/scripts/test_plan.py), torch's memory tracker the memory of FSDP (tests/scripts/test_plan_memory.py).
 """
 
 from math import log2

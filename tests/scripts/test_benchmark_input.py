@@ -119,16 +119,6 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_prints_the_tables_and_writes_the_figures(tmp_path, capsys):
-    assert benchmark_input.main([*SMALL, "-seconds=0.1", f"-json={tmp_path / 'a.json'}"]) == 0
-    printed = capsys.readouterr().out
-    for start in ("| timm create_loader |", "| ours |", "| ours / timm create_loader |"):
-        assert f"\n{start}" in printed
-    result = json.loads((tmp_path / "a.json").read_text())
-    assert all(len(values) == 2 and min(values) > 0 for values in result["ratios"].values())
-
-
-@pytest.mark.slow
 def test_sources_are_compared(tmp_path, monkeypatch):
     sources = pytest.importorskip("scripts.benchmarks.input.sources")
     monkeypatch.setattr(sources, "ENTRIES", 64)

@@ -14,7 +14,6 @@ from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS, build_program
 from scripts.benchmarks.images import Size, make_images
 from scripts.benchmarks.programs import BARE, OURS, Program, Reading, read_line, run_turn
-from scripts.benchmarks.programs import TIMM as TIMM_LINE
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
@@ -74,12 +73,6 @@ def test_our_log_is_read_as_the_reporter_writes_it():
     assert [read_line(OURS, line) for line in log_lines(first)] == [Reading(1, 2.27e9), None]
     assert [read_line(OURS, line) for line in log_lines(later)] == [Reading(41, 2.27e9), None]
     assert read_line(OURS, "----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
-
-
-def test_timms_lines_have_the_step():
-    line = "Train: 0 [   8/1252 (  1%)]  Loss: nan (6.96)  Time: 0.480s,   66.67/s  LR: 1.000e-05  Data: 0.010 (0.2)"
-    assert read_line(TIMM_LINE, line) == Reading(9)
-    assert read_line(TIMM_LINE, "Model vit_tiny_patch16_224 created, param count:5717416") is None
 
 
 # Turns
@@ -142,13 +135,6 @@ def assert_ended(pid: int) -> None:
 def test_a_program_that_fails_gives_its_reason(code, limit_seconds, said):
     with pytest.raises(UserError, match=said):
         run_turn(python(code), 1, 1, limit_seconds)
-
-
-def test_the_bare_loop_logs_its_steps():
-    *_, config = parsed(*TINY)
-    lines = benchmark_train.run_bare_loop(config, interval=2)
-    readings = [read_line(BARE, next(lines)) for _ in range(3)]
-    assert [reading.steps for reading in readings] == [2, 4, 6] and readings[0].memory_bytes > 1e8
 
 
 # Command lines

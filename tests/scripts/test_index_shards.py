@@ -9,7 +9,7 @@ from datasets.shards.indexing import build
 from datasets.shards.indexing.index import INDEX_NAME, read_index
 from scripts.index_shards import main
 from tests.datasets.shards.fault_server import fault_server
-from tests.datasets.shards.tar_shards import write_shards
+from tests.datasets.shards.tar_files import write_shards
 from utils.errors import UserError
 
 

@@ -22,12 +22,10 @@ CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[Path, Path]:
+def runs(trained_digits, tmp_path_factory) -> tuple[Path, Path]:
     """A run, and its copy with folders of shards in place of files."""
-    output = tmp_path_factory.mktemp("out")
-    options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=5e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-    run = train(["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options], CPU)
-    sharded = Path(shutil.copytree(run, output / "sharded"))
+    run = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    sharded = Path(shutil.copytree(run, tmp_path_factory.mktemp("out") / "sharded"))
     for file in list(sharded.glob("*.pth")):
         to_shards(file)
     return run, sharded

@@ -36,8 +36,8 @@ _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
     r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: [ab]|tar: )"
-    r"|^(SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
-    r"|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
+    r"|^(tar server: (away|goes)|SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
+    r"|^(Ctrl-C on|the launcher)|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
 )
 
 

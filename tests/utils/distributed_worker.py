@@ -156,12 +156,6 @@ def owner_is_stopped(context: ProcessContext) -> None:
     all_reduce_sum(torch.zeros(1), context)
 
 
-def wait(context: ProcessContext) -> None:
-    all_reduce_sum(torch.zeros(1), context)
-    print_line("ready")
-    time.sleep(600)
-
-
 def main(argv: list[str]) -> int:
     launcher = detect_launcher()
     if launcher is None:

@@ -124,8 +124,7 @@ def machine(monkeypatch, tmp_path):
 def test_no_command_trains_on_the_cpu_instead_of_the_gpu(machine, start):
     machine(TOO_OLD, visible=None, has_gpu=True)
     with pytest.raises(
-        UserError,
-        match=r"CUDA 13\.2.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU",
+        UserError, match=r"CUDA 13\.2.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU"
     ) as caught:
         start()
     assert "\n" not in str(caught.value) and "Please" not in str(caught.value)

@@ -50,14 +50,6 @@ def run(case: str, *words: str) -> Ended:
     return end(start([sys.executable, WORKER, case, *words]))
 
 
-def started_and_ready() -> subprocess.Popen:
-    process = start([sys.executable, WORKER, "wait"])
-    ready = 0
-    while ready < 2:
-        ready += process.stdout.readline() == "ready\n"
-    return process
-
-
 @pytest.mark.slow
 def test_script_starts_its_own_processes():
     words = ["-path=/a b/$$c", "${local_rank}"]
@@ -132,15 +124,6 @@ def test_error_ends_all_processes_and_is_printed_once(case):
 
 
 @pytest.mark.slow
-def test_killed_process_ends_all_processes():
-    ended = run("one_is_killed")
-    assert ended.status == 128 + signal.SIGKILL
-    (line,) = re.findall("^error: .*", ended.err, re.MULTILINE)
-    assert "rank 1" in line and "possible cause: out of host memory" in line
-    assert "Traceback" not in ended.err
-
-
-@pytest.mark.slow
 def test_processes_exit_without_a_launcher_that_terminates_them():
     cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]
@@ -186,22 +169,6 @@ def test_hang_under_nccl_is_named():
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_processes():
-    process = started_and_ready()
-    process.send_signal(signal.SIGINT)
-    ended = end(process)
-    assert ended.status == 130
-    assert ended.err == "interrupted by SIGINT\n"
-
-
-@pytest.mark.slow
-def test_killed_launcher_leaves_no_process():
-    process = started_and_ready()
-    process.kill()
-    end(process)
-
-
-@pytest.mark.slow
 def test_process_without_its_launcher_exits_at_once():
     one_of_two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     ended = end(start([sys.executable, WORKER, "agree"], **one_of_two, AMPVIT_PARENT_PID="1"))
@@ -231,14 +198,6 @@ def test_gpu_that_is_full_at_the_start():
             raise error
     with pytest.raises(RuntimeError, match="a bug"), distributed._report_full_gpu():
         raise RuntimeError("a bug")
-
-
-def test_single_process_needs_no_process_group():
-    context = distributed.single_process()
-    numbers = torch.ones(3)
-    assert context.is_main
-    assert distributed.all_reduce_sum(numbers, context) is numbers
-    assert distributed.broadcast_object("a name", context) == "a name"
 
 
 @pytest.mark.parametrize(("shared", "counts_matter"), [("True", True), ("False", False)])

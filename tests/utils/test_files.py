@@ -10,9 +10,9 @@ import torch
 from engine.checkpoint.run_folder import make_run_folder
 from utils.atomic_file import atomic_save, verify_checksum
 from utils.errors import UserError
-from utils.seeding import derive_seed
+from utils.seeding import derive_seed, seed_device
 from utils.status import RunStatus, read_status
-from utils.tables import read_rows
+from utils.tables import read_rows, safe_cell, unescaped_cell
 
 
 @pytest.fixture
@@ -72,6 +72,12 @@ def test_incomplete_last_row_is_dropped(tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+49", "-x", "@home", "cat", "'quoted'", "", "'", "a=b"])
+def test_a_cell_is_read_back_as_its_text(text):
+    cell = safe_cell(text)
+    assert unescaped_cell(cell) == text and not cell.startswith(("=", "+", "-", "@"))
+
+
 def test_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"SAVE: .*file.*-output"):
@@ -97,3 +103,11 @@ def test_seeds_are_reproducible_and_distinct():
     uses = itertools.product((0, 1), ("order", "augment"), range(20), range(20))
     seeds = {derive_seed(*use) for use in uses}
     assert len(seeds) == 1600 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeding_a_device_equals_seeding_all():
+    drawn = []
+    for seed in (lambda: torch.manual_seed(2**62 + 7), lambda: seed_device(2**62 + 7, torch.device("cpu"))):
+        seed()
+        drawn.append((torch.rand(3), torch.randint(9, (3,))))
+    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))

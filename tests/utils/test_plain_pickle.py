@@ -40,7 +40,7 @@ def test_pickles_of_python_2(tmp_path):
     """As CIFAR's batches: strings and bytes share a Latin-1 type."""
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
     array += b"(I1\n(I2\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
-    state = b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nU\x02\xff\x01tb"
+    state = b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nT\x02\0\0\0\xff\x01tb"
     content = read(b"\x80\x02}(U\x04data" + array + state + b"U\x05names](U\x01aeu.", tmp_path)
     assert content["data"].array().tolist() == [255, 1] and content["names"] == ["a"]
 

@@ -5,13 +5,7 @@ import signal
 
 import pytest
 
-from utils.signals import (
-    Interrupted,
-    PendingSignal,
-    defer_signals,
-    raise_on_signals,
-    received_signal,
-)
+from utils.signals import Interrupted, PendingSignal, defer_signals, raise_on_signals, received_signal
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 

@@ -60,32 +60,25 @@ def test_fused_lerp(any_device):
         assert all(map(torch.equal, ends, copies))
 
 
-def test_process_group_timeout(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        torch_compat.set_process_group_timeout(timedelta(seconds=77))
-        backend = dist.group.WORLD._get_backend(CPU)
-        assert backend.options._timeout == timedelta(seconds=77)
-        other = dist.new_group(timeout=timedelta(seconds=11))
-        torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
-        timeouts = [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)]
-        assert timeouts == [77, 33]
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("cpu_group")
+def test_process_group_timeout():
+    torch_compat.set_process_group_timeout(timedelta(seconds=77))
+    backend = dist.group.WORLD._get_backend(CPU)
+    assert backend.options._timeout == timedelta(seconds=77)
+    other = dist.new_group(timeout=timedelta(seconds=11))
+    torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
+    assert [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)] == [77, 33]
 
 
-def test_recorder_counts_the_collectives_of_each_group(tmp_path):
+@pytest.mark.usefixtures("cpu_group")
+def test_recorder_counts_the_collectives_of_each_group():
     """test_distributed.py has one that does not end."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        for group in (None, None, dist.new_group()):
-            dist.all_reduce(torch.zeros(1), group=group)
-        numbers = torch_compat.collective_numbers("gloo").values()  # a thread of gloo counts the ends later
-        assert {1, 2} <= {started for started, _ in numbers}
-        assert all(ended <= started for started, ended in numbers)
-        assert torch_compat.collective_numbers("nccl") == {}
-    finally:
-        dist.destroy_process_group()
+    for group in (None, None, dist.new_group()):
+        dist.all_reduce(torch.zeros(1), group=group)
+    numbers = torch_compat.collective_numbers("gloo").values()  # a thread of gloo counts the ends later
+    assert {1, 2} <= {started for started, _ in numbers}
+    assert all(ended <= started for started, ended in numbers)
+    assert torch_compat.collective_numbers("nccl") == {}
 
 
 def test_loss_scale_and_growth_tracker_can_be_modified():

@@ -29,7 +29,7 @@ from engine.run.log import RunLogger
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
-from utils.errors import Findings, UserError
+from utils.errors import UserError
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
 BAD_IN_VAL = {"class1/3.png": b"?"}
@@ -145,15 +145,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(image_folder, tmp_path, cpu, 
         assert_same_state(one[part], other[part], part)
     assert [row["skipped_images"] for row in rows(resumed / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(resumed)
-
-
-def test_without_skip_all_bad_images_end_the_run_before_its_first_step(image_folder, tmp_path, cpu):
-    with pytest.raises(Findings, match=r"^4 images cannot be read; .*set DATA\.ON_BAD_IMAGE=skip") as caught:
-        train(argv_for(image_folder, tmp_path / "out", "DATA.ON_BAD_IMAGE=error"), cpu)
-    _, *findings = str(caught.value).split("\n  ")
-    assert [Path(finding.partition(": ")[0]).name for finding in findings] == ["30.png", "4.png", "11.png", "3.png"]
-    assert all(finding.endswith("; replace or remove it") for finding in findings)
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_image_that_breaks_during_the_run_ends_it(image_folder, tmp_path, cpu):

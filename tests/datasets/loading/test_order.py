@@ -132,12 +132,8 @@ def test_evaluation_batches_are_padded(cpu):
 def test_data_options_that_do_not_fit(cpu):
     with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
         samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
-    with pytest.raises(UserError, match="1437 training samples do not fill one batch of 1438"):
-        samples_for(config_for("DATA.BATCH_SIZE=1438"), cpu, "train")
     with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
-    with pytest.raises(UserError, match=r"but MODEL.NUM_CLASSES is 9 \(.* labels >= 9\); set it to 10 or more"):
-        samples_for(config_for("MODEL.NUM_CLASSES=9"), cpu, "train")
 
 
 def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_workers(tmp_path, cpu):

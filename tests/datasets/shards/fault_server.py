@@ -38,8 +38,8 @@ class FaultServer(RangeServer):
     `requests` has the method, the path and the range of each request.
     """
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
-        super().__init__(folder, handler=FaultHandler, port=port)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, handler=FaultHandler)
         self.faults: Iterator[Fault] = iter(())
         self.lock = threading.Lock()
         self.requests: list[tuple[str, str, str | None]] = []
@@ -57,13 +57,21 @@ class FaultServer(RangeServer):
 
 
 @contextmanager
-def fault_server(folder: Path, port: int = 0) -> Iterator[FaultServer]:
-    with FaultServer(folder, port) as server:
+def fault_server(folder: Path) -> Iterator[FaultServer]:
+    with FaultServer(folder) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield server
         finally:
             server.shutdown()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits for the result of downloads in the background."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def status(code: int, **headers: str) -> Fault:

@@ -2,7 +2,6 @@ import errno
 import multiprocessing
 import os
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import StoreError
 from engine.run.facts import FACTS, read_facts
 from engine.run.log import RunLogger
-from tests.datasets.shards.fault_server import body, fault_server, status
+from tests.datasets.shards.fault_server import body, fault_server, status, wait_for
 
 SIZE = 300_000
 SPAWN = multiprocessing.get_context("spawn")
@@ -72,14 +71,6 @@ def cached(cache, shards) -> list[int]:
 
 def download_all(cache: ShardCache, shards: list[Shard]) -> list[bool]:
     return [cache.download(shard, wait=True) for shard in shards]
-
-
-def wait_for(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("the condition does not become true")
 
 
 def test_download_and_read(server, cache, shards):

@@ -80,12 +80,7 @@ def test_threads_and_another_process_share_a_store(store):
         assert pool.apply(store.read_many, (NAME, [(5, 5)])) == [DATA[5:10]]
 
 
-TEMPORARY = {
-    "503": status(503),
-    "429": status(429),
-    "cut short": body(sent=500),
-    "reset": body(sent=500, reset=True),
-}
+TEMPORARY = {"503": status(503), "429": status(429), "cut short": body(sent=500), "reset": body(sent=500, reset=True)}
 
 
 @pytest.mark.parametrize("fault", TEMPORARY.values(), ids=TEMPORARY)

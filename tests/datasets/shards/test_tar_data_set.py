@@ -3,14 +3,12 @@
 import json
 import os
 import pickle
-import time
 
 import numpy as np
 import pytest
 from conftest import eval_loader_for, samples_for, train_batches_for
-from fault_server import body, fault_server, status
-from tar_files import tar_of
-from tar_shards import jpeg, write_shard, write_shards
+from fault_server import body, fault_server, status, wait_for
+from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
@@ -53,13 +51,6 @@ def contents(samples) -> list[bytes]:
 
 def pixels(*numbers: int) -> list[bytes]:
     return [decode_image(jpeg(number), 3, "").numpy().tobytes() for number in numbers]
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_splits_labels_names_and_images(root, cpu):
@@ -141,20 +132,6 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
         server.requests.clear()
         assert contents(received) == pixels(*range(40))
         assert len(server.requests) == (0 if cache_gb else 4)
-
-
-@pytest.mark.parametrize("is_beside", [False, True])
-def test_the_index_of_a_server_is_read_once(root, cache, is_beside):
-    if is_beside:
-        tar(options(root))
-    with fault_server(root) as server:
-        tar(on(server))
-        shards = set() if is_beside else {f"/{path.name}" for path in root.glob("*.tar")}
-        assert {path for method, path, _ in server.requests if method == "GET"} == shards | {"/index.safetensors"}
-        server.requests.clear()
-        samples = tar(on(server))
-        assert {method for method, *_ in server.requests} == {"HEAD"}
-        assert contents(samples) == pixels(*range(40))
 
 
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import samples_for
-from PIL import Image
+from source_helpers import write_image
 
 from configs.reading.command_line import parse_command_line
 from datasets.sources.checks import notes_on
@@ -14,8 +14,7 @@ from utils.errors import Findings, UserError
 
 def write_images(root: Path, *names: str) -> None:
     for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (12, 9)).save(root / name)
+        write_image(root / name)
 
 
 def config_for(root: Path, dataset: str, *options: str):

@@ -5,14 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from conftest import GREY, TINY_VIT, only_run, samples_for, train
+from conftest import samples_for
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import read_yaml
 from datasets.sources.checks import notes_on
-from engine.checkpoint.reader import load_checkpoint
-from engine.commands.run import run
 
 FLAGS = ["-dataset=folder", "-batch_size=8", "-num_workers=0"]
 
@@ -57,15 +54,3 @@ def test_few_levels_are_a_warning(twelve_bits, cpu):
     (warning,) = warnings_about(twelve_bits, cpu)
     assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)
     assert warnings_about(twelve_bits, cpu, "DATA.GREY_RANGE=[0, 4095]") == []
-
-
-def test_the_options_and_the_checkpoint_of_a_run_keep_the_numbers(twelve_bits, tmp_path, cpu):
-    argv = [*FLAGS, f"-data_path={twelve_bits}", f"-output={tmp_path / 'out'}"]
-    options = ["-opts", *TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "DATA.GREY_RANGE=[0, 4095]"]
-    folder = train([*argv, *options], cpu)
-    written = read_yaml(folder / "config.yaml")[0]["DATA"]["GREY_RANGE"]
-    assert written == [0, 4095]
-    assert f"GREY_RANGE: [{written[0]}, {written[1]}]" in load_checkpoint(folder / "last.pth")["options"]
-    run(parse_command_line([f"-cfg={folder / 'config.yaml'}", "-eval", f"-pretrained={folder / 'best.pth'}"]), cpu)
-    evaluated = read_yaml(only_run(tmp_path / "out", "eval") / "config.yaml")[0]
-    assert evaluated["DATA"]["GREY_RANGE"] == written

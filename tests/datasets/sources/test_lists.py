@@ -45,20 +45,6 @@ def test_paths_of_any_bytes(tmp_path):
     assert imagenet2012(options(tmp_path), "train").open(0, 3).pixels.shape == (3, 9, 12)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "reason"),
-    [
-        ("", "", "lists no images"),
-        ("\n \n", "", "lists no images"),
-        ("x.jpg " + "\x01" * 5000 + "\n", ":1", "is not a class number"),
-        ("\nnot/there.jpg 0\n", ":2", "'not/there.jpg' is not a file in"),
-    ],
-)
-def test_a_bad_list_is_refused(lists, tmp_path, text, line, reason):
-    given = lists(text)
-    assert_refused(lambda: imagenet2012(given, "train"), f"{tmp_path}/train_list.txt{line}: ", reason)
-
-
 @pytest.mark.parametrize("split", ["", "train"])
 def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     write_image(tmp_path / "notes" / "figure.png")
@@ -128,13 +114,10 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
         ("image_path,target\n", "", "lists no images"),
         (f"image_path,target\n{FIRST},\n", ":2", "DATA.MULTI_LABEL=true"),
         (f"image_path,target\n{FIRST},0\nb.jpg\n", ":3", "the number of fields differs from the header"),
-        (f"image_path,target\n{FIRST},0\nb, c.jpg,1\n", ":3", "the number of fields differs from the header"),
         (f"image_path,target\n{FIRST},0\nb.jpg,-1\n", ":3", "'-1' is not a class number"),
         (f"image_path,target\n{FIRST},0.5\n", ":2", "'0.5' is not a class number"),
         (f"image_path,target\n{FIRST},0\nb.jpg,cat\n", ":3", "'cat' is not a class number"),
         (f"image_path,target\n{FIRST},cat\n../b.jpg,cat\n", ":3", "is not inside"),
-        ("image_path,target\nb.jpg,cat\n", ":2", "'b.jpg' is not a file in"),
-        (f'image_path,target\n{FIRST},0\n"b.jpg"x,0\n', ":3", "is not valid CSV"),
         (f"image_path,target\n{FIRST},0 3\n", ":2", "'0 3' has several labels; train with several: -dataset=csv -opts"),
         (f'image_path,target\n{FIRST},cat\nb.jpg,"[0, 3]"\n', ":3", "'[0, 3]' has several labels"),
         (f"image_path,target\n{FIRST},cat\nb.jpg,dog\nc.jpg,dog|cat\n", ":4", "'dog|cat' has several labels"),
@@ -151,8 +134,3 @@ def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"))("train"), f"{tmp_path}/gone", "; ")
-
-
-def test_a_missing_list_is_named(tmp_path):
-    read = DATASETS["imagenet2012"](options(tmp_path))
-    assert_refused(lambda: read("val"), f"{tmp_path}/val_list.txt: ", "DATA_PATH")

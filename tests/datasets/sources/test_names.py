@@ -21,15 +21,8 @@ FOLDER = "data $\\frac{ \x1b[31m\n{}%s"
 
 def argv_for(root: Path, output: Path) -> list[str]:
     options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
-    return [
-        "-dataset=folder",
-        f"-data_path={root}",
-        "-batch_size=4",
-        f"-output={output}",
-        "-num_workers=0",
-        "-opts",
-        *options,
-    ]
+    flags = ["-dataset=folder", f"-data_path={root}", "-batch_size=4", f"-output={output}", "-num_workers=0"]
+    return [*flags, "-opts", *options]
 
 
 def write_image(path: Path) -> None:

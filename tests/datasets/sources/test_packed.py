@@ -108,11 +108,9 @@ def test_a_damaged_image_is_named(folders, cpu):
     blob = output / "train.blob"
     (samples,) = samples_for(config_for(output, "packed"), cpu, "train")
     place = sum(len(samples.read_bytes(index)) for index in range(5)) + 7
-    with open(blob, "r+b") as file:
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 1]))
+    data = bytearray(blob.read_bytes())
+    data[place] ^= 1
+    blob.write_bytes(data)
     for index in range(12):
         if index == 5:
             with pytest.raises(

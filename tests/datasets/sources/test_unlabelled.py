@@ -24,7 +24,7 @@ def test_a_folder_is_read_as_class_folders_are(tmp_path):
     (tmp_path / "a" / "same").symlink_to(tmp_path / "b")
     samples = unlabelled(str(tmp_path))
     assert [str(Path(samples.name(index)).relative_to(tmp_path)) for index in range(3)] == [
-        *("a/3.jpg", "a/same/2.jpg", "a/same/deep/1.PNG"),
+        *("a/3.jpg", "a/same/2.jpg", "a/same/deep/1.PNG")
     ]
     assert len(samples) == 3 and not samples.has_class_names
     assert samples.targets.tolist() == [0, 0, 0]
@@ -63,13 +63,12 @@ def test_a_table_has_the_column_image_path(tmp_path):
     ("name", "content", "problem"),
     [
         ("missing", None, "no such file or folder"),
-        ("missing.txt", None, "no such file or folder"),
         ("empty.txt", "\n\n", "lists no images"),
         ("empty.csv", "image_path\n", "lists no images"),
         ("no_column.csv", "path\na.jpg\n", "no_column.csv:1: the header lacks image_path"),
         ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: image_path is empty"),
         ("quote.csv", 'image_path\n"a.jpg" b\n', "quote.csv:2: is not valid CSV"),
-        ("utf16.txt", "a.jpg".encode("utf-16-le"), "utf16.txt:1: 'a\\0.\\0"),
+        ("utf16.txt", "a.jpg".encode("utf-16-le"), r"utf16.txt:1: path 'a\x00.\x00"),
         ("folder", ..., "contains no images"),
         ("long" * 100, None, "no such file or folder"),
     ],
@@ -80,7 +79,4 @@ def test_mistakes_are_one_line(name, content, problem, tmp_path):
         (path / "sub").mkdir(parents=True)
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(lambda: unlabelled(str(path)), str(path)[:80])
-    with pytest.raises(Exception) as error:
-        unlabelled(str(path))
-    assert problem in str(error.value) or "\\x00" in str(error.value)
+    assert_refused(lambda: unlabelled(str(path)), str(path)[:80], problem)

@@ -9,12 +9,7 @@ from torchvision.transforms import v2
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import (
-    RandomAffine,
-    RandomErase,
-    build_eval_transform,
-    build_train_transform,
-)
+from datasets.transforms.device import RandomAffine, RandomErase, build_eval_transform, build_train_transform
 
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 

@@ -1,30 +1,11 @@
 """Host transforms: functions of (seed, epoch, sample index)."""
 
-import random
-
 import pytest
 import torch
 
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
-
-
-def test_a_training_image_is_a_function_of_seed_epoch_and_index():
-    image = LazyImage(torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8))
-    data = Data.model_validate({"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0})
-
-    def transformed(seed: int, epoch: int, index: int) -> tuple:
-        random.random()
-        torch.rand(3)
-        return build_host_transform(data, Train(), seed)(image, epoch, index)
-
-    pixels, drawn = transformed(0, 1, 2)
-    again, drawn_again = transformed(0, 1, 2)
-    assert torch.equal(pixels, again) and drawn == drawn_again
-    for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
-        other_pixels, other_drawn = transformed(*other)
-        assert not torch.equal(pixels, other_pixels) and drawn != other_drawn
 
 
 def test_flip_probability():

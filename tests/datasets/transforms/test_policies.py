@@ -131,7 +131,7 @@ def test_precedence(options, kinds):
 
 
 @pytest.mark.parametrize(
-    "data", [Data.model_validate({"IMAGE_SIZE": 16}), Data.model_validate(GREY | {"IMAGE_SIZE": 16})]
+    "data", [Data.model_validate(channels | {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0}) for channels in ({}, GREY)]
 )
 @pytest.mark.parametrize(
     "options",
@@ -155,5 +155,6 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, o
         again, drawn_again = in_worker(image, *place)
         assert torch.equal(pixels, again) and drawn == drawn_again
         results.append(pixels)
+    results.append(build_host_transform(data, train, seed=4)(image, 0, 1)[0])
     assert torch.equal(transform(image, 0, 1)[0], transform(image, 0, 1, 0)[0])
     assert all(not torch.equal(one, other) for i, one in enumerate(results) for other in results[:i])

@@ -9,8 +9,7 @@ from fault_server import SECRET
 from faults.processes import SINGLE, finish
 from faults.runner import Fault, Provoke, finished
 from faults.scene import TINY, Scene, flipped, in_namespace, require_mounts, truncated
-from tar_files import tar_of, with_header
-from tar_shards import jpeg, write_shard, write_shards
+from tar_files import jpeg, tar_of, with_header, write_shard, write_shards
 
 from configs.schema import Data
 from datasets.shards.data_set import TarShards

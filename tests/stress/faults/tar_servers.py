@@ -10,7 +10,7 @@ from faults.runner import Fault, Provoke, finished
 from faults.scene import Scene
 from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
-from tar_shards import write_shard
+from tar_files import write_shard
 
 
 def server_faults() -> list[Fault]:

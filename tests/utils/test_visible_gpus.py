@@ -1,0 +1,184 @@
+"""A GPU or a driver that this torch does not support ends the run in one line; without a GPU it uses the CPU."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from conftest import ROOT, train
+
+import main_multi_gpu
+from configs.reading.command_line import parse_command_line
+from engine.commands.run import run
+from utils import device, distributed
+from utils.device import check_compute_capability, cpu_warning, visible_gpus
+from utils.errors import UserError
+
+GPU = torch.device("cuda", 0)
+CUDA_126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
+CUDA_132 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
+NO_GPU = "No CUDA GPUs are available"
+CPU = torch.device("cpu")
+
+STEPS = """
+import resource, sys
+from utils.device import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def step():
+    tensors = [b"x" * size for size in (50_000_000, 20_000_000, 300_000)]
+    del tensors
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A function that makes torch find a GPU of this capability and be built for these architectures."""
+
+    def fake(capability: tuple[int, int], architectures: str) -> None:
+        def capability_of(device):
+            warnings.warn("Found GPU0 V100 which is of compute capability (CC) 7.0.\nMore lines.", stacklevel=1)
+            return capability
+
+        monkeypatch.setattr(torch.cuda, "get_device_capability", capability_of)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", architectures.split)
+        monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
+
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "is_supported"),
+    [
+        *((capability, CUDA_132, True) for capability in ((7, 5), (8, 9), (10, 3), (12, 1))),
+        ((7, 0), CUDA_126, True),
+        ((9, 0), "sm_80 sm_90a", True),
+        ((10, 3), "sm_100f", True),
+        ((13, 0), f"{CUDA_132} compute_120", True),
+        ((8, 0), "compute_70", True),
+        ((9, 4), "gfx90a gfx942", True),
+        ((7, 0), "", True),
+        ((7, 0), CUDA_132, False),
+        ((12, 0), CUDA_126, False),
+        ((8, 0), "sm_86 sm_90", False),
+        ((13, 0), CUDA_132, False),
+    ],
+)
+def test_gpu_without_code_in_this_torch(gpu, capability, architectures, is_supported):
+    gpu(capability, architectures)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if is_supported:
+            check_compute_capability(GPU)
+            return
+        with pytest.raises(UserError) as caught:
+            check_compute_capability(GPU)
+    words = (f"{capability[0]}.{capability[1]}", ", ".join(architectures.split()), "CUDA_VISIBLE_DEVICES")
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_both_entry_scripts_check_the_gpu(gpu, monkeypatch):
+    gpu((7, 0), CUDA_132)
+    monkeypatch.setattr(distributed, "visible_gpus", lambda: 1)
+    with pytest.raises(UserError, match=r"compute capability 7\.0"):
+        distributed.single_process()
+    with pytest.raises(UserError, match=r"compute capability 7\.0"):
+        distributed._claim_device(torch.distributed.HashStore(), local_rank=0, local_world_size=1)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
+
+    def fake(error: str, visible: str | None, has_gpu: bool = False, cuda: str | None = "13.2") -> None:
+        def fail() -> None:
+            raise RuntimeError(error)
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", fail)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(device, "DEVICE_FILES", tmp_path)
+        if has_gpu:
+            (tmp_path / "nvidia0").touch()
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return fake
+
+
+@pytest.mark.parametrize("start", [
+    visible_gpus, distributed.single_process, lambda: main_multi_gpu.num_processes(8),
+    lambda: distributed._claim_device(torch.distributed.HashStore(), local_rank=0, local_world_size=1),
+])  # fmt: skip
+def test_no_command_trains_on_the_cpu_instead_of_the_gpu(machine, start):
+    machine(TOO_OLD, visible=None, has_gpu=True)
+    with pytest.raises(
+        UserError, match=r"CUDA 13\.2.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU"
+    ) as caught:
+        start()
+    assert "\n" not in str(caught.value) and "Please" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "visible", "has_gpu", "refused"),
+    [
+        (TOO_OLD, "0", False, True),  # Windows' Linux subsystem has no device file
+        (TOO_OLD, "", True, False),
+        (TOO_OLD, "-1", True, False),
+        (NO_GPU, "7", True, True),  # there are fewer
+        ("CUDA unknown error", None, True, True),
+        (NO_DRIVER, None, False, False),
+        (NO_DRIVER, "0,1", False, False),  # PaddleViT's commands on a machine without a GPU
+        (NO_GPU, None, False, False),
+    ],
+)
+def test_a_machine_without_a_gpu_is_no_error(machine, error, visible, has_gpu, refused):
+    machine(error, visible, has_gpu)
+    if refused:
+        with pytest.raises(UserError, match=error.partition(" (")[0]):
+            visible_gpus()
+    else:
+        assert visible_gpus() == 0
+
+
+def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine, digits_argv, cpu):
+    machine(NO_DRIVER, visible="0,1")
+    run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    assert f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
+    assert "CUDA_VISIBLE_DEVICES is 0,1" in cpu_warning(CPU)
+    assert cpu_warning(torch.device("cuda")) is None
+    for visible in ("", None):
+        machine(NO_DRIVER, visible)
+        assert cpu_warning(CPU) is None
+    machine("never called", None, has_gpu=True, cuda=None)
+    assert visible_gpus() == 0 and "built without CUDA" in cpu_warning(CPU)
+    machine("never called", "", cuda=None)
+    assert cpu_warning(CPU) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_freed_memory_is_reused():
+    faults = {
+        kind: int(subprocess.run([sys.executable, "-c", STEPS, kind], cwd=ROOT, capture_output=True, check=True).stdout)
+        for kind in ("as it is", "kept")
+    }
+    assert faults["kept"] < 100 < 10_000 < faults["as it is"]
+
+
+def test_runs_on_a_cpu_enable_it(digits_argv, cpu, monkeypatch):
+    calls = []
+    monkeypatch.setattr("engine.commands.run.keep_freed_memory", lambda: calls.append(1))
+    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu) == 0
+    assert calls == [1]
