@@ -107,13 +107,6 @@ def test_printed_evaluation_command_gives_the_same_top1(trained, imagenet, capsy
     assert read_result(only_run(imagenet / "printed", "eval"))["top1"] == read_result(folder)["top1"]
 
 
-def test_two_runs_in_one_minute_do_not_share_a_folder(tmp_path):
-    from engine.checkpoint.run_folder import make_run_folder
-
-    folders = {make_run_folder(tmp_path, "train") for _ in range(5)}
-    assert len(folders) == 5 and all(folder.is_dir() for folder in folders)
-
-
 @pytest.mark.slow
 def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
     argv = flags(imagenet, tmp_path, "-batch_size=4")

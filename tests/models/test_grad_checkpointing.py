@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_same_state, states, train
+from conftest import assert_same_state
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
@@ -72,18 +72,6 @@ def test_a_model_without_it_is_refused_in_one_line(name):
     config = parse_command_line([f"-image_size={240 if '240' in name else 224}", "-opts", *options]).config
     with pytest.raises(UserError, match=rf"^MODEL\.GRAD_CHECKPOINTING: timm does not support it for {name}; set"):
         build_model(config.model, config.data, CPU)
-
-
-@pytest.mark.parametrize("amp", [[], ["-amp"]], ids=["fp32", "bf16"])
-def test_a_run_is_the_same_with_it_and_resumes_bit_identically(digits_argv, tmp_path, cpu, amp):
-    argv = [*amp, *digits_argv, *RANDOM, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=6"]
-    with_it = [*argv, "MODEL.GRAD_CHECKPOINTING=true"]
-    plain = train(argv, cpu)
-    unbroken = train([*with_it, f"SAVE={tmp_path / 'unbroken'}"], cpu)
-    stopped = train([*with_it, f"SAVE={tmp_path / 'stopped'}", "TRAIN.MAX_STEPS=3"], cpu)
-    resumed = train([f"-resume={stopped}", *with_it], cpu)
-    assert_same_state(states(unbroken), states(plain))
-    assert_same_state(states(resumed), states(plain))
 
 
 @pytest.mark.slow

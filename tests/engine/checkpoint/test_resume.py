@@ -116,16 +116,6 @@ def test_resume_with_deterministic_algorithms(image_folder, tmp_path, any_device
     assert_same_state(states(resumed), states(uninterrupted))
 
 
-def test_resume_restores_the_loss_scale(digits_argv, cpu):
-    argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=6"]
-    fp16 = ["-amp", "-amp_dtype=float16", "-batch_size=8"]
-    uninterrupted = train(fp16 + argv, cpu)
-    stopped = train([*fp16, *argv, "TRAIN.MAX_STEPS=3"], cpu)
-    resumed = train([f"-resume={stopped / 'last.pth'}", *fp16, *argv], cpu)
-    assert states(uninterrupted)["precision"]["scaler"]["scale"] == 2.0**16
-    assert_same_state(states(resumed), states(uninterrupted))
-
-
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
     order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]

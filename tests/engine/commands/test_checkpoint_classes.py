@@ -86,12 +86,6 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     )
 
 
-def test_the_training_folder_keeps_its_validation_split(trained, images, tmp_path, cpu):
-    result, log = evaluate(trained / "best.pth", images, tmp_path, cpu)
-    assert "----- Data: 8 images of 4 of 4 classes: the validation split\n" in log
-    assert result["top1"] == read_result(trained)["top1"]
-
-
 def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
     """The fraction of the training does not apply to another folder; one that is set for the evaluation does."""
     split = ["DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=3"]
@@ -160,13 +154,6 @@ def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu)
     folder = train(argv_for(tmp_path / "data", tmp_path / "out", *options), cpu)
     assert json.loads((folder / "classes.json").read_text())["class_names"] == ["new0", "new1", "new2"]
     assert "head: 4 classes in the file, 3 in the model: new head" in (folder / "log.txt").read_text()
-
-
-def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu):
-    options = [*SIZE, *GREY, "MODEL.NUM_CLASSES=1000", "TRAIN.MAX_STEPS=1"]
-    folder = train(argv_for(images, tmp_path, *options), cpu)
-    assert "Warning: MODEL.NUM_CLASSES is 1000" in (folder / "log.txt").read_text()
-    assert read_yaml(folder / "config.yaml")[0]["MODEL"]["NUM_CLASSES"] == 1000
 
 
 def test_a_checkpoint_of_images_with_a_border_is_valid():

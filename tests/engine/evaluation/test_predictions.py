@@ -5,7 +5,6 @@ import json
 import os
 
 import numpy as np
-import pytest
 
 from datasets.sources.samples import Samples
 from engine.evaluation.predictions import Predictions
@@ -91,15 +90,3 @@ def test_the_table_on_the_terminal_is_aligned_short_and_escaped():
     assert all(line[column : column + 6] == "0.7000" for line in (lines[1], *lines[3:]))
     assert all(line.isprintable() and len(line) < 200 for line in lines)
     assert lines[2].endswith("is empty (0 bytes)")
-
-
-@pytest.mark.parametrize("write", ["write_csv", "write_json"])
-def test_an_interrupted_write_leaves_the_old_file(write, tmp_path, monkeypatch):
-    path = getattr(make(), write)(tmp_path)
-    old = path.read_bytes()
-    made = make(labelled=False)
-    monkeypatch.setattr(NamedSamples, "name", lambda self, index: self.names[index] if index < 2 else 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        getattr(made, write)(tmp_path)
-    assert path.read_bytes() == old
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]

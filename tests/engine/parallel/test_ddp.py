@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, states, step_rows, train
+from conftest import GREY, TINY_VIT, assert_same_state, only_run, states
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -104,17 +104,3 @@ def test_resume_is_exact_with_each_hook(tmp_path, ranks, hook):
     whole, parts = (only_run(tmp_path / name) for name in ("whole", "parts"))
     assert_same_state(states(parts), states(whole))
     assert states(parts)["done_steps"] == STEPS and "Resume: epoch 1, step 2," in (parts / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_three_ranks_continue_a_run_of_one(tmp_path, cpu, ranks):
-    """With DATA.GLOBAL_BATCH_SIZE, and without dropout and mixup, which depend on the rank."""
-    whole = train(argv_for(tmp_path / "one rank"), cpu)
-    continued = train(argv_for(tmp_path / "continued", "TRAIN.MAX_STEPS=2"), cpu)
-    ranks(RANKS).run([*argv_for(tmp_path / "continued"), f"MODEL.RESUME={continued}"])
-    folders = [whole, continued]
-    (one, many), (rows, expected) = map(states, folders), map(step_rows, folders)
-    assert rows == expected and len(rows) == STEPS
-    assert one["geometry"] == many["geometry"] | {"batch_size": 16, "accum_iter": 6}
-    for name, value in one["model"].items():
-        assert torch.allclose(value, many["model"][name], rtol=0, atol=1e-5), name

@@ -131,11 +131,6 @@ def fleet_history(*patterns: str) -> list[tuple[float, int]]:
     return [(model.update(overflow), sum(overflows[: step + 1])) for step, overflow in enumerate(overflows)]
 
 
-def test_real_float16_overflows(cpu):
-    pattern = "0110100111100001"
-    assert train_with_overflows(cpu, pattern) == (fleet_history(pattern), True)
-
-
 @pytest.mark.slow
 def test_two_ranks_agree_on_real_float16_overflows(ranks):
     patterns = "0100000100110000", "0010100001100001"

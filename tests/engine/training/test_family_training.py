@@ -7,17 +7,14 @@ attention (CaiT).
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, only_run, read_result, rows, states, train
+from conftest import ROOT, assert_same_state, rows, states, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
-from engine.commands.run import run
-from engine.run.mfu.flops import forward_flops, training_flops
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
-from scripts.amp_report.report import inspect
 
 CPU = torch.device("cpu")
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
@@ -140,31 +137,6 @@ def test_explicit_attention_equals_fused_attention(family):
     assert fused_kernels(model, images) == [] and torch.allclose(model(images), fused, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_op_lists_apply(family, images, tmp_path, cpu):
-    black = {"LeViT": "softmax, hardswish", "ConvNeXt": "gelu"}.get(family, "softmax, gelu")
-    norm = "batch_norm" if family == "LeViT" else "layer_norm"
-    listed = ["AMP.ENABLED=true", f"AMP.CUSTOM_BLACK_LIST=[{black}]", f"AMP.CUSTOM_WHITE_LIST=[{norm}]"]
-    report = inspect(parse_command_line(argv(family, images, tmp_path, *listed)).config, cpu)
-    types = {}
-    for row in report["ops"]:
-        types.setdefault(row["listed_as"], set()).add(row["type"])
-    assert all(types[op] == {"float32"} for op in black.split(", ")) and types[norm] == {"bfloat16"}
-    assert report["first_non_finite"] is None
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_flops_of_training_are_three_times_those_of_the_forward_pass(family):
-    """Without the gradient of the images; a frozen backbone leaves the forward pass and the heads."""
-    config = parse_command_line(options(family, "MODEL.GRAD_CHECKPOINTING=true")).config
-    model, _ = build_model(config.model, config.data, CPU)
-    forward, training = forward_flops(model, config.data), training_flops(model, config.data)
-    assert 2.7 * forward < training < 3 * forward
-    frozen, _ = build_model(config.model.model_copy(update={"freeze_backbone": True}), config.data, CPU)
-    assert forward <= training_flops(frozen, config.data) < 1.1 * forward
-
-
 def test_tensors_with_several_names_are_averaged_once():
     """CoaT has its position encodings under two names or more."""
     model, _ = built("CoaT")
@@ -176,24 +148,3 @@ def test_tensors_with_several_names_are_averaged_once():
     average.update(torch.tensor(False))
     for name, parameter in average.module.named_parameters():
         assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
-
-
-def test_paddles_file_and_weights_are_evaluated(tmp_path, cpu):
-    """The loss shows the family's normalization, which its file does not contain."""
-    size, rng = 64, np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (7, size, size, 3), dtype=np.uint8)
-    for number, image in enumerate(pixels):
-        for split in ("train", "val"):
-            folder = tmp_path / "images" / split / f"class{number}"
-            folder.mkdir(parents=True)
-            Image.fromarray(image).save(folder / "image.png")
-    family = FIXTURES / "PVTv2"
-    flags = [f"-cfg={family / 'model.yaml'}", "-eval", f"-pretrained={family / 'weights.pdparams'}", "-dataset=folder"]
-    paths = [f"-data_path={tmp_path / 'images'}", f"-output={tmp_path / 'out'}"]
-    run(parse_command_line([*flags, *paths, "-opts", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0"]), cpu)
-    model, _ = built("PVTv2", *weights_of("PVTv2"), is_random=False)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
-    with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(model.eval()(inputs), torch.arange(7)).item()
-    assert read_result(only_run(tmp_path / "out", "eval"))["loss"] == pytest.approx(loss, rel=1e-4)

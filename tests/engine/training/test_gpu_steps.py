@@ -4,13 +4,8 @@ from itertools import cycle
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Parallel
-from engine.parallel.ddp import DDP
-from models.build import build_model
 from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
 
 VIT = ["MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "DATA.IMAGE_SIZE=32", "MODEL.NUM_CLASSES=10"]
@@ -37,27 +32,3 @@ def test_the_host_does_not_wait_in_a_step(gpu, options):
         train(5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-def test_ddp_trains_with_fused_attention(gpu):
-    config = parse_command_line(["-opts", *VIT, "MODEL.ATTENTION=fused"]).config
-    model, _ = build_model(config.model, config.data, gpu.device)
-    nn.init.normal_(model.head.weight, std=0.1)
-    images = torch.randn(8, 3, 32, 32, device=gpu.device)
-
-    def gradients(forward: nn.Module) -> torch.Tensor:
-        model.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            outputs = forward(images)
-        outputs.float().square().sum().backward()
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-    expected = gradients(model)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=gpu.device)
-    try:
-        with torch.autocast("cuda", torch.bfloat16):
-            wrapped = DDP(gpu.device, Parallel()).wrap(model, images)
-        assert (gradients(wrapped) - expected).norm() < 1e-2 * expected.norm()
-    finally:
-        dist.destroy_process_group()
