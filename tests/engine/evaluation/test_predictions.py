@@ -5,21 +5,12 @@ import json
 import os
 
 import numpy as np
+from test_evaluation_files import Noise
 
-from datasets.sources.samples import Samples
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 
 HOSTILE = ["=cmd()", "<script>alert(1)</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1"]
-
-
-class NamedSamples(Samples):
-    def __init__(self, names, targets):
-        super().__init__([])
-        self.names, self.targets = names, np.array(targets)
-
-    def name(self, index):
-        return self.names[index]
 
 
 def make(names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True) -> Predictions:
@@ -30,7 +21,9 @@ def make(names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top
     targets = np.arange(count)
     targets[1] = -1
     results = SampleResults(targets, labels, probabilities, np.zeros(count, np.float32), {1: "is empty (0 bytes)"})
-    return Predictions(NamedSamples(names, range(count)), results, list(classes), top_k, labelled)
+    samples = Noise(list(names))
+    samples.targets = np.arange(count)
+    return Predictions(samples, results, list(classes), top_k, labelled)
 
 
 def test_the_table_of_a_prediction(tmp_path):

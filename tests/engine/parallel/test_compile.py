@@ -86,7 +86,9 @@ def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expecte
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
     assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
-    assert compile_model(nn.Linear(2, 2), Train(COMPILE="model"), context) == "the whole model"
+    for value in ("default", "model"):  # `default` is for models with blocks
+        assert compile_model(nn.Linear(2, 2), Train(COMPILE=value), context) == "the whole model"
+    assert compile_model(nn.Linear(2, 2), Train(), context) is None
 
 
 @pytest.mark.gpu

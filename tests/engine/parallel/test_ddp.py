@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import GREY, TINY_VIT, assert_same_state, only_run, states
+from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -93,6 +94,15 @@ def test_a_torch_without_figures_leaves_them_unknown():
     found = DDP(torch.device("cpu"), Parallel(COMM_HOOK="bf16")).communication(torch.nn.Linear(3, 2))
     assert (found.dtype, found.bytes_per_step) == ("bfloat16", 16)
     assert (found.buckets, found.seconds, found.hidden_seconds) == (None, None, None)
+
+
+def test_a_model_with_two_outputs_is_wrapped(cpu_group):
+    """A distilled model: DDP's warm-up has gradients of both heads."""
+    model = VisionTransformerDistilled(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=5)
+    model.set_distilled_training(True)
+    wrapped = DDP(torch.device("cpu"), Parallel()).wrap(model.train(), images := torch.randn(2, 3, 16, 16))
+    torch.cat(wrapped(images)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.slow

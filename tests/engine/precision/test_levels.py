@@ -193,14 +193,15 @@ def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
 
 
-@pytest.mark.parametrize("level", ["O2", "O3"])
-def test_resume_is_bit_exact(digits_argv, cpu, level):
-    argv = ["-amp", *digits_argv, *RUN, f"AMP.LEVEL={level}", "TRAIN.MAX_STEPS=12"]
+@pytest.mark.parametrize(("level", "dtype"), [("O1", "float16"), ("O2", "bfloat16"), ("O3", "bfloat16")])
+def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
+    argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]
     whole = states(train(argv, cpu))
-    stopped = train([*argv, "TRAIN.MAX_STEPS=7"], cpu)
+    stopped = train([*argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert_same_state(states(train([f"-resume={stopped}", *argv], cpu)), whole)
     assert whole["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
     assert whole["ema"]["head.weight"].dtype == torch.float32
+    assert whole["precision"]["scaler"]["scale"] == (2.0**16 if dtype == "float16" else 1.0)
 
 
 def test_resume_in_another_level(digits_argv, cpu):
@@ -218,9 +219,9 @@ def test_resume_in_another_level(digits_argv, cpu):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_resume_restores_a_frozen_backbone(digits_argv, cpu, level):
+def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, level):
     """The averaged weights must not include the weights of a newly initialized model."""
-    pretrained = train([*digits_argv, "TRAIN.MAX_STEPS=5"], cpu) / "last.pth"
+    pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, "MODEL.FREEZE_BACKBONE=true", f"AMP.LEVEL={level}"]
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1"]
     uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
