@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import sharding_cases
 import torch
 from conftest import GREY, TINY_VIT, assert_same_state, only_run, states
 from timm.models.deit import VisionTransformerDistilled
@@ -103,6 +104,19 @@ def test_a_model_with_two_outputs_is_wrapped(cpu_group):
     wrapped = DDP(torch.device("cpu"), Parallel()).wrap(model.train(), images := torch.randn(2, 3, 16, 16))
     torch.cat(wrapped(images)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def weights_in_o3(context: ProcessContext) -> dict[str, torch.Tensor]:
+    state = sharding_cases.build(["AMP.ENABLED=true", "AMP.LEVEL=O3"], context)
+    sharding_cases.train(state, context)
+    return sharding_cases.weights(state)
+
+
+@pytest.mark.slow
+def test_stochastic_rounding_draws_the_same_numbers_on_all_ranks(ranks):
+    first, *others = ranks(RANKS)(weights_in_o3)
+    for other in others:
+        assert_same_state(other, first)
 
 
 @pytest.mark.slow

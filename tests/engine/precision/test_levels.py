@@ -7,13 +7,10 @@ import timm
 import torch
 from conftest import GREY, TINY_VIT, assert_same_state, states, train
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Amp, Parallel
+from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
-from engine.parallel.strategy import build_strategy
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
 from engine.training.eval_model import build_eval_model
@@ -146,35 +143,6 @@ def test_stochastic_rounding_keeps_every_half_value(half):
         weights.copy_grads_to_master()
         weights.copy_master_to_model(seed)
         assert torch.equal(weights.compute.weight, values)
-
-
-def train_four_steps(context: ProcessContext, level: str) -> torch.Tensor:
-    """The weights after four steps of two micro-steps each, on this rank's part of each batch."""
-    policy, model = precision(level), tiny_vit(img_size=16)
-    compute_model = policy.attach(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
-    strategy = build_strategy(Parallel(), context)
-    torch.manual_seed(1)
-    images, targets = torch.randn(4, 2, 8, 3, 16, 16), torch.arange(8) % 5
-    own_samples = slice(context.rank, None, context.world_size)
-    with policy.autocast():
-        wrapped = strategy.wrap(compute_model, images[0, 0, :2])
-    for step, micro_batches in enumerate(images):
-        for micro_step, batch in enumerate(micro_batches):
-            with nullcontext() if micro_step == 1 else strategy.no_sync(wrapped):
-                with policy.autocast():
-                    logits = wrapped(batch[own_samples])
-                policy.scaler.scale(cross_entropy(logits.float(), targets[own_samples]) / 2).backward()
-        policy.step(optimizer, max_norm=None, seed=step)
-    return parameters_to_vector([parameter.detach().float() for parameter in policy.weights.compute.parameters()])
-
-
-@pytest.mark.slow
-def test_two_ranks_have_equal_weights_close_to_those_of_one_rank(cpu, ranks):
-    """Stochastic rounding of O3 must draw the same numbers on every rank; test_step.py has O1 and O2."""
-    first, second = ranks(2)(train_four_steps, "O3")
-    assert torch.equal(first, second)
-    assert torch.allclose(first, train_four_steps(cpu, "O3"), rtol=0, atol=4e-3)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_damaged_lines_are_left_out(tmp_path):
 
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.WARMUP_EPOCHS=2"], cpu)
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
     assert facts.latest.keys() == {Start, Devices, TrainingData, Model, RunWarning}
@@ -73,4 +73,4 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
     assert facts.get(TrainingData) == TrainingData(1437, 360, 0, 10, 10) and facts.get(Model).parameters > 1000
     assert all(f" ----- {fact}\n" in log for fact in facts.latest.values())
-    assert any("TRAIN.WARMUP_EPOCHS" in text for text in facts.warnings)
+    assert any("TRAIN.MODEL_EMA_WARMUP" in text for text in facts.warnings)

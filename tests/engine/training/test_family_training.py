@@ -1,4 +1,4 @@
-"""Training of PaddleViT's families: precision, op lists, freezing, checkpointing, resuming, averages, layer decay.
+"""Training of PaddleViT's families: precision, checkpointing, attention kernels, averages.
 
 The reduced models have no class token (Swin), convolutions (PVTv2, ConvNeXt), batch norm and two heads (LeViT), class
 attention (CaiT).
@@ -6,11 +6,10 @@ attention (CaiT).
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, noise_folder, rows, states, train
+from conftest import ROOT, assert_same_state
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
-from engine.checkpoint.reader import load_checkpoint
 from engine.precision.policy import Precision
 from engine.training.optimization.weight_average import WeightAverage
 from models.attention import EXPLICIT, fused_kernels, use_attention
@@ -19,37 +18,6 @@ from models.build import build_model
 CPU = torch.device("cpu")
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
 FAMILIES = ["SwinTransformer", "PVTv2", "LeViT", "ConvNeXt", "CaiT"]
-# Two heads without a teacher; augmentation has tests of its own.
-PLAIN = [
-    "TRAIN.DISTILLATION_TYPE=none",
-    "TRAIN.RAND_AUGMENT=false",
-    "TRAIN.COLOR_JITTER=0",
-    "TRAIN.LINEAR_SCALED_LR=null",
-]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return noise_folder(tmp_path_factory.mktemp("images"), 8, 2, (32, 32, 3))
-
-
-def options(family: str, *more: str) -> list[str]:
-    distilled = ["MODEL.DISTILLED=true"] if family == "LeViT" else []
-    return [f"-cfg={FIXTURES / family / 'model.yaml'}", "-opts", *PLAIN, *distilled, *more]
-
-
-def argv(family: str, images, output, *more: str) -> list[str]:
-    """Flags of a run of two epochs with two steps each."""
-    run = ["-dataset=folder", f"-data_path={images}", "-batch_size=4", "-accum_iter=1", f"-output={output}"]
-    config = [
-        "MODEL.NUM_CLASSES=2",
-        "TRAIN.NUM_EPOCHS=2",
-        "TRAIN.WARMUP_EPOCHS=0.5",
-        "DATA.NUM_WORKERS=0",
-        "TRAIN.BASE_LR=1e-3",
-        *more,
-    ]
-    return [*run, *options(family, *config)]
 
 
 def weights_of(family: str) -> list[str]:
@@ -58,7 +26,8 @@ def weights_of(family: str) -> list[str]:
 
 def built(family: str, *more: str, is_random: bool = True) -> tuple[torch.nn.Module, torch.Tensor]:
     """The model of a fixture with random weights, and two images."""
-    config = parse_command_line(options(family, *more)).config
+    options = ["MODEL.DISTILLED=true"] if family == "LeViT" else ["SEED=0"]
+    config = parse_command_line([f"-cfg={FIXTURES / family / 'model.yaml'}", "-opts", *options, *more]).config
     torch.manual_seed(0)
     model, _ = build_model(config.model, config.data, CPU)
     for layer in model.modules():
@@ -67,43 +36,25 @@ def built(family: str, *more: str, is_random: bool = True) -> tuple[torch.nn.Mod
     return model, torch.randn(2, 3, config.data.image_size, config.data.image_size)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_resume_is_bit_exact_with_all_random_operations_in_bf16(family, images, tmp_path, cpu):
-    more = ["AMP.ENABLED=true", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
-    uninterrupted = train(argv(family, images, tmp_path / "one", *more), cpu)
-    two = argv(family, images, tmp_path / "two", *more)
-    stopped = train([*two, "TRAIN.MAX_STEPS=1"], cpu)
-    train([f"-resume={stopped}", *two, "TRAIN.MAX_STEPS=null"], cpu)
-    assert_same_state(states(stopped), states(uninterrupted))
-    assert rows(stopped) == rows(uninterrupted)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_logits_in_bf16_are_close_to_fp32(family, level):
     """With weights from PaddlePaddle; bf16 has 3 significant digits."""
     model, images = built(family, *weights_of(family), is_random=False)
     precision = Precision(Amp.model_validate({"ENABLED": True, "LEVEL": level}), CPU)
-    expected = model.eval()(images)
-    with precision.autocast():
-        logits = precision.compute_copy(model)(images)
+    compute = precision.compute_copy(model.eval())
+    with torch.no_grad():
+        expected = model(images)
+        with precision.autocast():
+            logits = compute(images)
     assert logits.dtype == torch.bfloat16 and (logits - expected).norm() < 0.03 * expected.norm()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_frozen_backbone_stays_and_all_heads_train(family, images, tmp_path, cpu):
-    weights = [*weights_of(family), "TRAIN.MAX_STEPS=2"]
-    more = [*weights, "MODEL.FREEZE_BACKBONE=true", "MODEL.DROPPATH=0.2"]
-    after = load_checkpoint(train(argv(family, images, tmp_path, *more), cpu) / "last.pth")["model"]
-    config = parse_command_line(argv(family, images, tmp_path, *weights)).config
-    before = build_model(config.model, config.data, CPU)[0].state_dict()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    heads = {name for name in before if name.startswith("head") and name.endswith(("weight", "bias"))}
-    assert not {name for name in changed if not name.startswith("head")}
-    assert {name for name in heads if ".norm." not in name} <= changed
-    assert ("head_dist.linear.weight" in changed) == (family == "LeViT")
+def test_a_frozen_backbone_trains_all_heads(family):
+    model, _ = built(family, "MODEL.FREEZE_BACKBONE=true")
+    trained = {name.partition(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == ({"head", "head_dist"} if family == "LeViT" else {"head"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
