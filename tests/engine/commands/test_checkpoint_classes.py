@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
+from engine.checkpoint.trained_on import TrainedOn, is_description
 from engine.commands.evaluated_model import with_data_of
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
@@ -133,18 +132,6 @@ def test_resume_refuses_other_classes(images, tmp_path, cpu):
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "aardvark")
     with pytest.raises(UserError, match=r"(?s)'aardvark': not a class of the checkpoint.*'dog': a class of the checkp"):
         train([f"-resume={stopped}", *options], cpu)
-
-
-def test_weights_without_names_keep_the_labels_of_the_data(trained, tmp_path, cpu):
-    weights = load_checkpoint(trained / "best.pth")["model"]
-    torch.save(weights, tmp_path / "weights.pth")
-    assert read_trained_on(str(tmp_path / "weights.pth")) is None
-    for label in (0, 1):
-        write_class(tmp_path / "test" / CLASSES[label], label, 11)
-    result, log = evaluate(
-        tmp_path / "weights.pth", tmp_path / "test", tmp_path / "out", cpu, *SIZE, *GREY, "MODEL.NUM_CLASSES=4"
-    )
-    assert result["top1"] == 100 and "----- Data: 22 images of 2 of 4 classes\n" in log
 
 
 def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):

@@ -5,15 +5,13 @@ from contextlib import nullcontext
 import pytest
 import timm
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, states, train
+from conftest import assert_same_state, states, train
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
-from engine.training.eval_model import build_eval_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -213,12 +211,6 @@ def test_buffers_are_half_in_o3(name):
     model = timm.create_model(name, num_classes=5, **BUFFERS[name])
     logits = precision("O3").compute_copy(model.eval())(torch.randn(1, 3, 224, 224))
     assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
-
-
-@pytest.mark.parametrize("level", ["O2", "O3"])
-def test_evaluation_uses_the_level(cpu, level):
-    config = parse_command_line(["-amp", "-opts", *TINY_VIT, *GREY, f"AMP.LEVEL={level}"]).config
-    assert dtypes(build_eval_model(config, cpu).compute)["head.weight"] == torch.bfloat16
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])

@@ -1,6 +1,9 @@
 """Reports of a run in the log, CSV tables and TensorBoard; skipped steps."""
 
 import math
+import resource
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
-from engine.run.reporter import Reporter
+from engine.run.reporter import Reporter, peak_memory_bytes
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums
@@ -95,6 +98,13 @@ def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     progress.done_steps = 1
     with pytest.raises(UserError, match=r"no training image of epoch 2 can be read; bad_images_\*\.csv in"):
         run.reporter.after_step(progress)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("linux", 3 << 30), ("darwin", 3 << 20)])
+def test_unit_of_the_peak_memory(monkeypatch, cpu, platform, expected):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3 << 20))
+    assert peak_memory_bytes(cpu.device) == expected
 
 
 def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
