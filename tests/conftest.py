@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from rank_pool import RankPool, environment
 
 from configs.reading.command_line import parse_command_line
@@ -152,6 +154,17 @@ def handlers_after_test() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def noise_folder(root: Path, train: int, val: int, shape: tuple[int, ...]) -> Path:
+    """Images of noise of two classes, in the folder layout of ImageNet. shape: of the pixels."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for number in range(count):
+            folder = root / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
     return read_samples(config.data, config.model.num_classes, context, *splits)
 
@@ -277,11 +290,11 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
         assert one == other, where
 
 
-def states(folder: Path) -> dict:
-    """The last checkpoint of a run, without the entries that may differ between equal runs."""
+def states(folder: Path, name: str = "last.pth") -> dict:
+    """A checkpoint of a run, without the entries that may differ between equal runs."""
     from engine.checkpoint.reader import load_checkpoint
 
-    state = load_checkpoint(folder / "last.pth")
+    state = load_checkpoint(folder / name)
     del state["train_seconds"], state["options"]
     return state
 

@@ -22,6 +22,7 @@ from utils.distributed import ProcessContext
 
 GPU = torch.device("cuda:0")
 CONTEXT = ProcessContext(0, 0, 1, 1, GPU)
+_torch_linspace = torch.linspace
 _PROPERTIES = SimpleNamespace(name="fake", multi_processor_count=132, major=9, minor=0)
 
 
@@ -67,7 +68,9 @@ class _Constants(list[torch.Tensor]):
         return [value.item() for value in self]
 
 
-def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constants:
+def _linspace(start: float, end: float, steps: int, **options: Any) -> _Constants | torch.Tensor:
+    if options.get("device") == GPU:
+        return _torch_linspace(start, end, steps, **options)
     return _Constants(torch.tensor(start + (end - start) * index / max(steps - 1, 1)) for index in range(steps))
 
 

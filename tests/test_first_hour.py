@@ -1,7 +1,6 @@
 """The first hour of a user with a folder of images: the commands as they would be typed, and the answers."""
 
 import json
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -79,23 +78,3 @@ def test_a_folder_of_images_is_trained_evaluated_continued_and_compared(pets, ca
     assert report.main([str(run), str(other)]) == 0
     table = capsys.readouterr().out
     assert run.name in table and other.name in table and Path("output/compare.html").exists()
-
-
-def test_the_printed_command_resumes(pets):
-    run = train_pets("-epochs=2", *MODEL, "TRAIN.MAX_STEPS=3")
-    command = json.loads((run / "status.json").read_text())["resume"]
-    words = shlex.split(command)
-    assert typed(*words[words.index("main_single_gpu.py") + 1 :] if "main_single_gpu.py" in words else words[2:]) == 0
-    assert json.loads((run / "result.json").read_text())["finished"]
-
-
-def test_failed_starts_leave_no_folder_and_name_every_problem(pets):
-    (pets / "cat" / "empty.png").touch()
-    whole = (pets / "dog" / "0.png").read_bytes()
-    (pets / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError) as raised:
-        train_pets("-epochs=2", *MODEL)
-    assert "empty.png: is empty (0 bytes)" in str(raised.value) and "cut.png" in str(raised.value)
-    with pytest.raises(UserError, match=r"MODEL\.EMBED_DIM"):
-        train_pets("-epochs=2", "-opts", "MODEL.EMBED_DIM=17")
-    assert not list(Path().glob("output/*-*"))

@@ -100,7 +100,6 @@ def test_numbers_are_yaml_1_2(tmp_path):
 
 YAML_MISTAKES = {
     "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
-    "nested": ("TRAIN: {OPTIMIZER: {BETA: 1}}", r"unknown key .*; did you mean TRAIN.OPTIMIZER.BETAS\?"),
     "wrong section": ("BASE_LR: 1", r":1: unknown key BASE_LR; did you mean TRAIN.BASE_LR\?"),
     "lower case": ("train: {}", r":1: unknown key train; did you mean TRAIN\?"),
     "wrong type": ("DATA:\n  IMAGE_SIZE: big", r":2: DATA.IMAGE_SIZE is 'big': input should be a valid integer"),
@@ -109,7 +108,6 @@ YAML_MISTAKES = {
     "no switch": ("AMP: 1", r":1: AMP is 1: must be true, false or a section of keys"),
     "empty path": ("SAVE: ''", r":1: SAVE is ''"),
     "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
-    "no section": ("TRAIN: 3", r":1: TRAIN is 3: must be a section of keys"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
     "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
     "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS is 1.0: "),
@@ -124,7 +122,6 @@ YAML_MISTAKES = {
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
     "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
-    "large number": ("SEED: " + "9" * 100, r":1: SEED is 9+\.\.\.9+: "),
     "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
     "long key": ("X" * 900 + ": 1", r":1: 'X{20,40}\.\.\.X{20,40}' is not a valid key"),
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),

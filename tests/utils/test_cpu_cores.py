@@ -6,7 +6,7 @@ import os
 import pytest
 from torch.distributed import HashStore
 
-from utils.cpu_cores import core_share, cpu_quota, share_on_host
+from utils.cpu_cores import core_share, cpu_quota, share_on_host, usable_cores
 
 
 def bound(ranks: int, cores: int) -> list[set[int]]:
@@ -67,3 +67,10 @@ def test_cpu_quota(tmp_path, groups, files, expected):
 
 def test_no_quota_without_control_groups(tmp_path):
     assert cpu_quota(tmp_path / "missing", tmp_path) == math.inf
+
+
+def test_cores_without_affinity(monkeypatch):
+    """A Mac has none."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert len(usable_cores()) == 10

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import GREY, TINY_VIT
 from shard_files import content
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -21,14 +22,11 @@ from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
-OPTIONS = [
-    "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
-    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "DATA.NUM_WORKERS=0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2",
-    "SAVE_FREQ=1", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "DATA.IMAGE_CHANNELS=1",
-    "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]", "MODEL.DROPPATH=0.0",
-]  # fmt: skip
 BROKEN, END = 17, 22  # steps; an epoch has 14
-OPTIONS += [f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}"]
+OPTIONS = [
+    *TINY_VIT, *GREY, "DATA.NUM_WORKERS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
+    f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}",
+]  # fmt: skip
 
 
 def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, step_rows, train, training_samples
+from conftest import rows as metrics
 
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.reader import load_checkpoint
@@ -52,6 +53,8 @@ def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
     rows, expected = step_rows(runs[name]), step_rows(runs["2"])
     assert [row["step"] for row in rows] == [row["step"] for row in expected] and len(expected) == END
     assert [row["lr"] for row in rows] == [row["lr"] for row in expected]
+    losses, of_unbroken = ([float(row["train_loss"]) for row in metrics(runs[key])] for key in (name, "2"))
+    assert losses == pytest.approx(of_unbroken, abs=1e-6) and losses
     for part in ("model", "ema"):
         for tensor, value in unbroken[part].items():
             assert torch.allclose(value, resumed[part][tensor], rtol=0, atol=1e-6), f"{part}.{tensor}"
@@ -69,9 +72,9 @@ def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     assert resumed_samples[:count] == expected.tolist()
 
 
-def test_a_global_batch_that_changes_on_resume_is_one_line(digits_argv, cpu, capsys):
+def test_a_global_batch_that_changes_on_resume_is_one_line(digits_run, digits_argv, cpu, capsys):
     """As in an elastic run from two ranks to one, or with another -batch_size."""
-    stopped = train([*digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
+    stopped = digits_run("TRAIN.MAX_STEPS=3")
     train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=9"], cpu)
     log = capsys.readouterr().out
     assert log.count("the global batch size is 32, before 64") == log.count("DATA.GLOBAL_BATCH_SIZE=64") == 1

@@ -15,7 +15,7 @@ from shard_files import content
 from engine.checkpoint.paths import BEST, LAST, PREVIOUS, checkpoints_by_progress
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_best
 from engine.checkpoint.shard_writer import ShardWriter
-from engine.checkpoint.writer import BackgroundWriter, CheckpointWriter
+from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -99,17 +99,6 @@ def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
         save(file_writer(tmp_path), 1)
     assert calls == [(3, "checkpoint_0")]
-
-
-@pytest.mark.gpu
-def test_the_thread_finds_the_last_gpu_selected():
-    last, found = torch.cuda.device_count() - 1, []
-    torch.ones(1, device="cuda")
-    with torch.cuda.device(last):
-        thread = BackgroundWriter()
-    thread.submit(lambda: found.append(torch.cuda.current_device()))
-    thread.wait()
-    assert found == [last]
 
 
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):

@@ -86,19 +86,6 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
 
 
-def test_resume_with_another_batch_size(stopped, digits_argv, cpu):
-    """Allowed if a whole number of new steps covers the same samples in the same order."""
-    train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=3"], cpu)
-    (first, *_) = [row["step"] for row in rows(stopped)]
-    assert first == "15"  # 44 batches of 32, 3 per step
-
-
-def test_differing_options_are_listed_and_the_pretrained_file_is_not_needed(stopped, digits_argv, cpu, capsys):
-    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4", "REPORT_FREQ=2", "MODEL.PRETRAINED=gone.pth"], cpu)
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "options that differ" in line)
-    assert "REPORT_FREQ: 20, now 2" in line and "TRAIN.MAX_STEPS: 3, now 4" in line
-
-
 def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     """22 steps per epoch; the schedule equals the schedule of a run that had the larger number from the start."""
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.NUM_EPOCHS=1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import sharded_runs
 import torch
-from conftest import assert_same_state, only_run, read_result, train
+from conftest import assert_same_state, only_run, read_result, states, train
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
@@ -20,12 +20,6 @@ def runs(tmp_path_factory, ranks) -> dict[str, Path]:
     return ranks(RANKS)(sharded_runs.runs, tmp_path_factory.mktemp("sharded"))[0]
 
 
-def state(path: Path) -> dict:
-    content = load_checkpoint(path)
-    del content["train_seconds"], content["options"]
-    return content
-
-
 def assert_close(one: dict, other: dict) -> None:
     for entry in ("model", "ema"):
         for name, tensor in one[entry].items():
@@ -33,7 +27,7 @@ def assert_close(one: dict, other: dict) -> None:
 
 
 def test_resumed_at_three_ranks_it_ends_bit_for_bit_as_unbroken(runs):
-    unbroken, resumed = (state(runs[name] / "last.shards") for name in ("unbroken", "sharded"))
+    unbroken, resumed = (states(runs[name], "last.shards") for name in ("unbroken", "sharded"))
     assert unbroken["epoch"] * 14 + unbroken["done_steps"] == 22
     assert_same_state(unbroken, resumed)
 
@@ -41,14 +35,14 @@ def test_resumed_at_three_ranks_it_ends_bit_for_bit_as_unbroken(runs):
 def test_ddp_resumes_it_and_writes_one_file_which_fsdp_resumes(runs):
     names = {path.name for path in runs["ddp"].iterdir() if path.suffix in (".pth", ".shards")}
     assert names == {"last.pth", "previous.shards", "best.shards", "epoch-001.shards"}
-    assert_close(state(runs["unbroken"] / "last.shards"), state(runs["back"] / "last.shards"))
+    assert_close(states(runs["unbroken"], "last.shards"), states(runs["back"], "last.shards"))
 
 
 def test_one_process_resumes_it(runs, cpu):
     folder = runs["alone"]
     options = ["DATA.BATCH_SIZE=96", "PARALLEL.STRATEGY=fsdp"]
     assert train([f"-resume={folder}", "-opts", *options], cpu) == folder
-    assert_close(state(runs["unbroken"] / "last.shards"), state(folder / "last.pth"))
+    assert_close(states(runs["unbroken"], "last.shards"), states(folder))
 
 
 def test_a_save_writes_the_state_at_the_time_of_the_call(tmp_path, ranks):

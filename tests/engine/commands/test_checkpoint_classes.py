@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on
+from engine.checkpoint.trained_on import TrainedOn, is_description
 from engine.commands.evaluated_model import with_data_of
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
@@ -86,12 +85,6 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     )
 
 
-def test_the_training_folder_keeps_its_validation_split(trained, images, tmp_path, cpu):
-    result, log = evaluate(trained / "best.pth", images, tmp_path, cpu)
-    assert "----- Data: 8 images of 4 of 4 classes: the validation split\n" in log
-    assert result["top1"] == read_result(trained)["top1"]
-
-
 def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
     """The fraction of the training does not apply to another folder; one that is set for the evaluation does."""
     split = ["DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=3"]
@@ -141,18 +134,6 @@ def test_resume_refuses_other_classes(images, tmp_path, cpu):
         train([f"-resume={stopped}", *options], cpu)
 
 
-def test_weights_without_names_keep_the_labels_of_the_data(trained, tmp_path, cpu):
-    weights = load_checkpoint(trained / "best.pth")["model"]
-    torch.save(weights, tmp_path / "weights.pth")
-    assert read_trained_on(str(tmp_path / "weights.pth")) is None
-    for label in (0, 1):
-        write_class(tmp_path / "test" / CLASSES[label], label, 11)
-    result, log = evaluate(
-        tmp_path / "weights.pth", tmp_path / "test", tmp_path / "out", cpu, *SIZE, *GREY, "MODEL.NUM_CLASSES=4"
-    )
-    assert result["top1"] == 100 and "----- Data: 22 images of 2 of 4 classes\n" in log
-
-
 def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):
     for label in (0, 1, 2):
         write_class(tmp_path / "data" / f"new{label}", label, 12)
@@ -160,13 +141,6 @@ def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu)
     folder = train(argv_for(tmp_path / "data", tmp_path / "out", *options), cpu)
     assert json.loads((folder / "classes.json").read_text())["class_names"] == ["new0", "new1", "new2"]
     assert "head: 4 classes in the file, 3 in the model: new head" in (folder / "log.txt").read_text()
-
-
-def test_options_that_do_not_fit_the_data_are_warned_about(images, tmp_path, cpu):
-    options = [*SIZE, *GREY, "MODEL.NUM_CLASSES=1000", "TRAIN.MAX_STEPS=1"]
-    folder = train(argv_for(images, tmp_path, *options), cpu)
-    assert "Warning: MODEL.NUM_CLASSES is 1000" in (folder / "log.txt").read_text()
-    assert read_yaml(folder / "config.yaml")[0]["MODEL"]["NUM_CLASSES"] == 1000
 
 
 def test_a_checkpoint_of_images_with_a_border_is_valid():

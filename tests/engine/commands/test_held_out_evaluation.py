@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import only_run, read_result, train
+from conftest import TINY_VIT, only_run, read_result, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -13,10 +13,7 @@ from engine.commands.run import run
 from engine.training.optimization.schedule import Schedule
 from utils.errors import UserError
 
-TINY = [
-    "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_SIZE=8",
-    "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3",
-]  # fmt: skip
+TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
 
 
 @pytest.fixture

@@ -56,11 +56,6 @@ def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_log_file_has_the_lines_from_before_the_folder(trained_digits):
-    log = (trained_digits("TRAIN.MAX_STEPS=3") / "log.txt").read_text()
-    assert log.index("BATCH_SIZE=64") < log.index("----- Data: ") < log.index("----- Output: ") < log.index("Epoch[")
-
-
 def test_name_of_a_folder(tmp_path):
     (tmp_path / "small.yaml").write_text("MODEL: {NAME: vit_small}")
     recipe = f"-cfg={tmp_path / 'small.yaml'}"

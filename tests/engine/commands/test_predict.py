@@ -106,14 +106,6 @@ def test_splits_of_the_data_of_the_run(trained, tmp_path, cpu):
         predict(tmp_path / "no", cpu, weights, "-split=all", "-dataset=digits")
 
 
-def test_the_test_split_of_other_data(images, trained, tmp_path, cpu):
-    weights = [f"-pretrained={trained / 'best.pth'}", "-dataset=folder", f"-data_path={tmp_path}", "-split=test"]
-    shutil.copytree(images, tmp_path / "train")
-    shutil.copytree(images, tmp_path / "test", ignore=shutil.ignore_patterns("0?.png"))
-    rows = predict(tmp_path / "out", cpu, *weights)
-    assert len(rows) == 4 * 2 and all("/test/" in row["path"] for row in rows)
-
-
 def test_several_labels_have_independent_probabilities(images, tmp_path, cpu):
     """An image of the last class has two labels; their probabilities are sigmoids, also away from the run."""
     for label, name in enumerate(CLASSES):
@@ -152,17 +144,6 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, 
     listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["predictions.csv", "predictions.json"]
-
-
-def test_a_missing_image_of_labelled_data_is_a_row(images, trained, tmp_path, cpu):
-    shutil.copy(images / "dog" / "00.png", tmp_path / "a.png")
-    (tmp_path / "val_list.txt").write_text("a.png 3\nmissing.png 1\n")
-    rows = predict(
-        tmp_path / "out", cpu, f"-pretrained={trained / 'best.pth'}", "-dataset=imagenet2012", f"-data_path={tmp_path}"
-    )
-    assert [(row["target"], row["error"]) for row in rows] == [
-        *(("dog", ""), ("'=ant", "cannot be read (No such file or directory)")),
-    ]
 
 
 def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path, cpu):

@@ -8,16 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
-from test_evaluate import results_on
 from test_evaluation_files import files_for
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from engine.evaluation.multi_label import average_precisions, mean_average_precision, score_classes
 from engine.evaluation.results import SampleResults
-from tests.conftest import samples_for
-from tests.datasets.sources.source_helpers import write_image
 
 N, C = 200, 6
 
@@ -67,26 +63,6 @@ def test_unreadable_images_do_not_count():
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
     assert average_precisions(targets, scores).tolist() == pytest.approx([100 / 3])
-
-
-def test_results_do_not_depend_on_the_number_of_ranks(tmp_path, monkeypatch, cpu):
-    rows = "".join(f"{number}.png,{('a|b', 'b', '', 'c')[number % 4]}\n" for number in range(23))
-    for split in ("train", "val"):
-        (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
-    for number in range(23):
-        write_image(tmp_path / f"{number}.png", (10 * number, 50, 200 - 7 * number))
-    flags = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size_eval=4", "-num_workers=0"]
-    sizes = ["DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.MULTI_LABEL=true"]
-    config = parse_command_line([*flags, "-opts", *sizes]).config
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
-    one = results_on(1, config, model, monkeypatch)
-    (samples,) = samples_for(config, cpu, "val")
-    assert (one.targets == samples.targets).all() and one.scores.shape == (23, 3)
-    for world_size in (2, 3):
-        other = results_on(world_size, config, model, monkeypatch)
-        assert (one.scores == other.scores).all() and (one.losses == other.losses).all()
-        assert one.metrics() == other.metrics()
 
 
 def test_images_without_labels_are_only_ranked():

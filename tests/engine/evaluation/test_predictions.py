@@ -5,22 +5,12 @@ import json
 import os
 
 import numpy as np
-import pytest
+from test_evaluation_files import Noise
 
-from datasets.sources.samples import Samples
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 
 HOSTILE = ["=cmd()", "<script>alert(1)</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1"]
-
-
-class NamedSamples(Samples):
-    def __init__(self, names, targets):
-        super().__init__([])
-        self.names, self.targets = names, np.array(targets)
-
-    def name(self, index):
-        return self.names[index]
 
 
 def make(names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True) -> Predictions:
@@ -31,7 +21,9 @@ def make(names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top
     targets = np.arange(count)
     targets[1] = -1
     results = SampleResults(targets, labels, probabilities, np.zeros(count, np.float32), {1: "is empty (0 bytes)"})
-    return Predictions(NamedSamples(names, range(count)), results, list(classes), top_k, labelled)
+    samples = Noise(list(names))
+    samples.targets = np.arange(count)
+    return Predictions(samples, results, list(classes), top_k, labelled)
 
 
 def test_the_table_of_a_prediction(tmp_path):
@@ -91,15 +83,3 @@ def test_the_table_on_the_terminal_is_aligned_short_and_escaped():
     assert all(line[column : column + 6] == "0.7000" for line in (lines[1], *lines[3:]))
     assert all(line.isprintable() and len(line) < 200 for line in lines)
     assert lines[2].endswith("is empty (0 bytes)")
-
-
-@pytest.mark.parametrize("write", ["write_csv", "write_json"])
-def test_an_interrupted_write_leaves_the_old_file(write, tmp_path, monkeypatch):
-    path = getattr(make(), write)(tmp_path)
-    old = path.read_bytes()
-    made = make(labelled=False)
-    monkeypatch.setattr(NamedSamples, "name", lambda self, index: self.names[index] if index < 2 else 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        getattr(made, write)(tmp_path)
-    assert path.read_bytes() == old
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]

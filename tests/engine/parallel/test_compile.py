@@ -77,16 +77,6 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     assert (resumed / "log.txt").read_text().count("Compiled: the first step took") == 2
 
 
-@pytest.mark.slow
-def test_other_values_and_models_without_blocks_compile_the_whole_model(cpu):
-    assert compile_model(nn.Sequential(nn.Linear(2, 2)), Train(COMPILE="default"), cpu) == "the whole model"
-    config = parse_command_line(["-opts", *TINY_VIT]).config
-    model = build_vit(config.model, config.data)
-    for value in ("model", "max"):
-        assert compile_model(model, Train(COMPILE=value), cpu) == "the whole model"
-    assert compile_model(model, Train(), cpu) is None
-
-
 @pytest.mark.parametrize(
     ("accum_iter", "ranks", "expected"),
     [(1, 1, "max-autotune"), (2, 1, "max-autotune-no-cudagraphs"), (1, 2, "max-autotune-no-cudagraphs")],
@@ -96,7 +86,9 @@ def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expecte
     gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, gpu)
     assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
-    assert compile_model(nn.Linear(2, 2), Train(COMPILE="model"), context) == "the whole model"
+    for value in ("default", "model"):  # `default` is for models with blocks
+        assert compile_model(nn.Linear(2, 2), Train(COMPILE=value), context) == "the whole model"
+    assert compile_model(nn.Linear(2, 2), Train(), context) is None
 
 
 @pytest.mark.gpu
@@ -189,18 +181,3 @@ def test_equal_blocks_are_one_graph_also_under_ddp(backend, cpu, request, ranks)
     for _ in range(2):
         model(images).sum().backward()
     assert len(backend.ops) == 1 and not counters["graph_break"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "graphs"),
-    [
-        (["TRAIN.COMPILE=default"], 1),
-        (["TRAIN.COMPILE=default", "MODEL.DROPPATH=0.2"], 1),
-        (["TRAIN.COMPILE=model", "MODEL.DROPOUT=0.1", "AMP=true", "AMP.LEVEL=O2"], 1),
-    ],
-)
-def test_an_epoch_and_its_evaluation_compile_once(backend, digits_argv, cpu, options, graphs):
-    """22 batches of 64 in windows of 3: the last window has one. The evaluation has a short last batch."""
-    train([*digits_argv, "TRAIN.NUM_EPOCHS=2", "TRAIN.ACCUM_ITER=3", "DATA.BATCH_SIZE_EVAL=50", *options], cpu)
-    assert len(backend.ops) == graphs and not counters["graph_break"]

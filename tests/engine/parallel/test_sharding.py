@@ -2,19 +2,17 @@
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, states, train
 from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy
 from engine.precision.non_finite import first_non_finite
@@ -222,14 +220,8 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
         flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
-    whole = last(train(argv("whole"), group_of_one))
+    whole = states(train(argv("whole"), group_of_one), "last.shards")
     parts = train(argv("parts", "TRAIN.MAX_STEPS=9"), group_of_one)
-    assert last(parts)["done_steps"] == 9
+    assert states(parts, "last.shards")["done_steps"] == 9
     train([f"-resume={parts}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
-    assert_same_state(last(parts), whole)
-
-
-def last(folder: Path) -> dict:
-    content = load_checkpoint(folder / "last.shards")
-    del content["train_seconds"], content["options"], content["best"]
-    return content
+    assert_same_state(states(parts, "last.shards"), whole)

@@ -165,9 +165,8 @@ def test_search_for_the_module_keeps_running_statistics_finite(digits_argv, cpu,
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
-@pytest.mark.parametrize("model", ["vit", "resnet"])
 @pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
-def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, model, amp):
+def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
     build_state = build.build_train_state
 
@@ -184,15 +183,15 @@ def test_model_stays_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, mod
         return state, notes
 
     monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
-    argv = resnet_argv(digits_argv) if model == "resnet" else digits_argv
-    folder = train([*argv, amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
+    folder = train(
+        [*resnet_argv(digits_argv), amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu
+    )
     state = load_checkpoint(folder / "last.pth")
     assert state["precision"]["scaler"]["counts"][0] == 1
     for part in ("model", "ema"):
         assert all(value.isfinite().all() for value in state[part].values())
-    if model == "resnet":
-        assert state["model"]["bn1.running_mean"].any()
-        assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
+    assert state["model"]["bn1.running_mean"].any()
+    assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
 
 
 @pytest.mark.slow

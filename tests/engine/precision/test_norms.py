@@ -9,9 +9,8 @@ from timm.layers import RmsNorm
 from timm.models import VisionTransformer
 from torch import nn
 
-from configs.schema import Amp, Data
+from configs.schema import Amp
 from engine.precision.policy import Precision
-from engine.training.losses.teacher import Teacher
 from utils.distributed import ProcessContext
 from utils.torch_compat import DispatchMode, op_name
 
@@ -83,16 +82,6 @@ def norm_dtypes(level: str, device: torch.device, **lists: tuple[str, ...]) -> s
             logits = precision.compute_copy(model)(torch.zeros(2, 3, 32, 32, device=device))
         assert logits.dtype == BF16
     return dtypes.found
-
-
-@pytest.mark.parametrize("level", ["O2", "O3"])
-def test_norms_of_a_teacher_are_those_of_the_student(level):
-    data = Data(IMAGE_SIZE=32)
-    with fake_gpu():
-        teacher = Teacher(vit().to(GPU), policy(level, GPU), data, data)
-        with NormDtypes() as dtypes:
-            logits = teacher(torch.zeros(2, 3, 32, 32, device=GPU))
-    assert dtypes.found == {(BF16, BF16)} and logits.dtype == FP32
 
 
 def test_norms_are_in_half_where_their_kernels_sum_in_fp32():

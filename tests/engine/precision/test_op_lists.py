@@ -10,8 +10,7 @@ import torch
 from conftest import assert_same_state
 from torch import nn
 
-from configs.schema import Amp, Parallel
-from engine.parallel.ddp import DDP
+from configs.schema import Amp
 from engine.precision.op_lists import OPS, _functions
 from engine.precision.policy import Precision
 from utils.errors import UserError
@@ -79,20 +78,6 @@ def test_compiled_equals_eager(lists, compiled):
             block.compile(backend="aot_eager", fullgraph=True)
         found = gradients(model, listed)
     assert_same_state(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_lists_apply_under_ddp(cpu_group, compiled):
-    model, listed = vit(), policy(black=("softmax", "gelu", "blocks.1.*"), white=("layer_norm",))
-    listed.apply_op_lists(model)
-    expected = gradients(model, listed)
-    torch._dynamo.reset()
-    with listed.autocast():
-        wrapped = DDP(CPU, Parallel()).wrap(model, torch.randn(2, 3, 32, 32))
-    if compiled:
-        model.compile(backend="aot_eager")
-    assert_same_state(gradients(model, listed, wrapped), expected)
 
 
 def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]:

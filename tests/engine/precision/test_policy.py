@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.policy import Precision
 from engine.training.optimization.weight_average import WeightAverage
@@ -23,13 +22,6 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
     with precision.autocast():
         assert nn.Linear(4, 4)(torch.ones(1, 4)).dtype == dtype
     assert ("100 times slower" in precision.describe()) == (dtype == torch.float16)
-
-
-def test_options_reach_the_policy():
-    argv = ["-amp_dtype=float16", "-opts", "AMP.LEVEL=O2", "AMP.INIT_LOSS_SCALING=1024"]
-    policy = Precision(parse_command_line(argv).config.amp, CPU)
-    assert policy.scaler.get_scale() == 1024
-    assert all(part in policy.describe() for part in ("O2", "float16", "1024", "dynamic"))
 
 
 @pytest.mark.gpu

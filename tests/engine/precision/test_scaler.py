@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from conftest import states, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -131,9 +132,14 @@ def fleet_history(*patterns: str) -> list[tuple[float, int]]:
     return [(model.update(overflow), sum(overflows[: step + 1])) for step, overflow in enumerate(overflows)]
 
 
-def test_real_float16_overflows(cpu):
-    pattern = "0110100111100001"
-    assert train_with_overflows(cpu, pattern) == (fleet_history(pattern), True)
+def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
+    argv = ["-amp", "-amp_dtype=float16", *digits_argv, "AMP.INIT_LOSS_SCALING=1e12", "TRAIN.MAX_STEPS=30"]
+    state = states(train(argv, any_device))
+    skipped, consecutive = state["precision"]["scaler"]["counts"]
+    assert 0 < skipped < 30 and consecutive == 0
+    assert state["precision"]["scaler"]["scale"] == pytest.approx(1e12 / 2**skipped)
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert state["model"]["head.weight"].any()  # zeros before the first applied step
 
 
 @pytest.mark.slow

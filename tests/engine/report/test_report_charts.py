@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import Chart, Series, reliability_diagram, series_class
+from engine.report.charts import Chart, Series, reliability_diagram
 from engine.report.scales import MAX_POINTS, axis_of, downsample, tick_label
 
 PIXELS = re.compile(r'points="([^"]*)"')
@@ -88,7 +88,3 @@ def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
     assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
-
-
-def test_after_eight_colours_the_curves_are_dashed():
-    assert [series_class(index) for index in (0, 7, 8, 16)] == ["curve c0", "curve c7", "curve c0 d1", "curve c0 d2"]

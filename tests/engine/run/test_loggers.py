@@ -20,7 +20,6 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
-from configs.reading.command_line import parse_command_line
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup, check_loggers
 from engine.run.loggers.logger import BackgroundLogger, LoggedRun
@@ -197,8 +196,3 @@ def test_wandb_does_not_ask_for_a_login(libraries):
     libraries[0].setup.return_value.settings.mode = "online"
     with pytest.raises(UserError, match="WANDB_API_KEY"):
         check_loggers(["wandb"])
-
-
-def test_an_unknown_logger_is_one_line():
-    with pytest.raises(UserError, match=r"^-opts: LOGGERS is 'wanb': .*'wandb'"):
-        parse_command_line(["-dataset=digits", "-opts", "LOGGERS=[mlflow, wanb]"])

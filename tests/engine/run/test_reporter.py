@@ -1,6 +1,9 @@
 """Reports of a run in the log, CSV tables and TensorBoard; skipped steps."""
 
 import math
+import resource
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
-from engine.run.reporter import Reporter
+from engine.run.reporter import Reporter, peak_memory_bytes
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums
@@ -104,6 +107,13 @@ def test_curves_that_cannot_be_written_end_no_run(tmp_path, cpu):
     run.reporter.stop(EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device)))  # a checkpoint follows
     run.reporter.finish({"top1": 1.0})
     assert (tmp_path / "result.json").exists() and run.log.count("curves.png: cannot be drawn (Is a directory)") == 2
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("linux", 3 << 30), ("darwin", 3 << 20)])
+def test_unit_of_the_peak_memory(monkeypatch, cpu, platform, expected):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3 << 20))
+    assert peak_memory_bytes(cpu.device) == expected
 
 
 def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):

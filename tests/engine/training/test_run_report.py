@@ -6,8 +6,6 @@ import pytest
 from conftest import rows, train
 
 from engine.evaluation.files import NOT_DRAWN
-from engine.run.timing import time_share
-from engine.training import run_report
 
 
 def summary_of(folder) -> dict:
@@ -33,23 +31,6 @@ def test_a_stopped_run_has_tables_and_a_finished_one_the_files_of_its_best_epoch
     assert list((folder / "evaluation/pictures").glob("*-attention.jpg"))
     page = (folder / "report.html").read_text()
     assert "finished" in page and f"{summary['top1']:.2f}%" in page
-
-
-@pytest.mark.slow
-def test_a_run_with_time_writes_them_while_it_trains(digits_argv, cpu, monkeypatch):
-    """Each best epoch is written with its own model, and the end does not evaluate it again."""
-    written = []
-    original = run_report.RunReport._write_evaluation
-
-    def write(self):
-        if self._best:
-            written.append((self._best.epoch, self._best.model is not None))
-        original(self)
-
-    monkeypatch.setattr(run_report.RunReport, "_write_evaluation", write)
-    monkeypatch.setattr(time_share.TimeShare, "update", lambda self, now=False: self.work())
-    folder = train(digits_argv, cpu)
-    assert written[-1] == (best_epoch(folder), True) and len(written) == len(set(written))
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import only_run, read_result, rows, train
+from conftest import TINY_VIT, only_run, read_result, rows, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -16,9 +16,8 @@ from scripts.report import main as report
 
 COLORS = ("red", "green", "blue")
 TINY = [
-    "DATA.MULTI_LABEL=true", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
-    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "DATA.ON_BAD_IMAGE=skip", "TRAIN.WARMUP_EPOCHS=0.5",
-    "TRAIN.NUM_EPOCHS=3", "TRAIN.BASE_LR=3e-3", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.CUTMIX_ALPHA=1.0",
+    *TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "DATA.MULTI_LABEL=true",
+    "DATA.ON_BAD_IMAGE=skip", "TRAIN.BASE_LR=3e-3", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.CUTMIX_ALPHA=1.0",
     "TRAIN.SMOOTHING=0.1", "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5",
     "EVAL_RAW=true",
 ]  # fmt: skip

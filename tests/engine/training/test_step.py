@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, samples_for, train
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
@@ -147,9 +148,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
     for part, expected in (("model", model), ("ema", average)):
         assert list(checkpoint[part]) == list(expected)
-        actual, target, start = (flatten(state) for state in (checkpoint[part], expected, initial))
+        actual, target, start = map(
+            parameters_to_vector, (state.values() for state in (checkpoint[part], expected, initial))
+        )
         assert (actual - target).norm() < tolerance * (target - start).norm(), part
-
-
-def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([value.flatten() for value in state.values()])

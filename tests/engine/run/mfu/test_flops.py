@@ -73,8 +73,8 @@ def test_grouped_convolutions_are_counted_per_group():
     assert training_flops(model, options.data) == 3 * forward_flops(model, options.data) - stem
 
 
-def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
-    """CaiT is in test_family_training.py."""
-    options = config("-cfg=tests/fixtures/families/PiT/model.yaml")
+@pytest.mark.parametrize("family", ["PiT", "CaiT"])
+def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted(family):
+    options = config(f"-cfg=tests/fixtures/families/{family}/model.yaml")
     model, _ = build_model(options.model, options.data, CPU)
     assert 2.7 * forward_flops(model, options.data) < training_flops(model, options.data)

@@ -1,5 +1,7 @@
 """The estimate of the time left, on a simulated clock."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from engine.progress import EpochProgress
@@ -10,15 +12,11 @@ from utils.metrics import MetricSums
 STEPS = 10
 
 
-class Clock:
-    def __init__(self, monkeypatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(time_left.time, "perf_counter", lambda: self.now)
-
-
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    return Clock(monkeypatch)
+def clock(monkeypatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time_left.time, "perf_counter", lambda: clock.now)
+    return clock
 
 
 def position(cpu, epoch: int, done_steps: int) -> EpochProgress:

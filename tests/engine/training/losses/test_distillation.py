@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, states, train
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
@@ -31,7 +31,6 @@ from models.build import build_model
 from models.weights.find import EXTENSIONS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.seeding import derive_seed
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 TINY_TEACHER = {"EMBED_DIM": 32, "DEPTH": 1, "NUM_HEADS": 2, "PATCH_SIZE": 4}
@@ -273,31 +272,6 @@ def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_p
     assert run(parse_command_line([f"-pretrained={folder / 'last.pth'}", "-eval"]), cpu) == 0
     with pytest.raises(UserError, match=r"^TRAIN.TEACHER_WEIGHTS: .*teacher.pth"):
         run(parse_command_line(["-dry_run", *argv]), cpu)
-
-
-@pytest.mark.slow
-def test_two_ranks_train_as_one(digits_teacher, tmp_path, ranks):
-    """A student with two heads, which DDP wraps."""
-    deit = ["MODEL.TYPE=timm", "MODEL.NAME=deit_tiny_distilled_patch16_224", "DATA.IMAGE_SIZE=16"]
-    more = ["MODEL.NUM_CLASSES=10", "TRAIN.MAX_STEPS=2", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.OPTIMIZER.NAME=SGD"]
-
-    def argv(count: int) -> list[str]:
-        flags = student(tmp_path / str(count), digits_teacher, "TRAIN.ACCUM_ITER=2", *more, kind="hard", model=deit)
-        return [f"-batch_size={16 // count}" if flag.startswith("-batch_size") else flag for flag in flags]
-
-    ranks(2).run(argv(2))
-    config = parse_command_line(argv(1)).config
-    torch.manual_seed(derive_seed(config.seed, "initialization"))
-    start = build_model(config.model, config.data, CPU.device)[0].state_dict()
-    one, two = states(train(argv(1), CPU))["model"], states(only_run(tmp_path / "2"))["model"]
-    assert flatten(two, one).norm() / flatten(one, start).norm() < 1e-4
-    steps = [one[key] - start[key] for key in ("head.bias", "head_dist.bias")]
-    assert steps[0].any() and steps[1].any() and not torch.allclose(*steps)  # equal if their mean is trained
-
-
-def flatten(state: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The differences of all values, in one tensor."""
-    return torch.cat([(value - start[key]).flatten() for key, value in state.items()])
 
 
 # Errors
