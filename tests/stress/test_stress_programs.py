@@ -67,7 +67,7 @@ def test_a_fuzz_case_depends_on_seed_and_number_only():
 def test_fuzz_findings(tmp_path, monkeypatch):
     def read(data, folder):
         if data == b"large":
-            np.ones(64 << 20, "u1")  # above 32 MB malloc never reuses memory that it has freed
+            np.ones(64 << 20, "u1")  # above 32 MB malloc reuses no memory that it has freed
         elif data == b"hangs":
             time.sleep(60)
         elif data == b"dies":
