@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
@@ -21,6 +22,28 @@ CPU = torch.device("cpu")
 def scaler_and_optimizer(**options) -> tuple[torch.amp.GradScaler, torch.optim.Optimizer, nn.Parameter]:
     parameter = nn.Parameter(torch.ones(2))
     return torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD([parameter], lr=1.0, **options), parameter
+
+
+def test_batch_norm_is_the_base_class():
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    assert all(issubclass(kind, torch_compat.BatchNorm) for kind in kinds)
+    assert not issubclass(nn.LayerNorm, torch_compat.BatchNorm)
+
+
+def test_disable_torch_function_hides_a_mode():
+    seen = []
+
+    class Recorder(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        with torch_compat.DisableTorchFunction():
+            torch.ones(1).exp()
+        assert not seen
+        torch.ones(1).exp()
+    assert seen
 
 
 def test_fused_lerp(any_device):
@@ -89,6 +112,13 @@ def test_fused_optimizers_divide_the_gradients_and_skip(overflow):
     assert parameter.tolist() == [expected] * 2
 
 
+def test_is_compiled():
+    module = nn.Linear(2, 2)
+    assert not torch_compat.is_compiled(module)
+    module.compile()
+    assert torch_compat.is_compiled(module)
+
+
 def test_compiled_backward_without_autocast():
     from torch._functorch import config
 
@@ -143,6 +173,18 @@ def test_op_names_and_views():
     assert ops == expected
 
 
+def test_shared_zeros():
+    tensor = torch_compat.shared_zeros((2, 3, 4))
+    assert tensor.is_shared() and tensor.shape == (2, 3, 4) and tensor.dtype == torch.uint8
+    assert not tensor.any()
+
+
+def test_loader_workers():
+    iterator = iter(DataLoader([1, 2], num_workers=1))
+    (worker,) = torch_compat.loader_workers(iterator)
+    assert worker.is_alive() and worker.pid != os.getpid()
+
+
 def test_release_loader_event():
     iterator = iter(DataLoader([1, 2], num_workers=1))
     iterator._workers_done_event._cond._lock.acquire()  # as a worker that was killed
@@ -172,3 +214,10 @@ def test_close_fork_server_pipe(monkeypatch):
     os.close(reader)
     with pytest.raises(OSError):
         os.close(writer)
+
+
+def test_trees():
+    tree = {"a": [1, (2.0,)], "b": 3}
+    assert torch_compat.tree_leaves(tree) == [1, 2.0, 3]
+    assert torch_compat.tree_map(str, tree) == {"a": ["1", ("2.0",)], "b": "3"}
+    assert torch_compat.tree_map_only(float, str, tree) == {"a": [1, ("2.0",)], "b": 3}
