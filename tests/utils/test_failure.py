@@ -1,6 +1,7 @@
 """Ranks that end, and a key-value store that does not answer, seen from one rank."""
 
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -13,6 +14,7 @@ from utils.processes import failure
 from utils.processes.diagnosis import describe_silent_store, diagnose
 from utils.processes.failure import Membership, State, leaving_state
 from utils.processes.ranks import Message, RankProcess, RunStore
+from utils.signals import Interrupted
 
 LIMIT_SECONDS = 30
 HERE = socket.gethostname()
@@ -126,3 +128,6 @@ def test_errors_of_the_connection_are_told_from_others(text, state):
     assert leaving_state(RuntimeError(text)) is state
     assert leaving_state(ValueError(text)) is State.FAILED
     assert leaving_state(SystemExit(text)) is State.INTERRUPTED
+    signal_of_the_launcher = Interrupted(signal.SIGTERM)
+    signal_of_the_launcher.__context__ = RuntimeError(text)  # raised while this error was handled
+    assert leaving_state(signal_of_the_launcher) is (state if state is State.LOST_A_RANK else State.INTERRUPTED)

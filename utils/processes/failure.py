@@ -22,7 +22,7 @@ import torch.distributed as dist
 from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
 from utils.processes.launch import silence_launcher
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
-from utils.signals import exit_now, received_signal, record_signals
+from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
 from utils.threads import DaemonPool
 from utils.torch_compat import collective_numbers
@@ -52,11 +52,14 @@ class State(Enum):
 
 
 def leaving_state(error: BaseException) -> State:
-    """The state of a rank in which `error` was raised. torch tells lost connections by their text only."""
-    if not isinstance(error, Exception):
-        return State.INTERRUPTED
-    is_lost = isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error))
-    return State.LOST_A_RANK if is_lost else State.FAILED
+    """The state of a rank in which `error` was raised. torch tells lost connections by their text only.
+
+    The launcher's signal may arrive while such an error is handled.
+    """
+    cause = error.__context__ if isinstance(error, Interrupted) else error
+    if isinstance(cause, RuntimeError) and _LOST_CONNECTION.search(str(cause)):
+        return State.LOST_A_RANK
+    return State.FAILED if isinstance(error, Exception) else State.INTERRUPTED
 
 
 class Membership:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import sharded_runs
-import torch
 from conftest import assert_same_state, only_run, read_result, states, train
 
 from configs.reading.command_line import parse_command_line
@@ -21,9 +20,13 @@ def runs(tmp_path_factory, ranks) -> dict[str, Path]:
 
 
 def assert_close(one: dict, other: dict) -> None:
+    """Leaves out the bias of the keys: its gradient is zero but for rounding, which AdamW scales up to its rate."""
     for entry in ("model", "ema"):
         for name, tensor in one[entry].items():
-            torch.testing.assert_close(other[entry][name], tensor, rtol=0, atol=1e-5)
+            difference = (other[entry][name] - tensor).abs()
+            if name.endswith("qkv.bias"):
+                difference.chunk(3)[1].zero_()
+            assert difference.max() < 1e-6, name
 
 
 def test_resumed_at_three_ranks_it_ends_bit_for_bit_as_unbroken(runs):
