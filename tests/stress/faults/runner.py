@@ -13,6 +13,8 @@ from faults.processes import SINGLE, Running, start
 from faults.saved import has_good_checkpoint
 from faults.scene import Scene, Skipped
 
+from engine.checkpoint.paths import remove_temporary
+
 Provoke = Callable[[Scene], Sequence[str]]
 GRACE_SECONDS = 60.0  # for helper processes to end after the main process
 
@@ -30,6 +32,7 @@ class Fault:
     check: looks for further problems after the processes have ended.
     can_fork: False if the script must have a process of its own, for instance to start loading workers.
     waits: whether the script spends most of its time in waiting, so that other faults can be provoked meanwhile.
+    may_cut_save: whether `act` may end a rank while it saves; the next start then removes the temporary folder.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Fault:
     check: Callable[[Scene], list[str]] | None = None
     can_fork: bool = True
     waits: bool = False
+    may_cut_save: bool = False
 
 
 def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
@@ -120,6 +124,9 @@ def _check(fault: Fault, outcome: Outcome, scene: Scene, status: int) -> None:
         problems.append("an error line that is too long or has control characters")
     if fault.state and state != fault.state:
         problems.append(f"state {state}")
+    if fault.may_cut_save:
+        for folder in scene.output.iterdir():
+            remove_temporary(folder)
     problems += [f"a temporary file is left: {path.name}" for path in scene.folder.rglob("*.tmp")]
     saved = {path.parent for form in ("pth", "shards") for path in scene.output.glob(f"*/*.{form}")}
     problems += [f"no good checkpoint in {folder.name}" for folder in saved if not has_good_checkpoint(folder)]

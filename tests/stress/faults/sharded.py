@@ -29,9 +29,9 @@ def sharded_faults() -> list[Fault]:
     no_manifest = _named(lambda folder: (folder / "manifest.json").unlink())
     other_file = _named(lambda folder: (folder / "x").touch())
     faults = [
-        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed"),
-        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed"),
-        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed"),
+        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed", may_cut_save=True),
+        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed", may_cut_save=True),
+        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed", may_cut_save=True),
         Fault("SIGTERM", two, None, (143,), MULTI, on_sigterm, "interrupted"),
         Fault("SIGTERM in evaluation", in_evaluation, None, (143,), MULTI, on_sigterm, "interrupted"),
         Fault("a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=disk),
