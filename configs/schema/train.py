@@ -12,7 +12,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
-class Optimizer(Section):
+class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
     eps: float | None = Field(
         None, gt=0, description="term added to the denominator; null: the optimizer's own (AdamW 1e-8)"

@@ -64,7 +64,7 @@ def _timm_name(chosen: Optimizer) -> str:
 
 
 def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
-    """The given options as arguments; BETAS and EPS only if the optimizer has them."""
+    """The given options as arguments of `create_optimizer_v2`, which drops betas and eps that the optimizer lacks."""
     info, given = timm.optim.get_optimizer_info(name), chosen.kwargs or {}
     if info.second_order:
         raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} needs second derivatives, which no step has; use AdamW")
@@ -74,11 +74,10 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     for key in given.keys() - (set(parameters) - _KEYS.keys()):
         hint = f"; its key is {_KEYS[key]}" if key in _KEYS else did_you_mean(key, parameters)
         raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")
-    values: dict[str, Any] = {"betas": chosen.betas if info.has_betas else None, "eps": chosen.eps if info.has_eps else None}
-    values |= {"momentum": chosen.momentum, **given}
+    own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run
-        values = {"deterministic": True} | values
-    return {key: value for key, value in values.items() if value is not None or key in given}
+        own["deterministic"] = True
+    return {key: value for key, value in own.items() if value is not None} | given
 
 
 def _try_step(arguments: dict[str, Any], device: torch.device) -> None:
@@ -92,10 +91,10 @@ def _try_step(arguments: dict[str, Any], device: torch.device) -> None:
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
     """The hyperparameters in use, and the given options that the optimizer lacks, for the log."""
     own = {key: value for key, value in optimizer.defaults.items() if key.startswith(("beta", "eps", "momentum"))}
+    used = [f", {key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None]
     info = timm.optim.get_optimizer_info(_timm_name(chosen))
-    unused = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
-    used = ", ".join(f"{key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None)
-    return f"{chosen.name}, {used}" + "".join(f"; {key} has no effect" for key, is_unused in unused.items() if is_unused)
+    lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
+    return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
 
 
 def check_sharded_optimizer(options: Optimizer) -> None:
