@@ -63,17 +63,20 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         the options, not yet checked, and lines for the log about the family and about values that differ from the given
         ones.
     """
-    family, written = FAMILIES.get(family_name), {key for key, _ in flatten(given.values)}
+    family, written = FAMILIES.get(family_name), dict(flatten(given.values))
     defaults = (family.defaults if family else {}).items()
     values: dict[str, Any] = {key: copy.deepcopy(keys) for key, keys in defaults if key == "MODEL" or not model_only}
     values = values | {"MODEL": values.get("MODEL", {}), "TRAIN": values.get("TRAIN", {})}
     if "TRAIN.SQRT_SCALED_LR" in written:  # it excludes the other rule to scale the learning rates
         values["TRAIN"].pop("LINEAR_SCALED_LR", None)
+    if str(written.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl"):
+        values["TRAIN"].pop("OPTIMIZER", None)  # its betas are those of AdamW
     used = [key for key, _ in flatten(values) if key not in written]
     notes = [f"Defaults of MODEL.TYPE {family_name}: {', '.join(used)}"] if used else []
     if family:
         notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
         notes += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
+    notes += _unused_amp_keys(given)
     merge(values, given.values)
     model, train, data, loss = values["MODEL"], values["TRAIN"], values.get("DATA"), values.get("LOSS", {})
     if isinstance(data, dict) and data.get("MULTI_LABEL") is True and isinstance(loss, dict):
@@ -83,6 +86,16 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
     if "distilled" in MODEL_SECTIONS[family_name].model_fields:
         model.setdefault("DISTILLED", train.get("DISTILLATION_TYPE") not in (None, "none"))
     return values, notes + _fit_warmup(train, given)
+
+
+def _unused_amp_keys(given: OptionLayers) -> list[str]:
+    """A line for the log about keys of AMP in -opts that need -amp; a recipe may hold them for runs with the flag."""
+    amp = given.values.get("AMP")
+    if not isinstance(amp, dict) or amp.get("ENABLED") is True:
+        return []
+    needed = (key for key in amp if key not in ("ENABLED", "TF32", "MAX_SKIPPED_STEPS"))
+    unused = [f"AMP.{key}" for key in needed if given.origin(("AMP", key)) == "-opts: "]
+    return [f"{', '.join(unused)}: no effect without -amp"] if unused else []
 
 
 def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> list[str]:

@@ -129,6 +129,8 @@ def _type(annotation: Any) -> str:
         return " | ".join(_value(value) for value in arguments)
     if origin is tuple:
         return f"[{', '.join('...' if part is Ellipsis else _type(part) for part in arguments)}]"
+    if origin is dict:
+        return "{name: value}"
     if arguments:
         return " | ".join(_type(part) for part in arguments)
     return {NoneType: "null", bool: "true | false", str: "text"}.get(annotation) or annotation.__name__

@@ -123,9 +123,9 @@ def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested sections by their dotted keys."""
+    """The values of nested sections by their dotted keys. KWARGS is one value: arguments of a class by their names."""
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "KWARGS":
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

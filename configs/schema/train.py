@@ -1,6 +1,6 @@
 """The section TRAIN."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -12,13 +12,18 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
-class Optimizer(Section):
+class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
-    eps: float = Field(1e-8, gt=0, description="term added to the denominator")
-    betas: Annotated[tuple[_Beta, _Beta], BeforeValidator(as_tuple)] = Field(
-        (0.9, 0.999), description="decay rates of the first and second moment"
+    eps: float | None = Field(
+        None, gt=0, description="term added to the denominator; null: the optimizer's own (AdamW 1e-8)"
+    )
+    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), BeforeValidator(as_tuple)] | None = Field(
+        None, description="decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
+    kwargs: dict[str, Any] | None = Field(
+        None, description="other arguments of the optimizer's class, such as {caution: true} for lion"
+    )
 
 
 class LRScheduler(Section):

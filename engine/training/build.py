@@ -21,7 +21,7 @@ from engine.training.eval_model import (
 )
 from engine.training.losses.distillation import build_step_loss
 from engine.training.losses.loss import build_loss
-from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer
+from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer, describe_optimizer
 from engine.training.optimization.schedule import build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
@@ -63,6 +63,7 @@ def build_train_state(
     notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
+    notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
     graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
     notes += compile_notes
     if class_weights is not None:

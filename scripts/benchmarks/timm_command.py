@@ -119,8 +119,10 @@ def _model_values(config: Config) -> dict[str, Any]:
 def _training_values(config: Config) -> dict[str, Any]:
     train, optimizer = config.train, config.train.optimizer
     warmup_epochs = int(train.warmup_epochs)
+    kwargs = [f"{name}={value}" for name, value in (optimizer.kwargs or {}).items()]
     return {
         "opt": optimizer.name.lower(), "opt-eps": optimizer.eps, "opt-betas": optimizer.betas,
+        "opt-kwargs": kwargs or None,
         "momentum": optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
         "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
         "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,

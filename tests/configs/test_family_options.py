@@ -58,10 +58,15 @@ def test_a_model_is_distilled_if_the_training_distils():
 
 
 def test_one_run_does_not_change_the_defaults_of_the_next():
-    optimizer = parse_command_line(["-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=SGD"])
-    assert "TRAIN.OPTIMIZER.BETAS" in optimizer.notes[0]
-    assert optimizer.config.train.optimizer.betas == (0.9, 0.95)
-    assert parse_command_line(["-opts", "MODEL.TYPE=mae"]).config.train.optimizer.name == "AdamW"
+    given = ["-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=AdamW", "TRAIN.OPTIMIZER.EPS=1e-6"]
+    assert "TRAIN.OPTIMIZER.BETAS" in parse_command_line(given).notes[0]
+    assert parse_command_line(given).config.train.optimizer.betas == (0.9, 0.95)
+    assert parse_command_line(["-opts", "MODEL.TYPE=mae"]).config.train.optimizer.eps is None
+
+
+def test_the_betas_of_a_family_are_those_of_adamw():
+    optimizer = parse("MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=lion").train.optimizer
+    assert (optimizer.name, optimizer.betas) == ("lion", None)
 
 
 def test_the_users_rule_to_scale_the_rates_replaces_the_familys():

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import non_default_lines
+from configs.reading.compare import changed_options, non_default_lines
 from configs.schema import Amp, Config
 from utils.errors import UserError
 
@@ -45,6 +45,16 @@ def test_paddlevits_yaml_notation(tmp_path):
     text = "TRAIN:\n    BASE_LR: 3e-3\n    GRAD_CLIP: None\n    OPTIMIZER:\n        BETAS: (0.9, 0.95)\nBASE: ['']\n"
     train = parse_command_line([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
     assert (train.base_lr, train.grad_clip, train.optimizer.betas) == (3e-3, None, (0.9, 0.95))
+
+
+def test_arguments_of_the_optimizer_are_one_value(tmp_path):
+    recipe = write(tmp_path, "a.yaml", "TRAIN: {OPTIMIZER: {NAME: adan, BETAS: [0.9, 0.8, 0.7], KWARGS: {a: 1}}}")
+    first = parse_command_line([f"-cfg={recipe}", "-opts", "TRAIN.OPTIMIZER.KWARGS={b: [x]}"]).config
+    assert first.train.optimizer.betas == (0.9, 0.8, 0.7)
+    assert first.train.optimizer.kwargs == {"a": 1, "b": ["x"]}
+    assert parse_command_line([f"-cfg={write(tmp_path, 'run.yaml', to_yaml(first))}"]).config == first
+    without = parse_command_line([f"-cfg={recipe}", "-opts", "TRAIN.OPTIMIZER.KWARGS=null"]).config
+    assert changed_options(to_yaml(first), to_yaml(without)) == {"TRAIN.OPTIMIZER.KWARGS": ({"a": 1, "b": ["x"]}, None)}
 
 
 def test_batch_size_sets_the_evaluation_batch_size_too():
@@ -110,6 +120,8 @@ YAML_MISTAKES = {
     "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
     "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
+    "one beta": ("TRAIN: {OPTIMIZER: {BETAS: [0.9]}}", r":1: TRAIN.OPTIMIZER.BETAS is .*at least 2"),
+    "arguments that are no mapping": ("TRAIN: {OPTIMIZER: {KWARGS: [1]}}", r":1: TRAIN.OPTIMIZER.KWARGS is \[1\]"),
     "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS is 1.0: "),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),

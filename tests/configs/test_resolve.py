@@ -94,6 +94,21 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
     assert any("WARMUP_EPOCHS is 0.5" in note and origin in note for note in by_flag.notes) == (expected == 0.5)
 
 
+@pytest.mark.parametrize(
+    ("argv", "unused"),
+    [
+        (["-opts", "AMP.LEVEL=O2", "AMP.CUSTOM_BLACK_LIST=[softmax]"], "AMP.LEVEL, AMP.CUSTOM_BLACK_LIST:"),
+        (["-opts", "AMP={ENABLED: false, DTYPE: bfloat16}"], "AMP.DTYPE:"),
+        (["-amp", "-opts", "AMP.LEVEL=O2"], None),
+        (["-opts", "AMP=true", "AMP.LEVEL=O2"], None),
+        (["-opts", "AMP.TF32=true", "AMP.MAX_SKIPPED_STEPS=3"], None),
+    ],
+)
+def test_keys_of_amp_without_the_flag_are_named(argv, unused):
+    named = [note for note in parse_command_line(argv).notes if note.startswith("AMP")]
+    assert named[0].startswith(unused) if unused else not named
+
+
 def test_the_users_warm_up_for_these_epochs_stays():
     assert parse_command_line(["-epochs=5", "-opts", "TRAIN.WARMUP_EPOCHS=5"]).config.train.warmup_epochs == 5
     for argv in (["-epochs=5", "-opts"], ["-opts", "TRAIN.NUM_EPOCHS=5"], ["-opts"]):

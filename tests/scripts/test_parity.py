@@ -55,6 +55,7 @@ TRANSLATED = [
     ("TRAIN.WEIGHT_DECAY=0.2 TRAIN.GRAD_CLIP=0.5", {"weight-decay": "0.2", "clip-grad": "0.5"}),
     ("TRAIN.OPTIMIZER.NAME=Adam TRAIN.OPTIMIZER.EPS=1e-6", {"opt": "adam", "opt-eps": "1e-06"}),
     ("TRAIN.OPTIMIZER.BETAS=[0.8,0.95]", {"opt-betas": "0.8 0.95"}),
+    ('TRAIN.OPTIMIZER.KWARGS={"amsgrad":true}', {"opt-kwargs": "amsgrad=True"}),
     ("TRAIN.SMOOTHING=0.2 TRAIN.ACCUM_ITER=3", {"smoothing": "0.2", "grad-accum-steps": "3"}),
     ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema": "", "model-ema-decay": "0.9"}),
     ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),

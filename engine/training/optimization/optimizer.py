@@ -1,5 +1,6 @@
 """Parameter groups and the optimizer."""
 
+import inspect
 from typing import Any
 
 import timm.optim
@@ -8,55 +9,92 @@ from torch import nn
 
 from configs.schema import Train
 from configs.schema.train import Optimizer
+from engine.parallel.compile import run_eagerly
 from utils.errors import UserError, did_you_mean
 from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
+# The arguments that have a key of their own.
+_KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"} | {
+    name: f"TRAIN.OPTIMIZER.{name.upper()}" for name in ("betas", "eps", "momentum")
+}
 _PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
 
 
 def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
-    With LAYER_DECAY the learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's
-    `param_groups_layer_decay`, with the layers of the model's `group_matcher`.
+    BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
+    learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
+    of the model's `group_matcher`.
 
     Raises:
-        UserError: timm has no optimizer of that name, or cannot build it; LAYER_DECAY for a model without layers.
+        UserError: timm has no optimizer of that name, or it cannot be built or step with these options; BETAS or KWARGS
+            do not fit it; LAYER_DECAY for a model without layers.
     """
     chosen = options.optimizer
-    name = _PADDLEVIT_NAMES.get(chosen.name.lower(), chosen.name.lower())
+    name = _timm_name(chosen)
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
     known = [str(one) for one in timm.optim.list_optimizers()]
     if name not in known:
         hint = did_you_mean(name, known)
         raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
-    info = timm.optim.get_optimizer_info(name)
-    arguments: dict[str, Any] = {}
-    if info.has_betas:
-        arguments["betas"] = chosen.betas
-    if info.has_eps:
-        arguments["eps"] = chosen.eps
+    arguments: dict[str, Any] = {"opt": name, "lr": options.base_lr, "weight_decay": options.weight_decay}
     if name in _FUSED and not (name == "sgd" and is_sharded(model)):  # torch has no fused SGD of sharded weights
         arguments["fused"] = True
     try:
-        optimizer = timm.optim.create_optimizer_v2(
-            model,
-            opt=name,
-            lr=options.base_lr,
-            weight_decay=options.weight_decay,
-            momentum=chosen.momentum,
-            layer_decay=options.layer_decay,
-            **arguments,
-        )
+        arguments |= _given_arguments(name, chosen)
+        _try_step(arguments, next(model.parameters()).device)
+        optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
+    except UserError:
+        raise
     except Exception as error:  # some of timm's optimizers need other packages or options
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} cannot be built here: {error}; use AdamW") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}") from error
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
         _zero_momentum(optimizer)
     return optimizer
+
+
+def _timm_name(chosen: Optimizer) -> str:
+    return _PADDLEVIT_NAMES.get(chosen.name.lower(), chosen.name.lower())
+
+
+def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
+    """The given options as arguments of `create_optimizer_v2`, which drops betas and eps that the optimizer lacks."""
+    info, given = timm.optim.get_optimizer_info(name), chosen.kwargs or {}
+    if info.second_order:
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} needs second derivatives, which no step has; use AdamW")
+    if chosen.betas and info.has_betas and len(chosen.betas) != info.num_betas:
+        raise UserError(f"TRAIN.OPTIMIZER.BETAS: {chosen.name} has {info.num_betas} values, not {len(chosen.betas)}")
+    _, *parameters = inspect.signature(timm.optim.get_optimizer_class(name, bind_defaults=False)).parameters
+    for key in given.keys() - (set(parameters) - _KEYS.keys()):
+        hint = f"; its key is {_KEYS[key]}" if key in _KEYS else did_you_mean(key, parameters)
+        raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")
+    own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
+    if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run
+        own["deterministic"] = True
+    return {key: value for key, value in own.items() if value is not None} | given
+
+
+def _try_step(arguments: dict[str, Any], device: torch.device) -> None:
+    """Steps such an optimizer of one weight: it may need a closure, or other values in KWARGS."""
+    weight = nn.Parameter(torch.ones(2, 2, device=device))
+    weight.grad = torch.ones_like(weight)
+    with run_eagerly():
+        timm.optim.create_optimizer_v2([weight], **arguments).step()
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
+    """The hyperparameters in use, and the given options that the optimizer lacks, for the log."""
+    own = {key: value for key, value in optimizer.defaults.items() if key.startswith(("beta", "eps", "momentum"))}
+    used = [f", {key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None]
+    info = timm.optim.get_optimizer_info(_timm_name(chosen))
+    lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
+    return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
 
 
 def check_sharded_optimizer(options: Optimizer) -> None:

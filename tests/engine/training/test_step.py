@@ -63,7 +63,7 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     decayed = {n: p for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
     others = [p for n, p in model.named_parameters() if n not in decayed]
     groups = [{"params": list(decayed.values())}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=train.weight_decay, betas=train.optimizer.betas)
+    optimizer = torch.optim.AdamW(groups, weight_decay=train.weight_decay)
     images, targets = noise(config)
     step = 0
     for epoch in range(2):

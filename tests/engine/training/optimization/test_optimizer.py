@@ -7,8 +7,10 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from configs.schema import Train
+from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
-from engine.training.optimization.optimizer import build_optimizer, set_lr
+from engine.precision.loss_scaler import LossScaler
+from engine.training.optimization.optimizer import build_optimizer, describe_optimizer, set_lr
 from utils.errors import UserError
 
 
@@ -50,15 +52,107 @@ def test_layer_decay_needs_layers():
         build_optimizer(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adam", "lamb"])
-def test_optimizers_by_name(name):
-    model = nn.Linear(3, 2)
-    train = Train.model_validate({"OPTIMIZER": {"NAME": name, "BETAS": (0.8, 0.9), "MOMENTUM": 0.5}})
-    optimizer = build_optimizer(model, train)
-    if name == "SGD":
-        assert optimizer.param_groups[0]["momentum"] == 0.5
-    else:
-        assert tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.9)
+def train_options(**optimizer: object) -> Train:
+    return Train.model_validate({"OPTIMIZER": optimizer})
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
+    """Of each group, without those that choose a kernel."""
+    others = ("params", "fused", "foreach")
+    return [{key: value for key, value in group.items() if key not in others} for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("name", timm.optim.list_optimizers())
+@pytest.mark.filterwarnings("ignore:.*opt_einsum")
+def test_each_optimizer_is_that_of_timm(name):
+    """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 4))
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        scaler = LossScaler(torch.device("cpu"))
+        for seed in range(2):
+            images = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+            scaler.backward(model(images).square().sum(), 5)
+            with run_eagerly():
+                scaler.step(optimizer)
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    options, own, timms = train_options(NAME=name), model(), model()
+    random = {"deterministic": True} if name.startswith("kron") else {}
+    try:
+        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
+        trained = train(timms, expected)
+    except Exception:
+        with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER.*: {name} .*(second derivatives|required)"):
+            build_optimizer(own, options)
+        return
+    optimizer = build_optimizer(own, options)
+    torch.testing.assert_close(train(own, optimizer), trained)
+    assert hyperparameters(optimizer) == hyperparameters(expected)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_the_defaults_of_adam_are_those_that_earlier_runs_wrote(name):
+    unset, written = train_options(NAME=name), train_options(NAME=name, BETAS=[0.9, 0.999], EPS=1e-8)
+    unset, written = (build_optimizer(nn.Linear(3, 2), options) for options in (unset, written))
+    assert hyperparameters(unset) == hyperparameters(written)
+
+
+CHOSEN = {
+    ("SGD", "MOMENTUM"): (0.5, "momentum"),
+    ("lamb", "BETAS"): ([0.8, 0.9], "betas"),
+    ("adan", "BETAS"): ((0.9, 0.8, 0.7), "betas"),
+    ("lamb", "EPS"): (1e-3, "eps"),
+    ("lion", "KWARGS"): ({"caution": True}, "caution"),
+    ("sgd", "KWARGS"): ({"nesterov": False}, "nesterov"),
+    ("adamw", "KWARGS"): ({"fused": False}, "fused"),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=" ".join)
+def test_given_options_replace_those_of_the_optimizer(case):
+    (name, key), (value, hyperparameter) = case, CHOSEN[case]
+    optimizer = build_optimizer(nn.Linear(3, 2), train_options(NAME=name, **{key: value}))
+    expected = value[hyperparameter] if isinstance(value, dict) else value
+    found = optimizer.defaults[hyperparameter]
+    assert list(found) == list(expected) if key == "BETAS" else found == expected
+
+
+REFUSED = {
+    r"BETAS: adan has 3 values, not 2": {"NAME": "adan", "BETAS": (0.9, 0.999)},
+    r"BETAS: AdamW has 2 values, not 3": {"BETAS": (0.9, 0.9, 0.999)},
+    r"NAME: adahessian needs second derivatives": {"NAME": "adahessian"},
+    r"NAME: unknown optimizer lbfgs": {"NAME": "lbfgs"},
+    r"KWARGS: cautious is no further argument of lion; did you mean caution": {
+        "NAME": "lion", "KWARGS": {"cautious": True},
+    },
+    r"KWARGS: eps is no further argument of AdamW; its key is TRAIN\.OPTIMIZER\.EPS": {"KWARGS": {"eps": 1e-6}},
+    r"nadam does not work with these options: .*capturable": {"NAME": "nadam", "KWARGS": {"capturable": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_options_that_do_not_fit_the_optimizer_are_refused(message):
+    with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER\.?.*{message}") as error:
+        build_optimizer(nn.Linear(3, 2), train_options(**REFUSED[message]))
+    assert "\n" not in str(error.value)
+
+
+DESCRIBED = {
+    "AdamW": ({}, "AdamW, betas (0.9, 0.999), eps 1e-08"),
+    "lion": ({"EPS": 1e-8, "KWARGS": {"caution": True}}, "lion, betas (0.9, 0.99), caution True; EPS has no effect"),
+    "adafactor": ({"BETAS": (0.8, 0.9)}, "adafactor, eps 1e-30, eps_scale 0.001, beta1 0.8"),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_the_log_has_the_hyperparameters_in_use(name):
+    options, expected = train_options(NAME=name, **DESCRIBED[name][0]), DESCRIBED[name][1]
+    assert describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer) == expected
 
 
 def test_unknown_optimizer_suggests_the_nearest_name():
