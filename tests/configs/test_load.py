@@ -153,7 +153,9 @@ FLAG_MISTAKES = {
     "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
     "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
     "opts value": (["-opts", "SEED=[1"], r"cannot be read as a value"),
-    "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
+    "no file": (["-cfg=nowhere.yaml"], r"-cfg nowhere.yaml: no such file$"),
+    "misspelt file": (["-cfg=configs/vit_digit.yaml"], r"vit_digit.yaml: no such file; did you mean .*vit_digits.yaml"),
+    "a folder for a file": (["-cfg=."], r"cannot be read: "),
     "opts deep": (["-opts", "SEED" + ".a" * 9000 + "=1"], r"unknown key SEED(\.a){30,40}$"),
     "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
 }
