@@ -1,7 +1,6 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +117,6 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts."""
     layers = OptionLayers()
     weights = arguments.pretrained if evaluates else None
-    if recipe and not os.path.lexists(recipe):
-        raise UserError(f"-cfg {recipe}: no such file{_nearest_recipe(recipe)}")
     if file := recipe or find_run_options(arguments.resume, weights):
         layers.add_recipe(file)
     elif weights and not arguments.resume:
@@ -137,11 +134,6 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
     for option in arguments.opts:
         _add_option(layers, option)
     return layers
-
-
-def _nearest_recipe(missing: Path) -> str:
-    recipes = [*missing.parent.glob("*.yaml"), *Path(__file__).parents[1].glob("*.yaml")]
-    return did_you_mean(str(missing), map(os.path.relpath, recipes))
 
 
 def _add_option(layers: OptionLayers, option: str) -> None:

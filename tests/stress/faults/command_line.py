@@ -87,7 +87,7 @@ def recipe_faults() -> list[Fault]:
 
     swins_key = recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]")
     table: dict[str, tuple[Provoke, str]] = {
-        "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: no such file"),
+        "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
         "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
         "a pipe": (pipe, r"pipe.yaml: cannot be read: not a regular file"),
         "an endless device": (lambda scene: ["-cfg=/dev/zero"], r"/dev/zero: cannot be read: not a regular file"),
