@@ -60,7 +60,7 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
         raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
     except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
         raise UserError(
-            f"{model} cannot be built with DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
+            f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
         ) from error
 
 
@@ -75,7 +75,7 @@ def _create(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module
 
 
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:
-    """Runs one forward pass in evaluation mode: many families detect a wrong image size only there.
+    """Runs one forward pass in evaluation mode: many families detect only there that image size and keys do not fit.
 
     The weights and the running statistics stay unchanged.
 
@@ -89,9 +89,10 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
             model.eval()(image)
     except Exception as error:  # of many types, by family
         cfg = getattr(model, "default_cfg", None) or {}
-        default = f"; its default is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
+        default = f"; its default image size is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
         raise UserError(
-            f"DATA.IMAGE_SIZE {data.image_size}: {name} does not accept it ({_first_line(error)}){default}"
+            f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails "
+            f"({_first_line(error)}){default}; change one of them"
         ) from error
     finally:
         model.train()

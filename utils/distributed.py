@@ -87,7 +87,7 @@ def process_group() -> Iterator[ProcessContext]:
     os.environ.update(torchrun_variables())
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder, which `limit_gpu_wait` reads
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder: `Membership` reads it
     store = _connect_store()
     with abort_together(RunStore(store, rank, world_size), COLLECTIVE_TIMEOUT.total_seconds()) as ranks:
         with _report_full_gpu():

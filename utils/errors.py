@@ -1,6 +1,7 @@
 """Errors that a user can solve, and texts for one line of a terminal."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 _MAX_SHOWN = 20
@@ -30,6 +31,11 @@ def to_single_line(text: str) -> str:
     line = " ".join(text.split())
     half = _MAX_LINE_CHARS // 2
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:half]} ... {line[-half:]}"
+
+
+def hide_passwords(text: str) -> str:
+    """Replaces user names and passwords in URLs by '***'."""
+    return re.sub(r"(?<=://)[^\s/]*@", "***@", text)
 
 
 def escape_control_characters(text: str) -> str:

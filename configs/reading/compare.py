@@ -18,12 +18,14 @@ _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
     "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
+# Keys whose default has changed, with the former one, which holds for a run whose files lack the key.
+_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
 
-    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored. A key that `then` lacks had its default value.
+    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
     """
     before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
     return {
@@ -67,16 +69,33 @@ def _values(config: Config) -> dict[str, Any]:
     return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
 
+def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
+    """The options of a run that resumes: a key whose default has changed keeps its value, unless the user gives it.
+
+    given: the options of the user, by section. then: the options of the checkpoint, a text of `to_yaml`.
+    """
+    before, written = with_defaults(parse_value(then)), dict(flatten(given))
+    for key in _FORMER_DEFAULTS.keys() - written.keys():
+        section, name = key.lower().split(".")
+        values = getattr(config, section).model_copy(update={name: before[key]})
+        config = config.model_copy(update={section: values})
+    return config
+
+
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Options by dotted key, with the defaults of the keys that are not given."""
+    """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
+    return _defaults(model_type(values)) | _FORMER_DEFAULTS | dict(flatten(expand_switches(values)))
+
+
+def _defaults(family: str) -> dict[str, Any]:
     # Not checked: general defaults, such as the image size, need not be possible for each family.
-    defaults = Config.model_construct(model=MODEL_SECTIONS[model_type(values)].model_construct())
-    return _values(defaults) | dict(flatten(expand_switches(values)))
+    return _values(Config.model_construct(model=MODEL_SECTIONS[family].model_construct()))
 
 
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
-    defaults = with_defaults({"MODEL": {"TYPE": options["MODEL.TYPE"]}}) | {"MODEL.TYPE": Config().model.type}
+    family = model_type({"MODEL": {"TYPE": options["MODEL.TYPE"]}})
+    defaults = _defaults(family) | {"MODEL.TYPE": Config().model.type}
     return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
 
 

@@ -49,7 +49,9 @@ class Config(Section):
     )
     eval: Evaluation = Evaluation()
     eval_raw: bool = Field(
-        False, description="training with TRAIN.MODEL_EMA: evaluate the raw weights too; the average decides the best"
+        False,
+        description="training with TRAIN.MODEL_EMA: evaluate the raw weights too, in each evaluation instead of the "
+        "last one; the average decides the best",
     )
     amp: Amp = Amp()
     data: Data = Data()

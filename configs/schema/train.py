@@ -98,7 +98,9 @@ class Train(Augmentation, Distillation):
     model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
     model_ema_warmup: bool = Field(
-        False, description="a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY (timm)"
+        True,
+        description="a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; false: "
+        "always MODEL_EMA_DECAY, as in PaddleViT",
     )
     model_ema_force_cpu: bool = Field(
         False,

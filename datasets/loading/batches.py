@@ -19,13 +19,13 @@ class BatchSource:
     The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
     batches, and each batch is full.
 
-    num_samples: of the data set. Those that do not fill a batch on every rank, or a step, are dropped in an epoch.
+    num_samples, in_memory: of the data set. Samples that do not fill a batch on every rank, or a step, are dropped.
     prefetched_batches: loaded ahead of the one in use. workers_note: the number of loading workers, for the log.
     """
 
     def __init__(self, reader: BatchReader, sampler: TrainSampler, context: ProcessContext) -> None:
         self._reader, self._sampler, self._context = reader, sampler, context
-        self.num_samples = sampler.num_samples
+        self.num_samples, self.in_memory = sampler.num_samples, reader.samples.in_memory
         workers, reason = num_workers(reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
         self.workers_note = f"{workers} loading workers per rank ({reason})"

@@ -1,6 +1,7 @@
 """Reading and finding checkpoints: every file is verified before it is used."""
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +82,8 @@ def find_checkpoint(
             except UserError as error:
                 notes.append(str(error))
     if not notes:
-        raise UserError(f"-resume {resume}: no checkpoint found; give a .pth file, the folder of a run, or auto")
+        problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
+        raise UserError(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
     raise UserError(notes[0] if len(notes) == 1 else f"none of {len(notes)} checkpoints is valid: {notes[0]}")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from configs.reading.command_line import Command
+from configs.reading.compare import resumed_options
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
 from engine.commands.open_evaluation import open_evaluation
@@ -30,7 +31,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         opened = open_evaluation(command, context, logger)
         config, model = opened.config, opened.meta_model
     else:
-        config, model = _build_training(config, context, logger)
+        config, model = _build_training(command, context, logger)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
@@ -40,12 +41,15 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     return 0
 
 
-def _build_training(config: Config, context: ProcessContext, logger: RunLogger) -> tuple[Config, nn.Module]:
+def _build_training(command: Command, context: ProcessContext, logger: RunLogger) -> tuple[Config, nn.Module]:
+    config = command.config
     if context.is_main:
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger)
     folder = (found.run_folder if found else None) or Path(config.save)
     check_writable(folder)
+    if found:
+        config = resumed_options(config, command.given, found.state["options"])
     config, splits = read_run_data(config, context, found.state if found else None)
     options = config.with_model(pretrained=None) if found else config
     run, _ = build_run(options, splits, context, logger, lambda _: folder, found)

@@ -27,18 +27,22 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     started = time.perf_counter()
     metrics, results = opened.evaluator.evaluate(opened.model, batches)
     seconds = time.perf_counter() - started
-    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title)
+    precision = opened.evaluator.precision.name
+    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title, precision)
     if results:  # on the main process
         result = {
             **metrics.scores(),
             "loss": metrics.loss,
+            "split": opened.split,
+            "samples": metrics.samples,
+            "numeric_precision": precision,
             "checkpoint": config.model.pretrained,
             "images_per_second": metrics.samples / seconds,
             "peak_memory_bytes": peak_memory_bytes(context.device),
         }
         write_result(folder, result)  # before the files, which may fail
         files = build_eval_files(config, samples, opened.evaluator, folder)
-        about = {"epoch": None, "split": command.split, "checkpoint": config.model.pretrained}
+        about = {"epoch": None, "split": opened.split, "checkpoint": config.model.pretrained}
         summary = files.write(metrics, results, opened.model, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)

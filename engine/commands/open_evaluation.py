@@ -32,13 +32,15 @@ _TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a s
 class OpenedEvaluation:
     """The completed options, the samples, and the model of `MODEL.PRETRAINED`, ready for `evaluator`.
 
-    title: of the figures in the log. meta_model: a copy in fp32 without memory, for its number of parameters and FLOPs.
+    split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. meta_model: a
+        copy in fp32 without memory, for its number of parameters and FLOPs.
     """
 
     config: Config
     samples: Samples
     model: nn.Module
     evaluator: Evaluator
+    split: str
     title: str
     meta_model: nn.Module
 
@@ -58,17 +60,17 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
             )
         command = command.with_weights(found.path)
         del found  # the content of the checkpoint
-    config, samples, data_notes = read_evaluation_data(command, context)
+    config, samples, split, data_notes = read_evaluation_data(command, context)
     built = build_eval_model(config, context)
     for note in (*built.notes, *data_notes):
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
-    return OpenedEvaluation(config, samples, built.compute, built.evaluator, title, meta_model)
+    return OpenedEvaluation(config, samples, built.compute, built.evaluator, split, title, meta_model)
 
 
-def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, list[str | Fact]]:
+def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, str, list[str | Fact]]:
     """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or the images of a prediction.
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
@@ -76,7 +78,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     model. Every rank must call it.
 
     Returns:
-        the resolved options, the samples, and lines for the log.
+        the resolved options, the samples, their split, and lines for the log.
     Raises:
         UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
             In a prediction, missing and unreadable images are no errors.
@@ -99,7 +101,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     is_split = command.split or config.data.dataset in UNSPLIT
     notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))
     notes.append(name_classes(samples, trained_on, config.model))
-    return config, samples, notes
+    return config, samples, "val" if split == "all" and has_splits(config.data) else split, notes
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:

@@ -50,7 +50,8 @@ def predict(command: Command, context: ProcessContext) -> int:
             logger.info(f"----- {num_bad} of them could not be read; the column error has the reasons")
         if options.path is None and num_readable:
             metrics = results.metrics()
-            log_validation(logger, "", metrics, config.model.num_logits, metrics.samples, seconds, opened.title)
+            precision, classes = opened.evaluator.precision.name, config.model.num_logits
+            log_validation(logger, "", metrics, classes, metrics.samples, seconds, opened.title, precision)
         logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")
     if not broadcast_object(num_readable, context):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")

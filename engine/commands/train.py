@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.command_line import Command
+from configs.reading.compare import resumed_options
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
@@ -57,6 +58,8 @@ def _open_trainer(
     found = find_on_all_ranks(config, context, logger, lambda folder: locks.enter_context(lock_run_folder(folder)))
     if config.model.resume and not found:
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
+    if found:
+        config = resumed_options(config, command.given, found.state["options"])
     config, splits = read_run_data(config, context, found.state if found else None)
     command = replace(command, config=config)
     if found:  # it has all weights, and the pretrained file may be missing
@@ -99,10 +102,13 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         outcome |= {"stopped_early": True, "reason": result["reason"]}
     name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
     if score is not None:
+        average, raw = result.get("average_score", 0.0), result.get("raw_score", 0.0)
+        both = f"\n      Last epoch: {name} of the average {average:.2f}%, of the raw weights {raw:.2f}%"
+        both = both if abs(average - raw) > 1 else ""
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
         predict = next_command(command, f"-resume={folder}", "-predict")
         logger.info(
-            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}), {result['checkpoint']}\n"
+            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}), {result['checkpoint']}{both}\n"
             f"      Report: {folder / REPORT}\n"
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"

@@ -112,6 +112,7 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
             model=run.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
+            data_in_memory=run.batches.in_memory,
         )
     )
     (run.folder / PAGE).write_text(f"{page}\n")

@@ -186,10 +186,10 @@ class Reporter:
             "lr": progress.lr,
             "train_loss": trained.loss if has_samples else "",
             "train_top1": trained.top1 if has_samples else "",
-            "images_per_second": round(images_per_second, 2),
+            "images_per_second": cell(images_per_second or None, ".2f"),  # None if only the evaluation was left
             "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
-            "tflops_per_second": cell(self.model.tflops_per_second(images_per_second), ".4g"),
-            "model_flops_utilization": cell(self.model.utilization(images_per_second), ".4g"),
+            "tflops_per_second": cell(self.model.tflops_per_second(images_per_second) or None, ".4g"),
+            "model_flops_utilization": cell(self.model.utilization(images_per_second) or None, ".4g"),
             "loss_scale": self.scaler.get_scale(),
             "skipped_steps": self.scaler.skipped,
             "skipped_images": self._unreadable_images(trained),

@@ -98,13 +98,14 @@ def log_validation(
     num_samples: int,
     seconds: float,
     split: str = "Validation",
+    precision: str = "",
 ) -> None:
-    """Logs PaddleViT's line, and a warning if images were unreadable."""
+    """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable."""
     labels = {"top1": "Acc@1", "top5": "Acc@5", "mean_ap": "mAP"}
     if num_classes < MIN_CLASSES_FOR_TOP5:
         del labels["top5"]
     scores = [f"{split} {labels[name]}: {value:.2f}%" for name, value in metrics.scores().items() if name in labels]
     figures = ", ".join([f"{split} Loss: {metrics.loss:.4f}", *scores])
-    logger.info(f"----- {title}{figures}, time: {seconds:.2f} s")
+    logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
     if unreadable := num_samples - metrics.samples:
         logger.warn(f"Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv")

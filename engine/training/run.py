@@ -23,7 +23,7 @@ from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
 from engine.training.losses.loss import read_class_weights
 from engine.training.optimization.schedule import lr_warning
-from engine.training.optimization.weight_average import average_warning
+from engine.training.optimization.weight_average import average_warning, describe_average
 from engine.training.run_data import DataSplits, build_batches
 from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
@@ -107,6 +107,8 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
         logger.note(note)
     if layout.whole_steps:
         logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
+    if state.average:
+        logger.info(f"----- {describe_average(state.config.train)}")
     logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
     logger.record(
         TrainingData(

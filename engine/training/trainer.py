@@ -41,6 +41,7 @@ class Trainer:
         self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
         self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, status)
         self.interrupted: Interrupted | None = None
+        self._last_scores: dict[str, float] = {}
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
@@ -87,15 +88,17 @@ class Trainer:
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
     def _has_ended(self) -> bool:
-        return self.progress.epoch == self.config.train.num_epochs or self._stops_early()
+        """A function of the position, equal on all ranks."""
+        epochs_done = self.progress.epoch
+        is_last = epochs_done == self.config.train.num_epochs
+        return is_last or (not self.progress.done_steps and self._stops_early(epochs_done))
 
-    def _stops_early(self) -> bool:
-        """Returns whether `TRAIN.PATIENCE` ends the run here: a function of the position, equal on all ranks."""
-        train, progress, best = self.config.train, self.progress, self.position.best
-        if train.patience is None or best is None or progress.done_steps or progress.epoch == train.num_epochs:
+    def _stops_early(self, epochs_done: int) -> bool:
+        """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
+        train, best = self.config.train, self.position.best
+        if train.patience is None or best is None or epochs_done == train.num_epochs:
             return False
-        is_evaluated = self._is_due(progress.epoch, self.config.validate_freq)
-        return is_evaluated and progress.epoch - best.epoch >= train.patience
+        return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best.epoch >= train.patience
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
@@ -116,16 +119,16 @@ class Trainer:
         evaluated: Evaluated | None = None
         validation: Metrics | None = None
         raw: Metrics | None = None
-        is_best, best = False, self.position.best
+        is_best = False
         if self._is_due(epochs_done, config.validate_freq):
-            evaluated, raw = self._evaluate_all(epochs_done)
+            evaluated, raw, is_best = self._evaluate_all(epochs_done)
             validation = evaluated.metrics
-            if is_best := best is None or best.is_beaten_by(validation):
+            if is_best:
                 self.position.best = Best.of(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
         ends = max_steps is not None and epochs_done * progress.steps >= max_steps
-        ends = ends or self._stops_early()
+        ends = ends or self._stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
         if self.report:
@@ -155,16 +158,23 @@ class Trainer:
         layout = self.state.layout
         return self.progress.done_batches(layout.accum_iter) * layout.batch_size
 
-    def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None]:
-        """The evaluation, and the metrics of the raw weights if EVAL_RAW is set."""
+    def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None, bool]:
+        """The evaluation, the metrics of the raw weights, and whether the evaluation is the best so far.
+
+        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
+        """
         state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
-        model = state.eval_model
+        model, best = state.eval_model, self.position.best
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
-        if not self.config.eval_raw:
-            return evaluated, None
-        return evaluated, self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")[0]
+        is_best = best is None or best.is_beaten_by(evaluated.metrics)
+        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
+        if not state.average or not (self.config.eval_raw or is_last):
+            return evaluated, None, is_best
+        raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
+        self._last_scores = {"average_score": evaluated.metrics.score, "raw_score": raw.score}
+        return evaluated, raw, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, validation = time.perf_counter(), self.run.validation
@@ -221,13 +231,15 @@ class Trainer:
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
             "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
-            "images_per_second": clock.images / max(clock.seconds, 1e-9),
+            "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "numeric_precision": self.state.precision.name,
             "device": device_name(self.context.device),
             "finished": self._has_ended(),
+            **self._last_scores,
         }
-        if best and self._stops_early():
+        if best and result["finished"] and self._stops_early(self.progress.epoch):
             epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
             reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
             result |= {"stopped_early": True, "reason": reason}

@@ -77,7 +77,9 @@ def timm_flags(config: Config, data: Path, output: Path, interval: int, val_spli
     # timm's cosine starts after the warm-up, as ours does, with the warm-up as a prefix only.
     switches = {
         "sched-on-updates": True, "warmup-prefix": True, "amp": config.amp.enabled, "pin-mem": on_gpu,
-        "model-ema": config.train.model_ema, "torchcompile": config.train.compile != "none",
+        "model-ema": config.train.model_ema,
+        "model-ema-warmup": config.train.model_ema and config.train.model_ema_warmup,
+        "torchcompile": config.train.compile != "none",
     }  # fmt: skip
     if config.amp.enabled:
         values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")

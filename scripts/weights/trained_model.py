@@ -78,7 +78,7 @@ def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
     config = command.config.with_model(resume=None)
     config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
     try:
-        config, samples, notes = read_evaluation_data(replace(command, config=config), context)
+        config, samples, _, notes = read_evaluation_data(replace(command, config=config), context)
     except UserError as error:
         raise UserError(
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "

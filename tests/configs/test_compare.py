@@ -3,7 +3,7 @@
 import pytest
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import experiment_mismatch
+from configs.reading.compare import changed_options, experiment_mismatch, resumed_options
 
 MISMATCHES = {
     "SEED=1": "SEED 0, this run has 1",
@@ -35,3 +35,21 @@ def test_keys_that_the_options_lack_had_their_defaults(tmp_path):
 def test_unreadable_options_do_not_match(tmp_path):
     (tmp_path / "config.yaml").write_text("- 1")
     assert "expected `KEY: value` lines" in experiment_mismatch(tmp_path / "config.yaml", parse_command_line([]).config)
+
+
+@pytest.mark.parametrize(
+    ("of_run", "recipe", "expected"),
+    [
+        ("{}", "{}", False),  # of a version before the key
+        ("{TRAIN: {MODEL_EMA_WARMUP: true}}", "{}", True),
+        ("{TRAIN: {MODEL_EMA_WARMUP: false}}", "{}", False),
+        ("{}", "{TRAIN: {MODEL_EMA_WARMUP: true}}", True),
+        ("{TRAIN: {MODEL_EMA_WARMUP: true}}", "{TRAIN: {MODEL_EMA_WARMUP: false}}", False),
+    ],
+)
+def test_a_resumed_run_keeps_the_values_of_keys_whose_default_has_changed(tmp_path, of_run, recipe, expected):
+    (tmp_path / "mine.yaml").write_text(recipe)
+    command = parse_command_line([f"-cfg={tmp_path / 'mine.yaml'}"])
+    config = resumed_options(command.config, command.given, of_run)
+    assert config.train.model_ema_warmup is expected
+    assert ("TRAIN.MODEL_EMA_WARMUP" in changed_options(of_run, to_yaml(config))) == ("MODEL" in recipe)

@@ -57,6 +57,7 @@ TRANSLATED = [
     ("TRAIN.OPTIMIZER.BETAS=[0.8,0.95]", {"opt-betas": "0.8 0.95"}),
     ('TRAIN.OPTIMIZER.KWARGS={"amsgrad":true}', {"opt-kwargs": "amsgrad=True"}),
     ("TRAIN.SMOOTHING=0.2 TRAIN.ACCUM_ITER=3", {"smoothing": "0.2", "grad-accum-steps": "3"}),
+    ("TRAIN.MODEL_EMA=true", {"model-ema": "", "model-ema-warmup": ""}),
     ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema": "", "model-ema-decay": "0.9"}),
     ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),
     ("TRAIN.CUTMIX_ALPHA=1.0 TRAIN.MIXUP_SWITCH_PROB=0.4", {"cutmix": "1.0", "mixup-switch-prob": "0.4"}),
@@ -75,7 +76,8 @@ def test_options_and_flags(options, expected):
 
 def test_switches_are_off_without_their_option():
     check_recipe(config_of("AMP.ENABLED=false"), config_of())
-    assert not {"amp", "amp-dtype", "model-ema", "torchcompile"} & flags_of("AMP.ENABLED=false").keys()
+    switches = {"amp", "amp-dtype", "model-ema", "model-ema-warmup", "torchcompile"}
+    assert not switches & flags_of("AMP.ENABLED=false").keys()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Pickles of plain data are read; all other pickles are refused."""
 
 import pickle
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -77,3 +78,13 @@ def test_a_dict_that_is_copied_many_times_takes_its_memory_once(tmp_path):
         b"\x80\x02]q\x02(ccollections\nOrderedDict\nq\x01" + items + b"\x85R" + b"h\x01h\0\x85R" * 99 + b"e.", tmp_path
     )
     assert sum(map(len, content)) == 1000
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_many_keys_of_one_hash_are_refused(tmp_path, protocol):
+    """All have the hash 0; 500,000 of them would take hours."""
+    keys = [number * sys.hash_info.modulus for number in range(20_000)]
+    with pytest.raises(ValueError, match="operations"):
+        read(pickle.dumps(dict.fromkeys(keys), protocol=protocol), tmp_path)
+    few = dict.fromkeys([*keys[:100], *range(20_000)])
+    assert read(pickle.dumps(few, protocol=protocol), tmp_path) == few

@@ -2,11 +2,13 @@
 
 Strings, numbers, lists and dicts are built; a tuple becomes a list, and an array a record of its bytes. A pickle of a
 few bytes can still make `pickle.Unpickler` take all memory, or hash nested tuples for years. Therefore it is Python's
-implementation, with the operations of plain data alone, at most `_MAX_OPERATIONS`, and only scalars can be keys.
+implementation, with the operations of plain data alone, at most `_MAX_OPERATIONS`, and only scalars can be keys. An
+integer from the modulus of Python's hash on collides with a smaller one as a key, and counts as many operations.
 """
 
 import mmap
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
@@ -23,6 +25,7 @@ _OPERATIONS = (
     *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
 )
 _MAX_OPERATIONS = 2_000_000  # a few seconds, 200 MB; the largest known weight file needs a tenth of it
+_LARGE_INTEGER_OPERATIONS = 10_000
 _CODES = [getattr(pickle, name)[0] for name in _OPERATIONS]
 
 
@@ -79,6 +82,15 @@ def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return count_and_load
 
 
+def _limited(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    def load_integer(unpickler: Any) -> None:
+        load(unpickler)
+        if abs(unpickler.stack[-1]) >= sys.hash_info.modulus:
+            unpickler.num_operations += _LARGE_INTEGER_OPERATIONS
+
+    return load_integer
+
+
 class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
     num_operations = 0
 
@@ -98,6 +110,10 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
 
     loaders: ClassVar[dict[int, Callable[[Any], None]]] = {
         **{code: PythonUnpickler.dispatch[code] for code in _CODES},
+        **{
+            code: _limited(PythonUnpickler.dispatch[code])
+            for code in (*pickle.INT, *pickle.LONG, *pickle.LONG1, *pickle.LONG4)
+        },
         pickle.BUILD[0]: load_build,
         pickle.TUPLE[0]: PythonUnpickler.load_list,
         pickle.EMPTY_TUPLE[0]: PythonUnpickler.load_empty_list,

@@ -125,7 +125,8 @@ class ShardCache:
                 with self._locked():
                     os.replace(part.name, self._path(shard))
             except BaseException:
-                os.unlink(part.name)
+                with self._locked():
+                    os.unlink(part.name)
                 raise
 
     def _make_room(self, num_bytes: int, keep: Collection[Path]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from utils.atomic_file import atomic_write
-from utils.errors import to_single_line
+from utils.errors import hide_passwords, to_single_line
 from utils.threads import DaemonPool
 
 
@@ -89,4 +89,5 @@ class BackgroundLogger:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._record(f"Warning: LOGGERS: {self.name}: {to_single_line(problem)}; values are missing there")
+            problem = hide_passwords(to_single_line(problem))
+            self._record(f"Warning: LOGGERS: {self.name}: {problem}; values are missing there")

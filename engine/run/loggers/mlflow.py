@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.run.loggers.logger import LoggedRun
+from utils.errors import hide_passwords
 
 
 class MlflowLogger:
@@ -26,7 +27,7 @@ class MlflowLogger:
         known_id = run.known_id("mlflow")
         started = self._mlflow.start_run(run_id=known_id, run_name=run.folder.name)
         run.store_id("mlflow", started.info.run_id)
-        self._log(f"----- mlflow: run {started.info.run_id}, {self._mlflow.get_tracking_uri()}")
+        self._log(f"----- mlflow: run {started.info.run_id}, {hide_passwords(self._mlflow.get_tracking_uri())}")
         if not known_id:  # MLflow refuses to change a parameter
             self._mlflow.log_params(dict(run.hyperparameters))
         self._mlflow.log_text(run.options, "config.yaml")

@@ -70,6 +70,12 @@ def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
     return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup, options.model_ema_force_cpu)
 
 
+def describe_average(options: Train) -> str:
+    """The rule of the decay, for the log."""
+    rule = "1 - step^(-2/3), timm's warm-up, up to" if options.model_ema_warmup else "without warm-up, always"
+    return f"Average of the weights (TRAIN.MODEL_EMA): decay {rule} {options.model_ema_decay:g}"
+
+
 def average_warning(options: Train, total_steps: int) -> str | None:
     """One line if the initial weights make up more than a tenth of the average at the end of the run."""
     initial = options.model_ema_decay**total_steps

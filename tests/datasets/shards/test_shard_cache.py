@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -123,12 +124,23 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
-def test_source_that_fails(server, cache, shards):
+def test_source_that_fails(server, cache, shards, monkeypatch):
+    """Its part disappears under the lock of the folder."""
+    unlink, removed = os.unlink, []
+
+    def unlink_under_lock(path):
+        with open(cache.folder / "lock") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlink(path)
+        removed.append(path)
+
+    monkeypatch.setattr(cache_module.os, "unlink", unlink_under_lock)
     for fault in (status(404), body(version='"other"')):
         server.fail_always(fault)
         with pytest.raises(StoreError, match=r"0\.tar: "):
             cache.download(shards[0])
         assert files(cache) == []
+    assert len(removed) == 2
 
 
 @pytest.mark.slow

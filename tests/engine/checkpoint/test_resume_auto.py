@@ -1,7 +1,9 @@
 """-resume=auto enters the newest run of the same experiment only."""
 
+import re
+
 import pytest
-from conftest import only_run, run_folders, train
+from conftest import only_run, read_result, run_folders, train
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
@@ -36,7 +38,15 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, cpu, tmp_path):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     argv = ["-eval", "-resume=auto", *digits_argv]
     assert run(parse_command_line(argv), cpu) == 0
-    assert run(parse_command_line(argv), cpu) == 0  # the folder of the evaluation is no candidate
+    assert run(parse_command_line(["-amp", *argv]), cpu) == 0  # the folder of the evaluation is no candidate
     assert only_run(tmp_path / "out") == folder
+    results = {}
+    for evaluation in run_folders(tmp_path / "out", "eval"):
+        result = read_result(evaluation)
+        results[result["numeric_precision"]] = result["loss"]
+        assert (result["split"], result["samples"]) == ("val", 360)
+        assert re.search(rf"Loss: .* s, {result['numeric_precision']}\n", (evaluation / "log.txt").read_text())
+    half = results.pop("O1: bfloat16 autocast over float32 weights")
+    assert results.keys() == {"float32"} and 0 < abs(half - results["float32"]) < 0.01
     with pytest.raises(UserError, match=r"no run of this experiment in .* has a checkpoint to evaluate"):
         run(parse_command_line([*argv, "MODEL.DEPTH=1"]), cpu)

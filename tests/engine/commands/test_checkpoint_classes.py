@@ -93,7 +93,7 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
     weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
     for data, more, count in ((images, (), 16), (other, split, 80), (other, ["DATA.VAL_FRACTION=0.5"], 40)):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
-        config, samples, _ = read_evaluation_data(command, cpu)
+        config, samples, _, _ = read_evaluation_data(command, cpu)
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
 

@@ -193,6 +193,7 @@ NO_SAVING = [
     profile(ops=ELEMENTWISE),  # already compiled
     profile(is_compiled=False, idle={FORWARD: 0.05}),  # a short launch wait
     profile(ops=MASKS),  # on a GPU
+    profile(busy={DATA_WAIT: 0.0, COPY: 0.1}, idle={DATA_WAIT: 0.3}, data_in_memory=True),
 ]
 
 

@@ -65,7 +65,7 @@ def test_damaged_lines_are_left_out(tmp_path):
 
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu)
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], cpu)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
     assert facts.latest.keys() == {Start, Devices, TrainingData, Model, RunWarning}

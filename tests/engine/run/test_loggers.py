@@ -37,6 +37,7 @@ def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
     wandb.init.return_value = wandb.run
     wandb.run.id, wandb.run.url = "wandb-id", None
     mlflow.start_run.return_value.info.run_id = "mlflow-id"
+    mlflow.get_tracking_uri.return_value = "https://me:secret@host:5000/a@b"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setattr(os, "environ", os.environ.copy())
@@ -95,7 +96,10 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     wandb.run.finish.assert_called_with(exit_code=0)
     assert mlflow.end_run.call_args_list == [call("KILLED"), call("FINISHED")]
     log = (logged / "log.txt").read_text()
-    assert "----- wandb: wandb-id, offline, in " in log and "----- mlflow: run mlflow-id, " in log
+    assert (
+        "----- wandb: wandb-id, offline, in " in log
+        and "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
+    )
 
 
 def test_options_in_tensorboard(tmp_path, cpu):
@@ -178,6 +182,15 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, cpu, capsys):
     group.start(tmp_path, 0)
     group.finish(RESULT)
     assert "LOGGERS: tensorboard: OSError: [Errno 28]" in capsys.readouterr().out
+
+
+def test_a_warning_hides_the_password_of_a_url(tmp_path):
+    faulty, lines = Faulty(), []
+    faulty.start = MagicMock(side_effect=OSError("no route to http://me:se@cret@host/api"))
+    logger = BackgroundLogger("mlflow", faulty, lines.append)
+    logger.start(LoggedRun(tmp_path, 0, "", {}))
+    logger.finish(RESULT)
+    assert "no route to http://***@host/api;" in lines[0]
 
 
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):

@@ -88,6 +88,15 @@ def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
     assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
 
 
+def test_an_epoch_of_which_only_the_evaluation_is_left_has_no_speed(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    progress = EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device), done_steps=STEPS)
+    run.reporter.start_epoch(progress)
+    run.reporter.end_epoch(progress, None, 1.0)
+    (epoch,) = run.rows("metrics.csv")
+    assert [epoch[name] for name in ("images_per_second", "tflops_per_second", "model_flops_utilization")] == [""] * 3
+
+
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu)
     run.reporter.images_per_epoch = BATCH_SIZE

@@ -13,12 +13,19 @@ CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", 
 
 @pytest.fixture
 def argv(digits_argv) -> list[str]:
-    return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.PATIENCE=2"]  # 5 steps per epoch
+    return [
+        *digits_argv,
+        *CONSTANT,
+        "DATA.BATCH_SIZE=256",
+        "TRAIN.MODEL_EMA=true",
+        "TRAIN.PATIENCE=2",
+    ]  # 5 steps an epoch
 
 
 def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu, capsys):
     folder = train(argv, cpu)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
+    assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
     state, result, status = states(folder), read_result(folder), read_status(folder)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
     reason = result["reason"]

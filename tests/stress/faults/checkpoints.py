@@ -25,7 +25,7 @@ def checkpoint_faults() -> list[Fault]:
 
     damaged = r"last.pth: is damaged"
     table: dict[str, tuple[Provoke, str]] = {
-        "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no checkpoint found"),
+        "missing": (lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no such file or folder"),
         "a folder without one": (lambda scene: scene.digits(flags=(f"-resume={scene.folder}",)), r"no checkpoint"),
         "empty": (_resumed(lambda path: path.write_bytes(b"")), damaged),
         "cut short": (_resumed(truncated), damaged),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_same_state, rows, states, train
+from conftest import assert_same_state, read_result, rows, states, train
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -17,7 +17,7 @@ def average_of(model: nn.Module, **options):
 
 
 def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
-    options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999)
+    options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999, MODEL_EMA_WARMUP=False)
     assert "37%" in average_warning(options, 1000) and average_warning(options, 3000) is None
     assert average_warning(options.model_copy(update={"model_ema_warmup": True}), 10) is None
     assert average_warning(Train(), 10) is None
@@ -69,8 +69,21 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
     average, raw = train([*digits_argv, *AVERAGE], cpu), train(digits_argv, cpu)
     for row, of_average, of_raw in zip(rows(both), rows(average), rows(raw), strict=True):
         assert [row[name] for name in RAW] == [of_raw[name.removeprefix("raw_")] for name in RAW]
-        assert {name: row[name] for name in row if name not in RAW} | dict.fromkeys(RAW, "") == of_average
+        unseen = {} if row["epoch"] == "2" else dict.fromkeys(RAW, "")  # the last evaluation has them in any case
+        assert row | unseen == of_average
         assert row["raw_val_loss"] != row["val_loss"]
     assert_same_state(states(both), states(average))
     log = (both / "log.txt").read_text()
     assert log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_a_short_training_with_the_default_decay(digits_argv, cpu, capsys, warmup):
+    """With constant decay, 99.6% of the average are the initial weights."""
+    options = ["TRAIN.MODEL_EMA=true", "TRAIN.BASE_LR=1e-2", *([] if warmup else ["TRAIN.MODEL_EMA_WARMUP=false"])]
+    result = read_result(train([*digits_argv, *options, "DATA.BATCH_SIZE=32", "MODEL.EMBED_DIM=32"], cpu))
+    average, raw, log = result["average_score"], result["raw_score"], capsys.readouterr().out
+    assert result["finished"] and raw > 30 and (raw - average < 5) == warmup
+    line = f"Last epoch: top-1 of the average {average:.2f}%, of the raw weights {raw:.2f}%"
+    assert (line in log) == (abs(average - raw) > 1)
+    assert ("decay without warm-up" in log, "timm's warm-up" in log) == (not warmup, warmup)
