@@ -18,7 +18,7 @@ import torch
 from utils.errors import UserError
 
 DEVICE_FILES = Path("/dev")
-_ON_CPU = 'to run on the CPU, add -device cpu or set CUDA_VISIBLE_DEVICES=""'
+_ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 _EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
@@ -34,7 +34,7 @@ def visible_gpus(wanted: str | None = None) -> int:
         UserError: torch cannot use a GPU that is wanted, or any of this machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted == "cpu" or (wanted is None and visible in _EXCLUDES_GPUS):
+    if wanted == "cpu" or (wanted != "cuda" and visible in _EXCLUDES_GPUS):
         return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the driver
@@ -43,7 +43,7 @@ def visible_gpus(wanted: str | None = None) -> int:
     asked = "-device cuda, " * (wanted == "cuda") + f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
     if gpus == 0:
         reason = _why_unusable(visible)
-        if wanted or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:
+        if wanted == "cuda" or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:
             raise UserError(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
     elif len(named) > gpus:
         raise UserError(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
