@@ -1,7 +1,7 @@
 """Trains or evaluates a model with one process per device.
 
 torchrun, srun or mpirun start one process per device. Without a launcher this script starts one process per visible
-GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
+GPU itself, or, without a GPU or with `-device cpu`, `-ngpus N` processes on the CPU.
 
     CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -11,6 +11,7 @@ GPU itself, or, without a GPU, `-ngpus N` processes on the CPU.
 import sys
 
 from configs.reading.command_line import parse_command_line
+from configs.reading.flags import requested_device
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
@@ -23,12 +24,12 @@ def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection()
-        return launch_processes(__file__, argv, num_processes(command.num_processes))
+        return launch_processes(__file__, argv, num_processes(command.num_processes, command.device))
     exit_with_launcher()
     from engine.commands.run import run
     from utils.distributed import process_group
 
-    with process_group() as context:
+    with process_group(requested_device(argv)) as context:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection(context.is_main)
         check_num_processes(command.num_processes, context.local_world_size)
@@ -44,11 +45,11 @@ def check_num_processes(requested: int | None, started: int) -> None:
         )
 
 
-def num_processes(requested: int | None) -> int:
-    """The requested number, else one per visible GPU, else one."""
+def num_processes(requested: int | None, device: str | None = None) -> int:
+    """The requested number, else one per visible GPU, else one. device: of -device."""
     from utils.device import visible_gpus
 
-    gpus = visible_gpus()
+    gpus = visible_gpus(device)
     if gpus and requested and requested > gpus:
         raise UserError(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
     return requested or gpus or 1

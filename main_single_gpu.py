@@ -1,4 +1,4 @@
-"""Trains or evaluates a model in one process, on the first visible GPU or else on the CPU.
+"""Trains or evaluates a model in one process, on the first visible GPU or else on the CPU (-device cuda, cpu).
 
     CUDA_VISIBLE_DEVICES=0 python main_single_gpu.py -cfg=./configs/vit_base_patch16_224.yaml \
         -dataset=imagenet2012 -batch_size=64 -data_path=/dataset/imagenet -amp
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 
-    return run(command, single_process())
+    return run(command, single_process(command.device))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.digest import check_same_data
 from datasets.sources.files.class_folders import caltech, folder, has_class_folders
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.files.unlabelled import unlabelled
@@ -19,7 +20,7 @@ from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
-T = TypeVar("T")
+SamplesT = TypeVar("SamplesT", bound=Samples)
 
 
 def _tar(data: Data) -> Callable[[str], Samples]:
@@ -63,7 +64,8 @@ def read_samples(
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
     and no label, and 'train' may be of any size and lack classes.
 
-    Every rank must call it, and raises the main process's error. The first rank of each host looks for some files.
+    Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
+    ranks compare what they have read.
 
     Raises:
         UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
@@ -84,26 +86,26 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.
     """
-    samples = _on_all_ranks(lambda: unlabelled(path), context)
+    (samples,) = _on_all_ranks(lambda: [unlabelled(path)], context)
     _set_grey_range(samples, data)
     return samples
 
 
-def _on_all_ranks(read: Callable[[], T], context: ProcessContext) -> T:
+def _on_all_ranks(read: Callable[[], list[SamplesT]], context: ProcessContext) -> list[SamplesT]:
     """Calls `read` on the main process, and then on the others; every rank raises the main process's error.
 
     Another host that does not have the same data raises an error that names it. `read` may take any time, as indexing
     shards does.
     """
-    result = call_on_main(read, context)
-    if result is not None:  # the main process
-        return work_while_others_wait(lambda: result, context)
+    of_main = call_on_main(read, context)
     try:
-        return work_while_others_wait(read, context)
+        splits = work_while_others_wait(read if of_main is None else lambda: of_main, context)
     except UserError as error:
         if context.hosts and context.host != context.hosts[0]:
             raise type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}") from None
         raise
+    check_same_data(splits, context)
+    return splits
 
 
 def _set_grey_range(samples: Samples, data: Data) -> None:

@@ -47,6 +47,8 @@ def split_flags(
     if unknown:
         flag = unknown[0].partition("=")[0]
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(flags) | vars(others)))}")
+    if others.device:
+        parser.error("-device is a flag of the entry scripts only; CUDA_VISIBLE_DEVICES chooses the device of this one")
     return flags, rest
 
 

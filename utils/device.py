@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +18,67 @@ import torch
 from utils.errors import UserError
 
 DEVICE_FILES = Path("/dev")
-_OTHER_DEVICE = 'set CUDA_VISIBLE_DEVICES to another GPU, or to "" to run on the CPU'
+_ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 _EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _NEVER_TRIM, _NO_MMAP = -1, 0
 
 
-def visible_gpus() -> int:
-    """The number of GPUs that this process can use; 0 without a GPU, and with CUDA_VISIBLE_DEVICES="".
+def visible_gpus(wanted: str | None = None) -> int:
+    """The number of GPUs that this process can use; 0 on a machine without one, or if none is wanted.
+
+    wanted: of -device, 'cuda' or 'cpu'. CUDA_VISIBLE_DEVICES wants the GPUs that it names, and none if it is empty.
 
     Raises:
-        UserError: torch cannot use the GPUs of this machine, such as with a driver that is too old for it.
+        UserError: torch cannot use a GPU that is wanted, or any of this machine.
     """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted == "cpu" or (wanted != "cuda" and visible in _EXCLUDES_GPUS):
+        return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the driver
-        if torch.cuda.is_available():
-            return torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not torch.version.cuda or visible in _EXCLUDES_GPUS:
-        return 0
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = list(takewhile(lambda name: name.strip() not in _EXCLUDES_GPUS, (visible or "").split(",")))
+    asked = "-device cuda, " * (wanted == "cuda") + f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
+    if gpus == 0:
+        reason = _why_unusable(visible)
+        if wanted == "cuda" or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:
+            raise UserError(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
+    elif len(named) > gpus:
+        raise UserError(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
+    return gpus
+
+
+def _why_unusable(visible: str | None) -> str:
+    """The reason why torch can use no GPU, and the remedy. visible: CUDA_VISIBLE_DEVICES."""
+    if visible in _EXCLUDES_GPUS:
+        return "the variable excludes all GPUs; unset it"
+    if not torch.version.cuda:
+        return 'it is built without CUDA; install a build with CUDA (see "Get started" on PyTorch\'s site)'
     try:
         torch.cuda.init()
     except RuntimeError as error:
         code = re.search(r"Error \d+: .*", str(error))
         reason = code[0] if code else str(error).partition(". ")[0]
-        if _has_nvidia_gpu() or "too old" in reason:  # Windows' Linux subsystem has no such device file
-            raise UserError(
-                f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs of this machine "
-                f"(CUDA_VISIBLE_DEVICES {visible or 'not set'}): {reason}; update a driver that is too old, or install "
-                f"torch for an older CUDA; otherwise check nvidia-smi, or {_OTHER_DEVICE}"
-            ) from error
-    return 0
+    else:
+        reason = "unknown error"
+    if "no NVIDIA driver" in reason:
+        return "this machine has no NVIDIA driver; install it, or start the container with GPUs (--gpus all)"
+    if "No CUDA GPUs" in reason and visible and _has_nvidia_gpu():
+        return "the variable names no GPU of this machine; nvidia-smi -L lists them"
+    return (
+        f"CUDA {torch.version.cuda}: {reason}; check nvidia-smi, update an old driver, or install torch for an older "
+        "CUDA"
+    )
 
 
 def cpu_warning(device: torch.device) -> str | None:
     """The reason why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device.type != "cpu" or visible in _EXCLUDES_GPUS:
+    is_excluded = os.environ.get("CUDA_VISIBLE_DEVICES") in _EXCLUDES_GPUS
+    if device.type != "cpu" or is_excluded or torch.version.cuda or not _has_nvidia_gpu():
         return None
-    if not torch.version.cuda and _has_nvidia_gpu():
-        return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"
-    return f"this run uses the CPU: CUDA_VISIBLE_DEVICES is {visible}, but there is no GPU" if visible else None
+    return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"
 
 
 def _has_nvidia_gpu() -> bool:
@@ -90,7 +110,7 @@ def check_compute_capability(device: torch.device) -> None:
     raise UserError(
         f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): torch "
         f'{torch.__version__} is built for {", ".join(names)}; install a build for this GPU (see "Get started" on '
-        f"PyTorch's site), or {_OTHER_DEVICE}"
+        f"PyTorch's site), or set CUDA_VISIBLE_DEVICES to another GPU; {_ON_CPU}"
     )
 
 

@@ -6,7 +6,7 @@ context of a run of one process, which does not use torch.distributed.
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from utils.memory_shortage import find_shortage
 from utils.processes.failure import abort_together, limit_gpu_wait
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import torchrun_variables
-from utils.processes.ranks import RunStore
+from utils.processes.ranks import RankProcess, RunStore
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
 from utils.torch_compat import set_process_group_timeout
@@ -59,29 +59,34 @@ class ProcessContext:
     def host(self) -> str:
         return self.hosts[self.rank] if self.hosts else socket.gethostname()
 
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({self.hosts[rank]})"
 
-def single_process() -> ProcessContext:
-    """The context of a run of one process, on the first visible GPU or else on the CPU.
+
+def single_process(wanted: str | None = None) -> ProcessContext:
+    """The context of a run of one process, on the first visible GPU or else on the CPU. wanted: of -device.
 
     Raises:
-        UserError: this torch does not support the GPU, or the driver.
+        UserError: as `visible_gpus` and `check_compute_capability`.
     """
-    device = torch.device("cuda:0" if visible_gpus() else "cpu")
+    device = torch.device("cuda:0" if visible_gpus(wanted) else "cpu")
     if device.type == "cuda":
         check_compute_capability(device)
     return ProcessContext(0, 0, 1, 1, device)
 
 
 @contextmanager
-def process_group() -> Iterator[ProcessContext]:
+def process_group(wanted: str | None = None) -> Iterator[ProcessContext]:
     """Joins the launcher's processes and yields the context of this one. At its end it waits for all processes.
+
+    wanted: of -device.
 
     An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
 
     Raises:
-        UserError: the processes cannot connect, there are fewer GPUs than processes, or a GPU is full or not
-            supported by this torch, or its driver is not.
+        UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one, or
+            a GPU is full or not usable.
     """
     exit_with_launcher()
     os.environ.update(torchrun_variables())
@@ -91,7 +96,8 @@ def process_group() -> Iterator[ProcessContext]:
     store = _connect_store()
     with abort_together(RunStore(store, rank, world_size), COLLECTIVE_TIMEOUT.total_seconds()) as ranks:
         with _report_full_gpu():
-            device = _claim_device(store, local_rank, local_world_size)
+            device = _claim_device(store, local_rank, local_world_size, wanted)
+            _check_same_devices(store, device, rank, ranks)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -220,15 +226,27 @@ def _report_full_gpu() -> Iterator[None]:
         ) from error
 
 
-def _claim_device(store: dist.Store, local_rank: int, local_world_size: int) -> torch.device:
-    """A GPU that no other process uses, or the CPU if no GPU is visible.
+def _check_same_devices(store: dist.Store, device: torch.device, rank: int, ranks: Sequence[RankProcess]) -> None:
+    """Raises UserError if some ranks have a GPU and others have none: they would wait for each other."""
+    store.set(f"device {rank}", device.type)
+    types = [text.decode() for text in store.multi_get([f"device {one.rank}" for one in ranks])]
+    for other, of_other in zip(ranks, types, strict=True):
+        if of_other != types[0]:
+            raise UserError(
+                f"{ranks[0]} uses {types[0]}, but {other} uses {of_other}; start all with the same -device and with "
+                "GPUs on every host, or on none"
+            )
+
+
+def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wanted: str | None = None) -> torch.device:
+    """A GPU that no other process uses, or the CPU if no GPU is visible or wanted.
 
     Some launchers make one GPU visible to each process, others make all GPUs visible to all processes.
 
     Raises:
-        UserError: another process uses the GPU, or this torch does not support it or its driver.
+        UserError: another process uses the GPU; or as `visible_gpus` and `check_compute_capability`.
     """
-    gpus = visible_gpus()
+    gpus = visible_gpus(wanted)
     if gpus == 0:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % gpus)

@@ -26,6 +26,7 @@ class Command:
 
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
+    num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
     script: the entry script. recipe: the file of -cfg.
     prediction: of -predict. split: of -split, to evaluate or to predict.
     """
@@ -35,6 +36,7 @@ class Command:
     dry_run: bool
     profile: bool
     num_processes: int | None
+    device: str | None
     script: str
     recipe: Path | None
     notes: tuple[str, ...]
@@ -94,6 +96,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         dry_run=arguments.dry_run,
         profile=arguments.profile,
         num_processes=arguments.ngpus,
+        device=arguments.device,
         script=prog,
         recipe=recipe,
         notes=tuple(notes),

@@ -13,6 +13,7 @@ from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
+_OF_HOST = ("DATA.DATA_PATH", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
@@ -62,6 +63,11 @@ def _identifies_experiment(key: str) -> bool:
 def _comparable(key: str, value: Any) -> Any:
     """One folder may be named in several ways."""
     return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
+
+
+def shared_options(config: Config) -> dict[str, Any]:
+    """The options that all ranks of a run must share, by dotted key: all but the paths and the workers of a host."""
+    return {key: value for key, value in _values(config).items() if key not in _OF_HOST}
 
 
 def _values(config: Config) -> dict[str, Any]:

@@ -122,10 +122,19 @@ def entry_parser(prog: str) -> Parser:
     add_flag(
         group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)"
     )
+    add_flag(group, "device", choices=("cuda", "cpu"), help="default: the visible GPUs, or the CPU without one")
     add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
     add_flag(group, "debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def requested_device(argv: list[str]) -> str | None:
+    """The value of -device, unchecked: a rank needs its device before all ranks together report an error once."""
+    parser = Parser(add_help=False)
+    add_flag(parser, "device", nargs="?")
+    device: str | None = parser.parse_known_args(argv)[0].device
+    return device
 
 
 def print_first_commands(prog: str) -> None:

@@ -43,6 +43,9 @@ class TarSamples(EncodedImages):
     def _shard_of(self, index: int) -> Shard:
         return self.shards[int(np.searchsorted(self.shard_ends, index, side="right"))]
 
+    def checksums(self) -> np.ndarray:
+        return self._arrays["crcs"]
+
     def name(self, index: int) -> str:
         return f"{self.reader.store.url(self._shard_of(index).name)}/{strings_in(self._arrays, 'names')[index]}"
 

@@ -104,6 +104,10 @@ class Samples:
         """Names the line of a list or the file in which a user finds the sample."""
         return self.name(index)
 
+    def checksums(self) -> np.ndarray:
+        """A CRC-32 of each image; of an image file, which is not opened, of its relative path: uint32 (N,)."""
+        return np.zeros(len(self), np.uint32)
+
     def find_missing_files(self) -> list[str]:
         """An error message if this host has none of the files; a few of them are looked for."""
         return []

@@ -11,14 +11,16 @@ _PROJECT = Path(__file__).parents[2]
 
 
 def next_command(command: Command, *flags: str) -> str:
-    """The command line with these flags for the script of `command` and the number of processes.
+    """The command line with these flags for the script of `command` its number of processes and its device.
 
     It needs no launcher. The processes of several hosts, where each needs a launcher, are not in it.
     """
     count = os.environ.get("WORLD_SIZE")
     number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
     processes = [f"-ngpus={number}"] if number else []
-    return shlex.join([_from_here(Path(sys.executable)), _from_here(_PROJECT / command.script), *processes, *flags])
+    device = [f"-device={command.device}"] if command.device else []
+    script = [_from_here(Path(sys.executable)), _from_here(_PROJECT / command.script)]
+    return shlex.join([*script, *processes, *device, *flags])
 
 
 def _from_here(path: Path) -> str:

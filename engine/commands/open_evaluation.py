@@ -17,6 +17,7 @@ from engine.checkpoint.trained_on import TrainedOn, read_trained_on
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
+from engine.parallel.same_options import check_same_options
 from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
@@ -95,6 +96,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
         options = _for_prediction(options, trained_on, prediction)
     samples = _read(options, trained_on, split, prediction, context)
     config = resolve(options, data_facts(options.data, [samples]), context.world_size)
+    check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]

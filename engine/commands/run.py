@@ -7,6 +7,7 @@ from importlib import import_module
 from configs.reading.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
+from engine.parallel.same_options import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
 from utils.device import (
     keep_freed_memory,
@@ -30,6 +31,8 @@ def run(command: Command, context: ProcessContext) -> int:
         UserError: any problem that the user can solve.
     """
     config = command.config
+    top_k = command.prediction.top_k if command.prediction else None
+    check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
     use_deterministic_algorithms(config.deterministic)
     if context.device.type == "cpu":
         keep_freed_memory()

@@ -11,6 +11,7 @@ from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.parallel.same_options import check_same_options
 from utils.distributed import ProcessContext
 
 
@@ -49,6 +50,7 @@ def read_run_data(
     check_images(splits, data, context)
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
+    check_same_options(config, context)
     if data.balanced_sampling:
         sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
         places = len(train) / data.repeated_augmentation / len(sizes)

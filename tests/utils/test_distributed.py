@@ -182,7 +182,7 @@ def test_more_processes_than_gpus(monkeypatch):
 
     store = dist.HashStore()
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(distributed, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(distributed, "visible_gpus", lambda wanted: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert distributed._claim_device(store, local_rank=0, local_world_size=2) == torch.device("cuda:0")

@@ -1,4 +1,4 @@
-"""A GPU or a driver that this torch does not support ends the run in one line; without a GPU it uses the CPU."""
+"""A wanted GPU that torch cannot use ends the run in one line; without a GPU, or with -device cpu, it uses the CPU."""
 
 import subprocess
 import sys
@@ -6,14 +6,17 @@ import warnings
 
 import pytest
 import torch
-from conftest import ROOT, train
+from conftest import ROOT, only_run, read_result, train
 
 import main_multi_gpu
+import main_single_gpu
 from configs.reading.command_line import parse_command_line
+from configs.reading.flags import requested_device
 from engine.commands.run import run
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
 from utils.errors import UserError
+from utils.processes.ranks import RankProcess
 
 GPU = torch.device("cuda", 0)
 CUDA_126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
@@ -89,7 +92,7 @@ def test_gpu_without_code_in_this_torch(gpu, capability, architectures, is_suppo
 
 def test_both_entry_scripts_check_the_gpu(gpu, monkeypatch):
     gpu((7, 0), CUDA_132)
-    monkeypatch.setattr(distributed, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(distributed, "visible_gpus", lambda wanted: 1)
     with pytest.raises(UserError, match=r"compute capability 7\.0"):
         distributed.single_process()
     with pytest.raises(UserError, match=r"compute capability 7\.0"):
@@ -123,48 +126,90 @@ def machine(monkeypatch, tmp_path):
 ])  # fmt: skip
 def test_no_command_trains_on_the_cpu_instead_of_the_gpu(machine, start):
     machine(TOO_OLD, visible=None, has_gpu=True)
-    with pytest.raises(
-        UserError, match=r"CUDA 13\.2.*found version 12020.*CUDA_VISIBLE_DEVICES to another GPU"
-    ) as caught:
+    with pytest.raises(UserError, match=r"CUDA 13\.2.*found version 12020.*-device cpu") as caught:
         start()
     assert "\n" not in str(caught.value) and "Please" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("error", "visible", "has_gpu", "refused"),
+    ("error", "visible", "has_gpu", "wanted", "reason"),
     [
-        (TOO_OLD, "0", False, True),  # Windows' Linux subsystem has no device file
-        (TOO_OLD, "", True, False),
-        (TOO_OLD, "-1", True, False),
-        (NO_GPU, "7", True, True),  # there are fewer
-        ("CUDA unknown error", None, True, True),
-        (NO_DRIVER, None, False, False),
-        (NO_DRIVER, "0,1", False, False),  # PaddleViT's commands on a machine without a GPU
-        (NO_GPU, None, False, False),
+        (TOO_OLD, "0", False, None, "too old"),  # Windows' Linux subsystem has no device file
+        (TOO_OLD, "", True, None, None),
+        (TOO_OLD, "-1", True, None, None),
+        (TOO_OLD, "0", True, "cpu", None),
+        (NO_GPU, "7", True, None, "the variable names no GPU of this machine"),  # there are fewer
+        (NO_GPU, None, False, "cuda", "-device cuda.*No CUDA GPUs are available"),
+        (NO_GPU, "-1", True, "cuda", "excludes all GPUs"),
+        ("CUDA unknown error", None, True, None, "CUDA unknown error"),
+        (NO_DRIVER, None, False, None, None),
+        (NO_DRIVER, "NoDevFiles", False, None, None),
+        (NO_DRIVER, "0,1,2,3", False, None, "no NVIDIA driver"),
+        (NO_DRIVER, "0,1,2,3", False, "cpu", None),
+        (NO_DRIVER, None, False, "cuda", "no NVIDIA driver"),
+        (NO_GPU, None, False, None, None),
     ],
 )
-def test_a_machine_without_a_gpu_is_no_error(machine, error, visible, has_gpu, refused):
+def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wanted, reason):
     machine(error, visible, has_gpu)
-    if refused:
-        with pytest.raises(UserError, match=error.partition(" (")[0]):
-            visible_gpus()
+    if reason:
+        with pytest.raises(UserError, match=reason):
+            visible_gpus(wanted)
     else:
-        assert visible_gpus() == 0
+        assert visible_gpus(wanted) == 0
 
 
-def test_a_run_that_may_be_meant_for_a_gpu_says_that_it_uses_the_cpu(machine, digits_argv, cpu):
-    machine(NO_DRIVER, visible="0,1")
-    run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
-    assert f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
-    assert "CUDA_VISIBLE_DEVICES is 0,1" in cpu_warning(CPU)
-    assert cpu_warning(torch.device("cuda")) is None
-    for visible in ("", None):
-        machine(NO_DRIVER, visible)
-        assert cpu_warning(CPU) is None
+def test_a_build_without_cuda(machine, digits_argv, cpu):
+    machine("never called", "0", cuda=None)
+    with pytest.raises(UserError, match="built without CUDA"):
+        visible_gpus()
+    machine("never called", None, cuda=None)
+    assert visible_gpus() == 0 and cpu_warning(CPU) is None
     machine("never called", None, has_gpu=True, cuda=None)
-    assert visible_gpus() == 0 and "built without CUDA" in cpu_warning(CPU)
-    machine("never called", "", cuda=None)
+    run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    assert visible_gpus() == 0 and f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
+    assert cpu_warning(torch.device("cuda")) is None
+    machine("never called", "", has_gpu=True, cuda=None)
     assert cpu_warning(CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "usable"), [(None, True), ("0,1", True), ("1,-1,0", True), ("0,1,2,3", False), ("0,1,2,-1", False)]
+)
+def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
+    machine("never called", visible)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus("cpu") == 0 and distributed.single_process("cpu").device == CPU
+    assert main_multi_gpu.num_processes(None, "cpu") == 1 and main_multi_gpu.num_processes(3, "cpu") == 3
+    store = torch.distributed.HashStore()
+    assert distributed._claim_device(store, local_rank=0, local_world_size=1, wanted="cpu") == CPU
+    if usable:
+        assert visible_gpus() == visible_gpus("cuda") == 2
+    else:
+        with pytest.raises(UserError, match="can use 2 of these GPUs"):
+            visible_gpus()
+
+
+def test_ranks_with_and_without_a_gpu_do_not_wait_for_each_other(monkeypatch):
+    """NCCL would wait for gloo."""
+    store, ranks = torch.distributed.HashStore(), [RankProcess(0, "node1", 7, ""), RankProcess(1, "node2", 8, "")]
+    store.set("device 0", "cpu")
+    distributed._check_same_devices(store, CPU, 1, ranks)
+    with pytest.raises(UserError, match=r"rank 0 .*node1\) uses cpu, but rank 1 .*node2\) uses cuda; .*-device"):
+        distributed._check_same_devices(store, GPU, 1, ranks)
+
+
+@pytest.mark.parametrize("argv", [["-device", "cpu"], ["--device=cpu"], ["-opts", "SEED=1", "-device=cpu", "-debug"]])
+def test_ranks_and_parser_read_the_same_device(argv):
+    assert requested_device(argv) == parse_command_line(argv).device == "cpu"
+    assert requested_device(["-debug"]) is parse_command_line([]).device is None
+
+
+@pytest.mark.gpu
+def test_device_cpu_on_a_machine_with_a_gpu(digits_argv, tmp_path):
+    assert main_single_gpu.main(["-device=cpu", *digits_argv, "TRAIN.MAX_STEPS=1"]) == 0
+    assert read_result(only_run(tmp_path / "out"))["device"].startswith("CPU ")
 
 
 @pytest.mark.slow

@@ -111,6 +111,9 @@ class _Packed(Samples):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._arrays, self._labels)
 
+    def checksums(self) -> np.ndarray:
+        return self._arrays["crcs"]
+
     def name(self, index: int) -> str:
         return f"{self.path}: image {index} ({strings_in(self._arrays, 'names')[index]})"
 

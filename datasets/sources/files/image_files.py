@@ -93,10 +93,20 @@ class ImageFiles(EncodedImages):
     def location(self, index: int) -> str:
         return self.listing.location(index)
 
+    def checksums(self) -> np.ndarray:
+        """Of the relative paths, combined with the sizes of a few files."""
+        checksums = self.listing.arrays["paths_crcs"].copy()
+        for index in self._few:
+            checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
+        return checksums
+
+    @property
+    def _few(self) -> range:
+        return range(0, len(self), -(-len(self) // _FEW_FILES) or 1)
+
     def find_missing_files(self) -> list[str]:
-        few = range(0, len(self), -(-len(self) // _FEW_FILES) or 1)
-        missing = [index for index in few if not os.path.isfile(self.name(index))]
-        return [str(self.missing_image(missing[0]))] if missing and len(missing) == len(few) else []
+        missing = [index for index in self._few if not os.path.isfile(self.name(index))]
+        return [str(self.missing_image(missing[0]))] if missing and len(missing) == len(self._few) else []
 
     def missing_image(self, index: int) -> BadImage:
         """The error for an image that is not a file."""

@@ -79,11 +79,11 @@ def test_a_resumed_run_keeps_its_name(digits_argv, cpu):
     assert parse_command_line([f"-resume={folder}"]).run_name == "mine"
 
 
-def test_printed_command_is_quoted_and_repeats_the_processes():
-    command = parse_command_line(["-ngpus=3"], "main_multi_gpu.py")
+def test_printed_command_is_quoted_and_repeats_processes_and_device():
+    command = parse_command_line(["-ngpus=3", "-device=cpu"], "main_multi_gpu.py")
     python, *words = shlex.split(next_command(command, "-resume=a folder"))
     assert python.rpartition("/")[2].startswith("python")
-    assert words == ["main_multi_gpu.py", "-ngpus=3", "-resume=a folder"]
+    assert words == ["main_multi_gpu.py", "-ngpus=3", "-device=cpu", "-resume=a folder"]
 
 
 @pytest.mark.parametrize(("local", "processes"), [("4", ["-ngpus=4"]), ("2", [])])

@@ -56,9 +56,12 @@ def command_line_faults() -> list[Fault]:
         "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory .*-batch_size 64"),
     }
     single = r"a launcher started several processes, this script uses one"
+    no_gpu = r"CUDA_VISIBLE_DEVICES 77: torch .* can use no GPU: .*-device cpu"
     ranks = {"RANK": "abc", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return [
         *(Fault(f"command line: {name}", provoke, line) for name, (provoke, line) in table.items()),
+        Fault("a GPU that is named but missing", given(), no_gpu, environment={"CUDA_VISIBLE_DEVICES": "77"}),
+        Fault("-device=cuda without a GPU", given("-device=cuda"), r"-device cuda.*excludes all GPUs"),
         Fault(
             "launcher: several processes of the single-device script", given(), single, environment={"WORLD_SIZE": "2"}
         ),

@@ -1,5 +1,6 @@
 """Faults during a run: output that cannot be written, signals, ranks and workers that die or stop."""
 
+import shutil
 import signal
 import socket
 import time
@@ -116,16 +117,35 @@ def rank_faults() -> list[Fault]:
         scene.output.mkdir()
         return scene.digits()
 
+    def other_data(scene: Scene) -> list[str]:
+        """Rank 1 sees another folder of images, in which one is missing."""
+        require_mounts()
+        shutil.copytree(scene.data, scene.folder / "other")
+        (scene.folder / "other/train/cat/3.jpg").unlink()
+        return scene.images(dataset="folder")
+
+    def other_seed(scene: Scene) -> list[str]:
+        require_mounts()
+        return scene.digits()
+
     def restarted(scene: Scene) -> list[str]:
         return scene.digits("TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1", "SAVE_FREQ_STEPS=5", flags=("-resume=auto",))
 
     torchrun = 'python=$1; shift; exec "$python" -m torch.distributed.run --standalone --nproc_per_node=2 '
     elastic, torchrun = (f'{torchrun} {more} "$@" 2>/dev/null' for more in ("--max-restarts=2", ""))
-    two_hosts = """
+
+    def two_hosts(on_b: str) -> str:
+        return f"""
         export MASTER_PORT=$((20000 + $$ % 9000)) MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
-        RANK=1 unshare -rmu sh -c 'hostname hostB && mount -t tmpfs tmpfs output && exec "$@"' sh "$@" &
+        RANK=1 unshare -rmu sh -c 'hostname hostB && {on_b}' sh "$@" &
         RANK=0 unshare -ru sh -c 'hostname hostA && exec "$@"' sh "$@"; status=$?; wait; exit $status"""
+
     port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2; {}"
+    tmpfs, bind = (
+        two_hosts('mount -t tmpfs tmpfs output && exec "$@"'),
+        two_hosts('mount --bind other data && exec "$@"'),
+    )
+    seed = two_hosts('exec "$@" SEED=1')
     ended, on_sigterm = (1, 137), send(signal.SIGTERM)
     return [
         Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed"),
@@ -137,7 +157,9 @@ def rank_faults() -> list[Fault]:
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, send(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, _send_to_all(signal.SIGINT), "interrupted"),
         Fault("a closed terminal on two ranks", two, None, (129,), MULTI, _send_to_all(signal.SIGHUP), "interrupted"),
-        Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=two_hosts),
+        Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=tmpfs),
+        Fault("hosts with other data", other_data, r"hostB\) has .*cat/4.jpg .*cat/3.jpg", (1,), MULTI, shell=bind),
+        Fault("ranks with other options", other_seed, r"hostB\) has SEED 1, .*SEED 0", (1,), MULTI, shell=seed),
         Fault("the launcher killed", two, None, (137,), MULTI, send(signal.SIGKILL), "interrupted"),
         Fault("SIGTERM to torchrun", training, None, (1,), MULTI, on_sigterm, "interrupted", shell=torchrun),
         Fault("torchrun restarts", restarted, None, (0,), MULTI, send(signal.SIGKILL, 1), "finished", shell=elastic),

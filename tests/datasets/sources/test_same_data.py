@@ -1,0 +1,210 @@
+"""Ranks with different data end before the first step: one line names the host and the first difference."""
+
+import io
+import shutil
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_VIT
+from source_helpers import options, write_classes, write_image
+
+from configs.reading.command_line import parse_command_line
+from datasets import registry
+from datasets.sources import digest
+from datasets.sources.arrays.in_memory import FakeImages, ImageArray
+from datasets.sources.arrays.packed import packed
+from datasets.sources.digest import check_same_data
+from datasets.sources.files.class_folders import folder
+from datasets.sources.files.lists import csv_tables, imagenet2012
+from engine.commands.run import run
+from scripts.pack_dataset import Packable, write_packed
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Calls a function with the context of each of two ranks, in two threads; returns their results or errors."""
+    values, barrier = [None, None], Barrier(2, timeout=60)
+
+    def gather(value, context):
+        values[context.rank] = value
+        barrier.wait()
+        gathered = list(values)
+        barrier.wait()
+        return gathered
+
+    monkeypatch.setattr(digest, "gather_objects", gather)
+    monkeypatch.setattr(digest, "broadcast_object", lambda value, context: gather(value, context)[0])
+    monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
+
+    def call(function):
+        def answer(rank):
+            context = ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2"))
+            try:
+                return function(context)
+            except UserError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(answer, range(2)))
+
+    return call
+
+
+def write_folders(root):
+    write_classes(root / "train", a=3, b=3)
+    write_classes(root / "val", a=2, b=2)
+
+
+def write_lists(root):
+    rows = [(f"{number}.jpg", number % 2) for number in range(4)]
+    for name, _ in rows:
+        write_image(root / name)
+    for split in ("train", "val"):
+        (root / f"{split}_list.txt").write_text("".join(f"{name} {label}\n" for name, label in rows))
+        table = "".join(f"{name},{'cd'[label]}|e\n" for name, label in rows)
+        (root / f"{split}.csv").write_text(f"image_path,target\n{table}")
+
+
+def write_shards(root, image=b"red"):
+    root.mkdir(exist_ok=True)
+    for split in ("train", "val"):
+        with tarfile.open(root / f"{split}-0.tar", "w") as shard:
+            for name, content in (("0.jpg", b"blue"), ("0.cls", b"0"), ("1.jpg", image), ("1.cls", b"1")):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+
+
+def write_pack(root, pixels=b"\xff\0\0"):
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    images = [Packable(pixels, label, f"{label}.png", (1, 1, 3)) for label in (0, 1)]
+    for split in ("train", "val"):
+        write_packed(root, split, ["a", "b"], images)
+
+
+def rename_class(root):
+    for split in ("train", "val"):
+        (root / split / "a").rename(root / split / "z")
+
+
+def edit(name, old, new):
+    def change(root):
+        (root / name).write_text((root / name).read_text().replace(old, new))
+
+    return change
+
+
+def tar(data, split):
+    pytest.importorskip("obstore")
+    return registry.DATASETS["tar"](data.model_copy(update={"cache_dir": f"{data.data_path}/cache"}))(split)
+
+
+CASES = {
+    "class renamed": (folder, write_folders, rename_class, ["/b/000.jpg (class 0 b;", "(class 0 a;"]),
+    "file missing": (folder, write_folders, lambda root: (root / "val/a/001.jpg").unlink(), ["of 3 is", "of 4 is"]),
+    "last file missing": (folder, write_folders, lambda root: (root / "val/b/001.jpg").unlink(), ["3 images, not ima"]),
+    "other size": (
+        folder, write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
+    ),
+    "list": (imagenet2012, write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
+    "table": (csv_tables, write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
+    "class name of a table": (csv_tables, write_lists, edit("train.csv", "d|", "x|"), ["0 c, 1 e;", "0 c, 2 e;"]),
+    "shards": (tar, write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
+    "packed": (packed, write_pack, lambda root: write_pack(root, b"\0\0\0"), ["image 0 of 2", "checksum"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_difference_is_named(tmp_path, answers, case):
+    read, write, change, parts = CASES[case]
+    for host in ("node1", "node2"):
+        write(tmp_path / host)
+
+    def compare(context):
+        data = options(tmp_path / context.host, multi_label=read is csv_tables, dataset="csv")
+        check_same_data([read(data, split) for split in ("train", "val")], context)
+
+    assert answers(compare) == [None, None]  # in folders with different names
+    change(tmp_path / "node2")
+    one, other = answers(compare)
+    assert one == other and one.startswith("rank 1 (node2) has other data than rank 0 (node1): ")
+    assert all(part in one for part in parts), one
+
+
+def test_images_in_memory(answers):
+    pixels = np.zeros((4, 1, 8, 8), np.uint8)
+    other = pixels.copy()
+    other[2, 0, 7, 7] = 1
+    pairs = [
+        [ImageArray(images, [0, 1, 0, 1], ["a", "b"]) for images in (pixels, second)] for second in (pixels, other)
+    ]
+    pairs.append([FakeImages(40, 10, 8), FakeImages(41, 10, 8)])
+    same, pixel, noise = (
+        answers(lambda context, pair=pair: check_same_data([pair[context.rank]], context)) for pair in pairs
+    )
+    assert same == [None, None] and "image 2 of 4" in pixel[0] and "rank 1 (node2)" in noise[0]
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
+    for host in ("node1", "node2"):
+        write_folders(tmp_path / host)
+
+    def read(context):
+        data = options(tmp_path / context.host, dataset="folder", batch_size=1)
+        if predicts:
+            return registry.read_unlabelled(data.data_path, data, context)
+        return registry.read_samples(data, None, context, "val")
+
+    assert not any(isinstance(answer, str) for answer in answers(read))
+    (tmp_path / "node2/val/b/000.jpg").unlink()
+    assert all("val/b/001.jpg" in answer and "val/b/000.jpg" in answer for answer in answers(read))
+
+
+def errors_of(context, flags):
+    """The error of a run whose flags differ between the ranks."""
+    try:
+        run(parse_command_line(flags[context.rank]), context)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path, ranks):
+    """The data may be in different folders; a run with different images ends on both ranks."""
+    for host in ("one", "two"):
+        write_folders(tmp_path / host)
+    flags = ["-dataset=folder", "-batch_size=1", "-num_workers=0", f"-output={tmp_path}", "-opts", *TINY_VIT]
+    both = [["-dry_run", f"-data_path={tmp_path / host}", *flags, "MODEL.NUM_CLASSES=2"] for host in ("one", "two")]
+    assert ranks(2)(errors_of, both) == [None, None]
+    shutil.move(tmp_path / "two/train/a", tmp_path / "two/train/c")
+    shutil.move(tmp_path / "two/val/a", tmp_path / "two/val/c")
+    assert all("has other data than rank 0" in error for error in ranks(2)(errors_of, both))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("TRAIN.BASE_LR=1e-3", "TRAIN.BASE_LR=5e-3"),
+        ("SEED=0", "SEED=1"),
+        ("DATA.BATCH_SIZE=32", "DATA.BATCH_SIZE=16"),
+        ("TRAIN.NUM_EPOCHS=2", "TRAIN.NUM_EPOCHS=3"),
+        ("TIMEOUT_SECONDS=9", "TIMEOUT_SECONDS=8"),
+        ("MODEL.TYPE=vit", "MODEL.TYPE=deit"),
+    ],
+)
+def test_ranks_with_different_options(tmp_path, ranks, one, other):
+    flags = ["-dataset=digits", f"-output={tmp_path}", "-opts", *TINY_VIT]
+    one_error, other_error = ranks(2)(errors_of, [[*flags, one], [*flags, other]])
+    assert one_error == other_error
+    for rank, option in ((0, one), (1, other)):
+        assert f"rank {rank} (" in one_error and option.partition("=")[0] in one_error, one_error
