@@ -3,7 +3,7 @@
 A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +24,12 @@ MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm":
 
 
 def build_model(
-    options: Model, data: Data, device: torch.device, needs_head: bool = False
+    options: Model, data: Data, device: torch.device, needs_head: bool = False, head_rows: Sequence[int] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
+    head_rows: of the classes, see `load_pretrained`.
 
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
@@ -37,7 +38,7 @@ def build_model(
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     if options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head, options)
+        notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
     if options.freeze_backbone:
         freeze_backbone(model)
     if options.grad_checkpointing:

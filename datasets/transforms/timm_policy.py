@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
 from datasets.transforms.pillow_ops import posterize
 
 _NUMPY_SEED_BITS = 32

@@ -24,8 +24,8 @@ MEAN = (0.485, 0.456, 0.406)
 def timm_policy(policy: str, size: int, mean: tuple[float, ...], interpolation: str):
     """The part of timm's transform between the flip and the tensor."""
     transform = timm.data.create_transform(
-        size, is_training=True, auto_augment=policy, color_jitter=None, interpolation=interpolation, mean=mean, std=mean,
-        hflip=0.0, separate=True,
+        size, is_training=True, auto_augment=policy, color_jitter=None, interpolation=interpolation, mean=mean,
+        std=mean, hflip=0.0, separate=True,
     )[1]  # fmt: skip
     return Compose(transform.transforms)
 
