@@ -17,7 +17,7 @@ from models.family_model import build_family
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm, classifiers
 from models.vit import build_vit
-from models.weights.fit import load_pretrained
+from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
 from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
@@ -37,7 +37,9 @@ def build_model(
     model = MODELS.get(options.type, build_family)(options, data)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
-    if options.pretrained and not downloaded:
+    if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
+        notes = [KEPT_BY_NUMBER]
+    elif options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
     if options.freeze_backbone:
         freeze_backbone(model)

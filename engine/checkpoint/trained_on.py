@@ -134,20 +134,13 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         checked_archive_bytes(path)
     try:
         description, options = reader(path)
-        return _trained_on(description, options) if is_description(description) else None
+        if not is_description(description):
+            return None
+        data, model = dict(options["DATA"]), dict(options["MODEL"])
+        number = model.get("NUM_CLASSES")
+        return TrainedOn(**description, data=data, model=model, num_classes=number if _is_positive(number) else None)
     except Exception:  # a file of another program has any content
         return None
-
-
-def trained_on_of_checkpoint(state: dict[str, Any]) -> TrainedOn:
-    """The data of the checked content of a checkpoint."""
-    return _trained_on({entry: state[entry] for entry in _DESCRIPTION}, parse_value(state["options"]))
-
-
-def _trained_on(description: dict[str, Any], options: dict[str, Any]) -> TrainedOn:
-    data, model = dict(options["DATA"]), dict(options["MODEL"])
-    number = model.get("NUM_CLASSES")
-    return TrainedOn(**description, data=data, model=model, num_classes=number if _is_positive(number) else None)
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:

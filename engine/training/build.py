@@ -101,7 +101,7 @@ def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[l
         return None, []
     trained_on = trained_on_of(options)
     if not trained_on or not trained_on.class_names:
-        return None, ["the weights have no class names: a head of as many classes keeps its rows by number"]
+        return [], []
     rows: list[int] = map_labels(class_names, trained_on.class_names).tolist()
     known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
     new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]

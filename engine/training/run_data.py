@@ -12,7 +12,7 @@ from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.trained_on import TrainedOn, trained_on_of, trained_on_of_checkpoint
+from engine.checkpoint.trained_on import TrainedOn, trained_on_of
 from engine.run.facts import Preprocessing
 from models.timm_model import published_preprocessing
 from utils.distributed import ProcessContext
@@ -46,9 +46,11 @@ def read_run_data(
     """
     config = resolve(config, None, context.world_size)  # a wrong global batch ends the run before the data is read
     known = checkpoint["class_names"] if checkpoint else None
-    trained_on = trained_on_of_checkpoint(checkpoint) if checkpoint else trained_on_of(config.model)
+    described = (
+        TrainedOn(known, checkpoint["preprocessing"], {}, {}, None) if checkpoint else trained_on_of(config.model)
+    )
     given = {field.upper() for field in config.data.model_fields_set}
-    config, preprocessing, notes = complete_preprocessing(config, given, trained_on)
+    config, preprocessing, notes = complete_preprocessing(config, given, described)
     data = config.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")

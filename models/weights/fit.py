@@ -20,6 +20,7 @@ from models.weights.read import read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KEPT_BY_NUMBER = "the weights have no class names: the rows of the head keep their numbers"
 _RELATIVE_TABLES = ("relative_position_bias_table", "attention_biases")
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
@@ -38,7 +39,7 @@ def load_pretrained(
     default ViT. Returns log lines.
 
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
-    class the heads are new. None: heads of equal shape are kept.
+    class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
@@ -59,7 +60,7 @@ def load_pretrained(
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
-    notes += new_heads
+    notes += new_heads or ([KEPT_BY_NUMBER] if head_rows == [] else [])
     unused = [name for name in state if name not in own]
     if unused:
         notes.append(f"not used: {summarize_names(unused, limit=8)}")

@@ -218,10 +218,11 @@ def test_tables_of_no_square_window_are_refused(tmp_path, shape):
         load_pretrained(relative_model("swin", 8), str(tmp_path / "weights.pth"))
 
 
+LEVIT = {"depth": (1, 1, 1), "embed_dim": (16, 24, 32), "key_dim": 8, "num_heads": (2, 2, 2)}
 HEADS = {
     "test_vit": lambda classes: timm.create_model("test_vit", num_classes=classes),
     "conv": lambda classes: ResNetV2((1, 1, 1, 1), (128,) * 4, num_classes=classes),
-    "distilled": lambda classes: timm.create_model("levit_128s", num_classes=classes),
+    "distilled": lambda classes: timm.create_model("levit_128s", num_classes=classes, **LEVIT),
     "list": lambda classes: timm.create_model("crossvit_tiny_240", depth=((1, 1, 0),), num_classes=classes),
 }
 
