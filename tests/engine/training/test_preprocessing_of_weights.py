@@ -14,6 +14,7 @@ from configs.schema import Data
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from engine.commands.open_evaluation import read_evaluation_data
 from engine.run.facts import Preprocessing, read_facts
 from engine.training.run_data import complete_preprocessing
 from tests.datasets.photo import PHOTO, as_tensor
@@ -100,6 +101,24 @@ def test_weights_of_a_family_in_the_recipe_of_another_model_have_its_normalizati
     assert completed(*swin)[0].imagenet_mean == (0.5, 0.5, 0.5)
 
 
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of two classes."""
+    for index in range(12):
+        file = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PHOTO.rotate(index).save(file)
+    return tmp_path / "data"
+
+
+def test_an_evaluation_of_published_weights_has_timms_values(photos, cpu):
+    argv = ["-eval", f"-model={TV}", "-dataset=folder", f"-data_path={photos}", "-opts", "MODEL.PRETRAINED=timm"]
+    config, _, notes = read_evaluation_data(parse_command_line(argv), cpu)
+    (fact,) = (note for note in notes if isinstance(note, Preprocessing))
+    assert (config.data.imagenet_mean, config.data.interpolation) == ((0.485, 0.456, 0.406), "bilinear")
+    assert fact.sources.startswith(f"timm's {TV}: IMAGE_SIZE, ")
+
+
 def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
     """A run of one more step."""
     run = train(
@@ -108,17 +127,13 @@ def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
     return run, read_facts(run / "facts.jsonl").get(Preprocessing)
 
 
-def test_runs_take_it_from_timm_then_from_their_checkpoint(tmp_path, cpu):
+def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):
     """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
     name, weights = "test_resnet.r160_in1k", tmp_path / "timm.pth"
     torch.save(timm.create_model(name).state_dict(), weights)
-    for index in range(12):
-        file = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        PHOTO.rotate(index).save(file)
     recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
     stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
-    run, fact = run_on(tmp_path / "data", cpu, *recipe, f"-pretrained={weights}", *stop)
+    run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
     expected = timms(name)
     assert (tuple(fact.mean), tuple(fact.std), fact.crop_pct) == (
         expected["mean"],
@@ -132,6 +147,6 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(tmp_path, cpu):
         "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
     )] == values  # fmt: skip
     for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
-        _, fact = run_on(tmp_path / "data", cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
+        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
         assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
