@@ -6,15 +6,20 @@ return a resolved run unchanged, so that a resumed run is resolved again from it
 """
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from configs.reading.option_layers import OptionLayers, flatten, merge
-from configs.schema import Config, Train
+from configs.schema import Config, Data, Train
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from utils.errors import UserError
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
+_NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
+_PREPROCESSING = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *_NORMALIZATION)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,37 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
     if facts and model.num_classes is None:
         model = model.model_copy(update={"num_classes": facts.classes})
     return options.model_copy(update={"model": model, "train": train})
+
+
+def with_preprocessing(
+    config: Config, given: Collection[str], known: Mapping[str, Any], source: str
+) -> tuple[Config, str, list[str]]:
+    """The options with the preprocessing `known` of the weights, by field of DATA, except for the keys in `given`.
+
+    Returns:
+        the options, 'SOURCE: IMAGE_SIZE, ...; default: INTERPOLATION', and warnings about given values that differ.
+    Raises:
+        UserError: the known values contradict the given ones.
+    """
+    trained = {field.upper(): tuple(value) if isinstance(value, list) else value for field, value in known.items()}
+    now = {field.upper(): value for field, value in config.data}
+    taken = {key: value for key, value in trained.items() if key not in given}
+    warnings = [
+        f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
+        for key, value in trained.items()
+        if key in given and now[key] != value
+    ]
+    try:
+        data = Data.model_validate(now | taken)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"DATA.{problem}, with {source}'s values of the other keys; write all of them") from None
+    family = FAMILIES[config.model.type].defaults["DATA"] if config.model.type in FAMILIES else {}
+    of_family = {key for key, value in family.items() if now.get(key) == value}
+    places = {source: taken, f"MODEL.TYPE {config.model.type}": of_family, "options": given, "default": _PREPROCESSING}
+    origins = {key: next(name for name, keys in places.items() if key in keys) for key in _PREPROCESSING}
+    sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
+    return config.model_copy(update={"data": data}), "; ".join(dict.fromkeys(sources)), warnings
 
 
 def warnings(config: Config, facts: DataFacts) -> list[str]:
@@ -77,6 +113,8 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
         notes += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
     notes += _unused_amp_keys(given)
+    if family and model_only and given.values["MODEL"].get("PRETRAINED"):  # PaddleViT's weights of the family
+        values["DATA"] = {key: family.defaults["DATA"][key] for key in _NORMALIZATION}
     merge(values, given.values)
     model, train, data, loss = values["MODEL"], values["TRAIN"], values.get("DATA"), values.get("LOSS", {})
     if isinstance(data, dict) and data.get("MULTI_LABEL") is True and isinstance(loss, dict):

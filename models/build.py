@@ -3,7 +3,7 @@
 A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,18 +17,19 @@ from models.family_model import build_family
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm, classifiers
 from models.vit import build_vit
-from models.weights.fit import load_pretrained
+from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
 from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 
 
 def build_model(
-    options: Model, data: Data, device: torch.device, needs_head: bool = False
+    options: Model, data: Data, device: torch.device, needs_head: bool = False, head_rows: Sequence[int] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
+    head_rows: of the classes, see `load_pretrained`.
 
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
@@ -36,8 +37,10 @@ def build_model(
     model = MODELS.get(options.type, build_family)(options, data)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
-    if options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head, options)
+    if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
+        notes = [KEPT_BY_NUMBER]
+    elif options.pretrained and not downloaded:
+        notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
     if options.freeze_backbone:
         freeze_backbone(model)
     if options.grad_checkpointing:

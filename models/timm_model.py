@@ -7,6 +7,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.data import resolve_data_config
 from torch import nn
 
 from configs.schema import Data
@@ -37,6 +38,25 @@ def build_timm(options: Model, data: Data) -> nn.Module:
             ) from error
     check_image_size(model, name, data)
     return model
+
+
+def published_preprocessing(name: str) -> tuple[dict[str, Any], str]:
+    """The preprocessing in timm's `pretrained_cfg` of the weights `name`, by field of DATA, and their name in timm.
+
+    Both are empty for a name that timm does not know: `build_timm` refuses it.
+    """
+    try:
+        published: Any = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag
+        published = None
+    if published is None:
+        return {}, ""
+    values = resolve_data_config(pretrained_cfg=published.to_dict())
+    fields = {"imagenet_mean": values["mean"], "imagenet_std": values["std"], "image_size": values["input_size"][-1]}
+    source = f"timm's {published.architecture}.{published.tag}"
+    if values["crop_mode"] != "center":
+        source += f" (except for its crop mode {values['crop_mode']})"
+    return fields | {key: values[key] for key in ("crop_pct", "interpolation")}, source
 
 
 def shared_arguments(options: Model, data: Data) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class Data(Section):
     crop_pct: float = Field(
         0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
     )
+    interpolation: Literal["bicubic", "bilinear"] = Field(
+        "bicubic", description="filter that resizes the crops of training and evaluation, antialiased"
+    )
     shuffle_shards: int = Field(
         16, ge=1, le=10**6, description="data set tar: samples are shuffled within windows of this many shards"
     )

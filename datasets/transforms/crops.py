@@ -11,17 +11,17 @@ from datasets.decoding.partial_jpeg import Box
 _MAX_TRIES = 10
 
 
-def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic, antialiased.
+def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "bicubic") -> torch.Tensor:
+    """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic or bilinear, antialiased, as Pillow does.
 
     An image that already has this size is returned unchanged.
     """
     if image.shape[1:] == (height, width):
         return image
-    return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True)[0]
+    return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]
 
 
-def center_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor:
+def center_crop(image: torch.Tensor, size: int, crop_pct: float, interpolation: str = "bicubic") -> torch.Tensor:
     """The center of torch.uint8 (C, H, W) as (C, size, size), for evaluation.
 
     The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. It rounds as
@@ -31,7 +31,7 @@ def center_crop(image: torch.Tensor, size: int, crop_pct: float) -> torch.Tensor
     short_side = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
     height, width = (side * short_side // min(image.shape[1:]) for side in image.shape[1:])
     top, left = round((height - size) / 2), round((width - size) / 2)
-    resized = resize(image, height, width)
+    resized = resize(image, height, width, interpolation)
     if top < 0 or left < 0:
         border = (-left, left + size - width, -top, top + size - height)
         return pad(resized, border)

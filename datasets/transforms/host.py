@@ -29,21 +29,22 @@ class RandomResizedCrop:
     """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
 
     def __init__(self, data: Data) -> None:
-        self.size, self.scale, self.ratio = data.image_size, data.random_crop_scale, data.random_crop_ratio
+        self.size, self.interpolation = data.image_size, data.interpolation
+        self.scale, self.ratio = data.random_crop_scale, data.random_crop_ratio
 
     def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
         box = random_crop_box(*image.size, self.scale, self.ratio, rng)
-        return resize(image.crop(box), self.size, self.size)
+        return resize(image.crop(box), self.size, self.size, self.interpolation)
 
 
 class CenterCrop:
     """The center of the image, resized to (C, S, S)."""
 
     def __init__(self, data: Data) -> None:
-        self.size, self.crop_pct = data.image_size, data.crop_pct
+        self.arguments = data.image_size, data.crop_pct, data.interpolation
 
     def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
-        return center_crop(image.pixels, self.size, self.crop_pct)
+        return center_crop(image.pixels, *self.arguments)
 
 
 class RandomHorizontalFlip:

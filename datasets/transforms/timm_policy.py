@@ -26,14 +26,14 @@ class TimmPolicy:
     Posterizing to 0 bits is black; timm's own raises with Pillow 13.
     """
 
-    def __init__(self, policy: str, size: int, mean: tuple[float, ...]) -> None:
-        self.policy, self.size, self.mean = policy, size, mean
+    def __init__(self, policy: str, size: int, mean: tuple[float, ...], interpolation: str = "bicubic") -> None:
+        self.arguments = policy, size, mean, interpolation
 
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
         module = _load_module()
         module.random = rng
         module.np.random.seed(rng.getrandbits(_NUMPY_SEED_BITS))
-        return _build(self.policy, self.size, self.mean)(image)
+        return _build(*self.arguments)(image)
 
 
 class _NumPy:
@@ -62,13 +62,13 @@ def _load_module() -> Any:
 
 
 @functools.cache
-def _build(policy: str, size: int, mean: tuple[float, ...]) -> Callable[[Image.Image], Image.Image]:
-    """The transform with the parameters of timm's `transforms_imagenet_train` for bicubic crops."""
+def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) -> Callable[[Image.Image], Image.Image]:
+    """The transform with the parameters of timm's `transforms_imagenet_train`."""
     module = _load_module()
     parameters = {
         "translate_const": int(size * 0.45),
         "img_mean": tuple(min(255, round(255 * value)) for value in mean),
-        "interpolation": Image.Resampling.BICUBIC,
+        "interpolation": Image.Resampling[interpolation.upper()],
     }
     if policy.startswith("rand"):
         return module.rand_augment_transform(policy, parameters)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
+from configs.schema.model import Model
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content
@@ -26,7 +27,6 @@ from utils.file_formats.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")
-_INTERPOLATION = "bicubic"  # of all crops
 # Entry of `preprocessing` -> field of the DATA section
 OPTION_OF = {
     "image_size": "image_size",
@@ -34,6 +34,7 @@ OPTION_OF = {
     "channels": "image_channels",
     "mean": "imagenet_mean",
     "std": "imagenet_std",
+    "interpolation": "interpolation",
 }
 
 
@@ -61,10 +62,7 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     """The entries `class_names` and `preprocessing` of a checkpoint."""
     values = {entry: getattr(data, option) for entry, option in OPTION_OF.items()}
     lists = {entry: list(value) if isinstance(value, tuple) else value for entry, value in values.items()}
-    return {
-        "class_names": None if class_names is None else list(class_names),
-        "preprocessing": lists | {"interpolation": _INTERPOLATION},
-    }
+    return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
 
 def write_classes(folder: Path, description: dict[str, Any]) -> None:
@@ -82,8 +80,8 @@ def is_description(state: dict[str, Any]) -> bool:
 def _is_preprocessing(values: dict[str, Any]) -> bool:
     size, channels, crop = (values.get(entry) for entry in ("image_size", "channels", "crop_pct"))
     return (
-        values.keys() == {*OPTION_OF, "interpolation"}
-        and values["interpolation"] == _INTERPOLATION
+        values.keys() == OPTION_OF.keys()
+        and values["interpolation"] in get_args(Data.model_fields["interpolation"].annotation)
         and _is_positive(size)
         and type(channels) is int
         and channels in (1, 3)
@@ -112,6 +110,12 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
     description: as from `describe_data`. options: sections of options, from `options_to_export`.
     """
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
+
+
+def trained_on_of(model: Model) -> TrainedOn | None:
+    """The data of the weights MODEL.PRETRAINED; None without weights, or for weights of another program."""
+    is_published = model.type == "timm" and model.pretrained == "timm"
+    return None if is_published or not model.pretrained else read_trained_on(model.pretrained)
 
 
 def read_trained_on(weights: str) -> TrainedOn | None:

@@ -18,14 +18,14 @@ _OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYP
 
 
 def with_checkpoint_options(trained_on: TrainedOn, config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]:
-    """The options with the architecture, the classes and the preprocessing of the checkpoint, and lines for the log.
+    """The options with the architecture, the classes and the split of the checkpoint, and lines for the log.
 
     given: the options of the user, by section; they have priority over the checkpoint.
 
     Raises:
-        UserError: the checkpoint describes no model; a preprocessing that contradicts the options of the user.
+        UserError: the checkpoint describes no model.
     """
-    data, notes = with_data_of(trained_on, config.data, given.get("DATA", {}))
+    data, notes = _with_split_of(trained_on, config.data, given.get("DATA", {})), list[str]()
     model = config.model
     if given.get("MODEL", {}).keys() <= _OF_EVERY_MODEL:
         model = _with_architecture_of(trained_on, model, given.get("MODEL", {}))
@@ -46,30 +46,15 @@ def _with_architecture_of(trained_on: TrainedOn, model: Model, given: dict[str, 
         ) from None
 
 
-def with_data_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> tuple[Data, list[str]]:
-    """DATA with the preprocessing of the checkpoint, except for the keys `given` of the user, and warnings about them.
-
-    The training data is split as in the training. A table has DATA.MULTI_LABEL of the training.
-    """
+def _with_split_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> Data:
+    """DATA with the split of the training, if it is the training data. A table has DATA.MULTI_LABEL of the training."""
     changes: dict[str, Any] = {}
-    warnings: list[str] = []
     if is_training_data(data, trained_on):
         keys = [key for key in ("VAL_FRACTION", "SPLIT_SEED") if key not in given and key in trained_on.data]
-        changes = {key: trained_on.data[key] for key in keys}
+        changes = {key.lower(): trained_on.data[key] for key in keys}
     if data.dataset == "csv" and "MULTI_LABEL" not in given:
-        changes["MULTI_LABEL"] = trained_on.data.get("MULTI_LABEL") is True
-    for option, value in trained_on.preprocessing_options().items():
-        key, now, trained = option.upper(), getattr(data, option), tuple(value) if isinstance(value, list) else value
-        if key in given and now != trained:
-            warnings.append(f"Warning: DATA.{key} is {now}, but the checkpoint was trained with {trained}")
-        else:
-            changes[key] = trained
-    values = {name.upper(): value for name, value in data}
-    try:
-        return Data.model_validate(values | changes), warnings
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"DATA.{problem}, with the checkpoint's values of the other keys; write all of them") from None
+        changes["multi_label"] = trained_on.data.get("MULTI_LABEL") is True
+    return data.model_copy(update=changes)
 
 
 def is_training_data(data: Data, trained_on: TrainedOn) -> bool:

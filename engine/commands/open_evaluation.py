@@ -13,7 +13,7 @@ from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
-from engine.checkpoint.trained_on import TrainedOn, read_trained_on
+from engine.checkpoint.trained_on import TrainedOn, trained_on_of
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
@@ -22,7 +22,7 @@ from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
 from engine.training.eval_model import build_eval_model
-from engine.training.run_data import data_facts
+from engine.training.run_data import complete_preprocessing, data_facts
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -85,12 +85,12 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
             In a prediction, missing and unreadable images are no errors.
     """
     options, prediction = command.config, command.prediction
-    weights, notes = options.model.pretrained, list[str | Fact]()
-    is_published = options.model.type == "timm" and weights == "timm"
-    trained_on = read_trained_on(weights) if weights and not is_published else None
+    trained_on, notes = trained_on_of(options.model), list[str | Fact]()
     if trained_on:
         options, changes = with_checkpoint_options(trained_on, options, command.given)
         notes += changes
+    options, preprocessing, changes = complete_preprocessing(options, command.given.get("DATA", {}), trained_on)
+    notes += [preprocessing, *changes]
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)

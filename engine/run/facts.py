@@ -118,6 +118,22 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """The crops of an evaluation, and the normalization. sources: of the values."""
+
+    image_size: Count
+    crop_pct: float
+    interpolation: str
+    mean: list[float]
+    std: list[float]
+    sources: str
+
+    def __str__(self) -> str:
+        crop = f"{self.image_size} pixels, crop {self.crop_pct:g}, {self.interpolation}"
+        return f"Preprocessing: {crop}, mean {self.mean}, std {self.std} ({self.sources})"
+
+
+@dataclass(frozen=True)
 class EvaluationData:
     """The images of an evaluation or a prediction.
 
@@ -162,7 +178,7 @@ class RunWarning:
         return self.text
 
 
-Fact = Start | Devices | Model | TrainingData | EvaluationData | Attention | RunWarning
+Fact = Start | Devices | Model | TrainingData | Preprocessing | EvaluationData | Attention | RunWarning
 _F = TypeVar("_F", bound=Fact)
 _READERS = {kind.__name__: TypeAdapter(kind) for kind in Fact.__args__}
 

@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from configs.schema import Config
+from configs.schema.model import Model
+from datasets.sources.class_names import list_names, map_labels
 from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.trained_on import trained_on_of
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.precision.policy import Precision
@@ -49,8 +52,9 @@ def build_train_state(
     train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, weight_notes = build_model(config.model, data, device)
-    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes]
+    head_rows, class_notes = _match_classes(config.model, class_names)
+    model, weight_notes = build_model(config.model, data, device, head_rows=head_rows)
+    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes + class_notes]
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
@@ -90,6 +94,21 @@ def build_train_state(
         graph=graph,
     )
     return state, notes
+
+
+def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[list[int] | None, list[str]]:
+    """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
+    if not class_names or not options.pretrained:
+        return None, []
+    trained_on = trained_on_of(options)
+    if not trained_on or not trained_on.class_names:
+        return [], []
+    rows: list[int] = map_labels(class_names, trained_on.class_names).tolist()
+    known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
+    new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
+    lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in (("kept", known), ("new", new)) if names]
+    rows += [-1] * (options.num_logits - len(rows))
+    return rows[: options.num_logits], [f"classes of the head: {', '.join(lists)}"]
 
 
 def _compile(

@@ -119,6 +119,7 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
             model_classes=state.config.model.num_logits,
         )
     )
+    logger.record(splits.preprocessing)
     if context.is_main:
         for note in notes_on(splits.train, splits.val, splits.test):
             logger.note(f"Data: {note}")

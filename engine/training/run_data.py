@@ -1,9 +1,10 @@
 """The data of a training run, and the options that follow from it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from configs.resolve import DataFacts, resolve, warnings
+from configs.resolve import DataFacts, resolve, warnings, with_preprocessing
 from configs.schema import Config, Data
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.registry import has_test_split, read_samples
@@ -11,7 +12,14 @@ from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.epoch_layout import EpochLayout
+<<<<<<< HEAD
 from engine.parallel.same_options import check_same_options
+||||||| 32b918e
+=======
+from engine.checkpoint.trained_on import TrainedOn, trained_on_of
+from engine.run.facts import Preprocessing
+from models.timm_model import published_preprocessing
+>>>>>>> help-d
 from utils.distributed import ProcessContext
 
 
@@ -26,6 +34,7 @@ class DataSplits:
     val: Samples
     class_names: list[str] | None
     warnings: list[str]
+    preprocessing: Preprocessing
     test: Samples | None = None
 
 
@@ -34,19 +43,26 @@ def read_run_data(
 ) -> tuple[Config, DataSplits]:
     """Reads the samples; returns them and the options as `resolve` completes them.
 
-    A run that resumes from `checkpoint` keeps its class names. Every rank must call it.
+    A run that resumes from `checkpoint` keeps its class names. Options of the preprocessing that are not set follow the
+    checkpoint, or the weights. Every rank must call it.
 
     Raises:
         UserError: as `resolve`, `read_samples` and `check_images`.
     """
     config = resolve(config, None, context.world_size)  # a wrong global batch ends the run before the data is read
     known = checkpoint["class_names"] if checkpoint else None
+    described = (
+        TrainedOn(known, checkpoint["preprocessing"], {}, {}, None) if checkpoint else trained_on_of(config.model)
+    )
+    given = {field.upper() for field in config.data.model_fields_set}
+    config, preprocessing, notes = complete_preprocessing(config, given, described)
     data = config.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
     train, val, *test = splits
     train.notes += [note] if note else []
+    train.notes += [line for line in notes if "IMAGENET" in line and not checkpoint]
     check_images(splits, data, context)
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
@@ -62,7 +78,24 @@ def read_run_data(
         window = min(windows.size, shards)
         train.notes.append(f"samples are shuffled within {window} of {shards} shards (DATA.SHUFFLE_SHARDS)")
     class_names = train.class_names if train.has_class_names else known
-    return config, DataSplits(train, val, class_names, warnings(config, facts), *test)
+    return config, DataSplits(train, val, class_names, warnings(config, facts), preprocessing, *test)
+
+
+def complete_preprocessing(
+    config: Config, given: Collection[str], trained_on: TrainedOn | None
+) -> tuple[Config, Preprocessing, list[str]]:
+    """The options with the preprocessing of the weights, as `with_preprocessing` returns them.
+
+    trained_on: of the checkpoint or the weights. Other weights of timm's models follow timm's `pretrained_cfg`.
+    """
+    known, source = dict[str, Any](), ""
+    if trained_on:
+        known, source = trained_on.preprocessing_options(), "the checkpoint"
+    elif config.model.type == "timm" and config.model.pretrained:
+        known, source = published_preprocessing(config.model.name)
+    config, sources, warnings = with_preprocessing(config, given, known, source)
+    data, mean, std = config.data, list(config.data.imagenet_mean), list(config.data.imagenet_std)
+    return config, Preprocessing(data.image_size, data.crop_pct, data.interpolation, mean, std, sources), warnings
 
 
 def data_facts(data: Data, splits: list[Samples]) -> DataFacts:

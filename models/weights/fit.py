@@ -1,7 +1,11 @@
-"""Loads a state dict into a model: checks, interpolation of position embeddings, new heads."""
+"""Loads a state dict into a model: checks, resized position embeddings and tables, heads by class."""
 
 import math
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -16,13 +20,26 @@ from models.weights.read import read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KEPT_BY_NUMBER = "the weights have no class names: the rows of the head keep their numbers"
+_RELATIVE_TABLES = ("relative_position_bias_table", "attention_biases")
+_COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
 
-def load_pretrained(model: nn.Module, path: str, needs_head: bool = False, options: Model | None = None) -> list[str]:
+def load_pretrained(
+    model: nn.Module,
+    path: str,
+    needs_head: bool = False,
+    options: Model | None = None,
+    head_rows: Sequence[int] | None = None,
+) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
-    Exceptions: a head of another number of classes keeps its initialization, and position embeddings (1, N, D) of
-    another grid are interpolated. The `options` of the model say its family, by default ViT. Returns log lines.
+    Exceptions: position embeddings (1, N, D) of another grid are interpolated, tables of relative positions are
+    resized, and heads of other classes keep their initialization. The `options` of the model say its family, by
+    default ViT. Returns log lines.
+
+    head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
+    class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
@@ -38,11 +55,12 @@ def load_pretrained(model: nn.Module, path: str, needs_head: bool = False, optio
     notes = [f"weights: {file}, {len(state)} tensors"]
     notes += _keep_fixed(model, state, own)
     notes += _interpolate_pos_embed(model, state, own)
-    new_heads = _keep_new_heads(model, state, own)
+    notes += _resize_relative_tables(model, state, own)
+    new_heads = _fit_heads(model, state, own, head_rows)
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
-    notes += new_heads
+    notes += new_heads or ([KEPT_BY_NUMBER] if head_rows == [] else [])
     unused = [name for name in state if name not in own]
     if unused:
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
@@ -75,21 +93,64 @@ def _interpolate_pos_embed(model: nn.Module, state: State, own: State) -> list[s
     return [f"pos_embed: interpolated from {side}x{side} to {grid[0]}x{grid[1]}"]
 
 
-def _keep_new_heads(model: nn.Module, state: State, own: State) -> list[str]:
-    """Copies the model's own head to `state` if the file has no head, or one of another number of classes."""
-    notes = []
+def _resize_relative_tables(model: nn.Module, state: State, own: State) -> list[str]:
+    """Resizes tables of relative positions by timm's function for its weights of this family.
+
+    A table that this function does not resize stays unchanged: the check of shapes refuses it.
+    """
+    resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    resized = []
+    for name in [name for name in state if name.endswith(_COMPUTED)]:
+        del state[name]
+    state.update({name: tensor for name, tensor in own.items() if name.endswith(_COMPUTED)})
+    for name, target in own.items():
+        source = state.get(name)
+        if resize is None or source is None or not name.endswith(_RELATIVE_TABLES) or source.shape == target.shape:
+            continue
+        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
+            state[name] = resize({name: source}, model)[name]
+            if state[name].shape == target.shape:
+                resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
+    return [f"relative positions: resized as timm does: {summarize_names(resized)}"] if resized else []
+
+
+def _fit_heads(model: nn.Module, state: State, own: State, rows: Sequence[int] | None) -> list[str]:
+    """Copies the model's own head to `state` if the file has no head of these classes, and its rows of new classes."""
+    notes, is_other = list[str](), max(rows or (0,)) < 0
     for head in _head_names(model):
         names = [name for name in own if name.startswith(f"{head}.")]
         in_file = [name for name in names if name in state]
+        if rows and not is_other:
+            _keep_rows(_output_layers(head, model.get_submodule(head)), state, own, torch.tensor(rows))
         weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
         counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
         if counts:
             notes.append(f"{head}: {counts[0][0]} classes in the file, {counts[0][1]} in the model: new head")
         elif names and not in_file:
             notes.append(f"{head}: not in the file: new head")
-        if counts or not in_file:
+        elif names and is_other:
+            notes.append(f"{head}: none of the classes in the file: new head")
+        if counts or not in_file or is_other:
             state.update({name: own[name] for name in names})
     return notes
+
+
+def _keep_rows(layers: list[str], state: State, own: State, rows: torch.Tensor) -> None:
+    """Gives each class its row of the file; a new class, of row -1, gets the row of the model."""
+    for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
+        source, target = state.get(name), own.get(name)
+        if source is not None and target is not None and source.ndim == target.ndim and source.numel():
+            is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
+            kept = source[rows.clamp(0, len(source) - 1)]
+            if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:  # else the check of shapes refuses it
+                state[name] = torch.where(is_kept, kept.to(target.dtype), target)
+
+
+def _output_layers(head: str, module: nn.Module) -> list[str]:
+    """The layers whose rows are the classes: the last one in a head, of several heads the last one in each."""
+    if isinstance(module, nn.ModuleList):
+        return [layer for name, part in module.named_children() for layer in _output_layers(f"{head}.{name}", part)]
+    return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
 
 
 def _head_names(model: nn.Module) -> list[str]:

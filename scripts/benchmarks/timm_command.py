@@ -99,7 +99,8 @@ def _data_values(config: Config) -> dict[str, Any]:
         "img-size": data.image_size, "in-chans": data.image_channels,
         "mean": data.imagenet_mean, "std": data.imagenet_std,
         "scale": data.random_crop_scale, "ratio": data.random_crop_ratio, "hflip": data.hflip_prob,
-        "color-jitter": 0, "train-interpolation": "bicubic", "interpolation": "bicubic", "crop-pct": data.crop_pct,
+        "train-interpolation": data.interpolation, "interpolation": data.interpolation,
+        "color-jitter": 0, "crop-pct": data.crop_pct,
     }  # fmt: skip
 
 

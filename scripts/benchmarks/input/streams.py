@@ -77,7 +77,7 @@ def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iter
         ratio=data.random_crop_ratio,
         hflip=data.hflip_prob,
         color_jitter=None,
-        interpolation="bicubic",
+        interpolation=data.interpolation,
         mean=data.imagenet_mean,
         std=data.imagenet_std,
     )
@@ -106,11 +106,10 @@ def webdataset_batches(shards: list[Path], data: Data, device: torch.device) -> 
 
 
 def reference_transform(data: Data) -> transforms.Compose:
-    """The transform of torchvision's references for classification, but bicubic."""
+    """The transform of torchvision's references for classification."""
+    interpolation = transforms.InterpolationMode(data.interpolation)
     return transforms.Compose([
-        transforms.RandomResizedCrop(
-            data.image_size, data.random_crop_scale, data.random_crop_ratio, transforms.InterpolationMode.BICUBIC
-        ),
+        transforms.RandomResizedCrop(data.image_size, data.random_crop_scale, data.random_crop_ratio, interpolation),
         transforms.RandomHorizontalFlip(data.hflip_prob),
         transforms.PILToTensor(),
         transforms.ConvertImageDtype(torch.float32),

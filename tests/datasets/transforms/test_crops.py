@@ -18,19 +18,19 @@ from tests.datasets.photo import PHOTO, as_tensor
 BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
 
 
-def resize_crop(image: torch.Tensor, box: Box, size: int) -> torch.Tensor:
-    return resize(LazyImage(image).crop(box), size, size)
+def resize_crop(image: torch.Tensor, box: Box, size: int, interpolation: str = "bicubic") -> torch.Tensor:
+    return resize(LazyImage(image).crop(box), size, size, interpolation)
 
 
 @pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("mode", "interpolation"), [("RGB", "bicubic"), ("L", "bicubic"), ("RGB", "bilinear")])
 @pytest.mark.parametrize("size", [32, 224])
-def test_resize_crop_is_pillows_antialiased_bicubic(box, mode, size):
+def test_resize_crop_is_pillows_antialiased_filter(box, mode, interpolation, size):
     photo = PHOTO.resize((320, 280)).convert(mode)
     top, left, height, width = box
     part = photo.crop((left, top, left + width, top + height))
-    reference = as_tensor(part.resize((size, size), Image.Resampling.BICUBIC))
-    crop = resize_crop(as_tensor(photo), box, size)
+    reference = as_tensor(part.resize((size, size), Image.Resampling[interpolation.upper()]))
+    crop = resize_crop(as_tensor(photo), box, size, interpolation)
     assert crop.dtype == torch.uint8
     assert crop.shape == reference.shape
     difference = (crop.int() - reference.int()).abs()
@@ -45,11 +45,12 @@ def test_resize_crop_of_its_own_size_touches_no_pixel():
 
 @pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (500, 375), (333, 500), (224, 224), (90, 64)])
 @pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 1.0), (96, 0.9), (64, 0.56), (33, 0.8)])
-def test_center_crop_is_torchvisions(width, height, size, crop_pct):
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolation):
     photo = PHOTO.resize((width, height))
     image = as_tensor(photo)
-    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode.BICUBIC, antialias=True)
-    crop = center_crop(image, size, crop_pct)
+    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode(interpolation), antialias=True)
+    crop = center_crop(image, size, crop_pct, interpolation)
     assert torch.equal(crop, CenterCrop(size)(resize(image)))
     on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1

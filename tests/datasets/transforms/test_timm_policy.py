@@ -21,11 +21,11 @@ POLICIES = [
 MEAN = (0.485, 0.456, 0.406)
 
 
-def timm_policy(policy: str, size: int, mean: tuple[float, ...]):
+def timm_policy(policy: str, size: int, mean: tuple[float, ...], interpolation: str):
     """The part of timm's transform between the flip and the tensor."""
     transform = timm.data.create_transform(
-        size, is_training=True, auto_augment=policy, color_jitter=None, interpolation="bicubic", mean=mean, std=mean,
-        hflip=0.0, separate=True,
+        size, is_training=True, auto_augment=policy, color_jitter=None, interpolation=interpolation, mean=mean,
+        std=mean, hflip=0.0, separate=True,
     )[1]  # fmt: skip
     return Compose(transform.transforms)
 
@@ -34,13 +34,14 @@ def safe_posterize(image: Image.Image, bits_to_keep: int, **_) -> Image.Image:
     return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("mode", "interpolation"), [("RGB", "bicubic"), ("L", "bilinear")])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_images_equal_timms_with_the_same_generators(policy, mode, monkeypatch):
+def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation, monkeypatch):
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
         monkeypatch.setitem(timm.data.auto_augment.NAME_TO_OP, name, safe_posterize)
     mean = MEAN if mode == "RGB" else (0.5,)
-    image, ours, theirs = PHOTO.convert(mode), TimmPolicy(policy, 48, mean), timm_policy(policy, 48, mean)
+    arguments = policy, 48, mean, interpolation
+    image, ours, theirs = PHOTO.convert(mode), TimmPolicy(*arguments), timm_policy(*arguments)
     for seed in range(25):
         result = ours(image, random.Random(seed))
         rng = random.Random(seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 
@@ -13,9 +14,9 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.trained_on import TrainedOn, is_description
-from engine.commands.evaluated_model import with_data_of
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
+from engine.training.run_data import complete_preprocessing
 from utils.errors import UserError
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -115,14 +116,15 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
 def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     """They are not the user's: the values of the checkpoint replace them without a warning."""
     command = parse_command_line(["-dataset=folder", "-opts", "MODEL.TYPE=swin"])
-    data, given = command.config.data, command.given["DATA"]
+    config, given = command.config, command.given["DATA"]
+    data = config.data
     preprocessing = {"image_size": 224, "crop_pct": 0.9, "channels": 3, "mean": list(data.imagenet_mean)}
     preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
     trained_on = TrainedOn(["a", "b"], preprocessing, {}, 2, {})
-    completed, warnings = with_data_of(trained_on, data, given)
-    assert (completed.imagenet_mean, completed.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, [])
+    completed, _, warnings = complete_preprocessing(config, given, trained_on)
+    assert (completed.data.imagenet_mean, completed.data.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, [])
     trained_on.preprocessing["mean"] = [0.5, 0.5, 0.5]
-    assert with_data_of(trained_on, data, given)[0].imagenet_mean == (0.5, 0.5, 0.5)
+    assert complete_preprocessing(config, given, trained_on)[0].data.imagenet_mean == (0.5, 0.5, 0.5)
 
 
 def test_resume_refuses_other_classes(images, tmp_path, cpu):
@@ -134,13 +136,32 @@ def test_resume_refuses_other_classes(images, tmp_path, cpu):
         train([f"-resume={stopped}", *options], cpu)
 
 
-def test_fine_tuning_with_another_head_ignores_the_names(trained, tmp_path, cpu):
-    for label in (0, 1, 2):
-        write_class(tmp_path / "data" / f"new{label}", label, 12)
-    options = [*SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", f"MODEL.PRETRAINED={trained / 'best.pth'}"]
-    folder = train(argv_for(tmp_path / "data", tmp_path / "out", *options), cpu)
-    assert json.loads((folder / "classes.json").read_text())["class_names"] == ["new0", "new1", "new2"]
-    assert "head: 4 classes in the file, 3 in the model: new head" in (folder / "log.txt").read_text()
+def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu) -> tuple[dict, dict, str]:
+    """The heads of `trained` and of a run of one step with a learning rate of 0 on other classes; the log."""
+    for label, name in enumerate(names):
+        write_class(output / "data" / name, label, 12)
+    options = [*SIZE, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0"]
+    options += [f"MODEL.PRETRAINED={trained / 'best.pth'}"]
+    folder = train(argv_for(output / "data", output / "out", *options), cpu)
+    assert json.loads((folder / "classes.json").read_text())["class_names"] == names
+    states = (load_checkpoint(path)["model"] for path in (trained / "best.pth", folder / "last.pth"))
+    before, after = ({key: state[key] for key in ("head.weight", "head.bias")} for state in states)
+    return before, after, (folder / "log.txt").read_text()
+
+
+def test_fine_tuning_keeps_the_rows_of_the_head_by_class_name(trained, tmp_path, cpu):
+    before, after, log = fine_tuned_head(trained, tmp_path, ["aardvark", "bee", "cat", "dog"], cpu)
+    for key in before:
+        assert torch.equal(after[key][1:], before[key][1:]) and not torch.equal(after[key][0], before[key][0])
+    assert "classes of the head: 3 kept ('bee', 'cat', 'dog'), 1 new ('aardvark')" in log
+    before, after, _ = fine_tuned_head(trained, tmp_path / "fewer", ["dog", "newt"], cpu)
+    assert torch.equal(after["head.weight"][0], before["head.weight"][3])
+
+
+def test_fine_tuning_on_other_classes_has_a_new_head(trained, tmp_path, cpu):
+    before, after, log = fine_tuned_head(trained, tmp_path, ["new0", "new1", "new2", "new3"], cpu)
+    assert not (after["head.weight"] == before["head.weight"]).any()
+    assert "head: none of the classes in the file: new head" in log
 
 
 def test_a_checkpoint_of_images_with_a_border_is_valid():

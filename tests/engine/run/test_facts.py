@@ -10,6 +10,7 @@ from engine.run.facts import (
     Devices,
     EvaluationData,
     Model,
+    Preprocessing,
     RunWarning,
     Start,
     TrainingData,
@@ -28,6 +29,10 @@ EXAMPLES = [
     (EvaluationData(8, 2, 3), "8 images of 2 of 3 classes"),
     (EvaluationData(8, path="photos"), "8 images of photos"),
     (Attention(["flash_attention", "math"]), "flash_attention, math"),
+    (
+        Preprocessing(8, 1.0, "bilinear", [0.5], [0.25], "default: all"),
+        "8 pixels, crop 1, bilinear, mean [0.5], std [0.25]",
+    ),
     (RunWarning("Warning: slow"), "Warning: slow"),
 ]
 
@@ -68,7 +73,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], cpu)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
-    assert facts.latest.keys() == {Start, Devices, TrainingData, Model, RunWarning}
+    assert facts.latest.keys() == {Start, Devices, TrainingData, Preprocessing, Model, RunWarning}
     assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3)
     assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
     assert facts.get(TrainingData) == TrainingData(1437, 360, 0, 10, 10) and facts.get(Model).parameters > 1000

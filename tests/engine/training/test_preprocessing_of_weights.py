@@ -1,0 +1,152 @@
+"""Weights bring their preprocessing: timm's, a checkpoint's, a family's; keys that the user sets win."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from conftest import train
+from timm.data import create_transform, resolve_data_config
+
+from configs.reading.command_line import parse_command_line
+from configs.reading.yaml_io import read_yaml
+from configs.schema import Data
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.device import build_eval_transform
+from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from engine.commands.open_evaluation import read_evaluation_data
+from engine.run.facts import Preprocessing, read_facts
+from engine.training.run_data import complete_preprocessing
+from tests.datasets.photo import PHOTO, as_tensor
+
+TV = "resnet18.tv_in1k"  # bilinear
+NAMES = [TV, "resnet18", "vit_small_patch16_224", "beit_base_patch16_384", "convnext_tiny.fb_in22k"]
+FINETUNE = ["-cfg=configs/finetune.yaml", "-data_path=data"]
+
+
+def completed(*argv: str) -> tuple[Data, str, list[str]]:
+    """DATA, its sources and the warnings, as a training run completes them before it reads the data."""
+    config = parse_command_line(list(argv)).config
+    given = {field.upper() for field in config.data.model_fields_set}
+    config, fact, warnings = complete_preprocessing(config, given, None)
+    return config.data, fact.sources, warnings
+
+
+def timms(name: str) -> dict:
+    return resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("weights", [[], ["-pretrained=file.pth"]])
+def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights):
+    data, sources, warnings = completed(*FINETUNE, f"-model={name}" if name != NAMES[2] else "-batch_size=2", *weights)
+    expected = timms(name)
+    found = {"input_size": (3, data.image_size, data.image_size), "interpolation": data.interpolation}
+    found |= {"mean": data.imagenet_mean, "std": data.imagenet_std, "crop_pct": data.crop_pct}
+    assert found == {key: expected[key] for key in found} and not warnings
+    assert sources.startswith(f"timm's {name}") and sources.endswith("INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD")
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_images_of_an_evaluation_equal_timms(name):
+    """Up to the rounding of the resized image to whole values, which Pillow does after each of two passes."""
+    expected = timms(name)
+    data = completed("-dataset=folder", "-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}", "MODEL.PRETRAINED=timm")[0]
+    photo = PHOTO.resize((320, 280))
+    pixels, _ = build_eval_host_transform(data)(LazyImage(as_tensor(photo)), 0, 0)
+    found = build_eval_transform(data)(pixels[None])[0]
+    difference = (found - create_transform(**expected)(photo)).abs() * torch.tensor(expected["std"]).view(3, 1, 1) * 255
+    assert difference.mean() < 0.25 and difference.max() <= 3
+    other = data.model_copy(update={"interpolation": "bicubic" if name == TV else "bilinear"})
+    assert not torch.equal(build_eval_host_transform(other)(LazyImage(as_tensor(photo)), 0, 0)[0], pixels)
+    crops = [build_host_transform(one, parse_command_line([]).config.train, 0) for one in (data, other)]
+    assert not torch.equal(*(crop(LazyImage(as_tensor(photo)), 0, 0)[0] for crop in crops))
+
+
+def test_keys_of_the_user_win(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        f"BASE: ['{Path('configs/finetune.yaml').resolve()}']\nDATA:\n    CROP_PCT: 0.5\n"
+    )
+    own = [
+        f"-cfg={tmp_path / 'recipe.yaml'}",
+        "-model=resnet18",
+        "-image_size=64",
+        "-opts",
+        "DATA.IMAGENET_STD=[1,1,1]",
+    ]
+    data, sources, warnings = completed(*own)
+    assert (data.crop_pct, data.image_size, data.imagenet_std) == (0.5, 64, (1, 1, 1))
+    assert data.imagenet_mean == (0.485, 0.456, 0.406)
+    assert sources.startswith("options: IMAGE_SIZE, CROP_PCT, IMAGENET_STD; timm's resnet18.a1_in1k: INTERPOLATION, ")
+    assert any("DATA.IMAGENET_STD is (1.0, 1.0, 1.0), but timm's resnet18.a1_in1k was" in line for line in warnings)
+
+
+@pytest.mark.parametrize("argv", [
+    [*FINETUNE, "-model=resnet18", "-opts", "MODEL.PRETRAINED=null"],
+    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18"],
+    [*FINETUNE, "-model=vit_small_patch16_224", "-pretrained=vit.pdparams"],
+    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=no_such_model", "MODEL.PRETRAINED=timm"],
+    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18.no_tag", "MODEL.PRETRAINED=timm"],
+])  # fmt: skip
+def test_a_model_without_known_weights_keeps_the_defaults(argv):
+    data, sources, _ = completed(*argv)
+    assert (data.imagenet_mean, data.imagenet_std, data.crop_pct) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 0.875)
+    assert sources == "default: IMAGE_SIZE, CROP_PCT, INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD"
+
+
+def test_weights_of_a_family_in_the_recipe_of_another_model_have_its_normalization():
+    swin = [*FINETUNE, "-model=swin_tiny_patch4_window7_224"]
+    data, sources, _ = completed(*swin, "-pretrained=swin.pdparams")
+    assert data.imagenet_mean == (0.485, 0.456, 0.406) and "MODEL.TYPE swin: IMAGENET_MEAN, IMAGENET_STD" in sources
+    assert completed(*swin)[0].imagenet_mean == (0.5, 0.5, 0.5)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of two classes."""
+    for index in range(12):
+        file = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PHOTO.rotate(index).save(file)
+    return tmp_path / "data"
+
+
+def test_an_evaluation_of_published_weights_has_timms_values(photos, cpu):
+    argv = ["-eval", f"-model={TV}", "-dataset=folder", f"-data_path={photos}", "-opts", "MODEL.PRETRAINED=timm"]
+    config, _, notes = read_evaluation_data(parse_command_line(argv), cpu)
+    (fact,) = (note for note in notes if isinstance(note, Preprocessing))
+    assert (config.data.imagenet_mean, config.data.interpolation) == ((0.485, 0.456, 0.406), "bilinear")
+    assert fact.sources.startswith(f"timm's {TV}: IMAGE_SIZE, ")
+
+
+def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
+    """A run of one more step."""
+    run = train(
+        [f"-data_path={folder}", "-batch_size=4", "-num_workers=0", f"-output={folder.parent / 'out'}", *argv], cpu
+    )
+    return run, read_facts(run / "facts.jsonl").get(Preprocessing)
+
+
+def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):
+    """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
+    name, weights = "test_resnet.r160_in1k", tmp_path / "timm.pth"
+    torch.save(timm.create_model(name).state_dict(), weights)
+    recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
+    stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
+    run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
+    expected = timms(name)
+    assert (tuple(fact.mean), tuple(fact.std), fact.crop_pct) == (
+        expected["mean"],
+        expected["std"],
+        expected["crop_pct"],
+    )
+    assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
+    assert "----- " + str(fact) in (run / "log.txt").read_text()
+    values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]
+    assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
+        "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
+    )] == values  # fmt: skip
+    for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
+        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
+        assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
+        assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
