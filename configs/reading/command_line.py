@@ -155,16 +155,16 @@ def _follow_data_path(layers: OptionLayers) -> list[str]:
     Raises:
         UserError: the command line gives both, so that one of them would be ignored.
     """
-    data, key = layers.values.get("DATA"), "DATA.DATASET"
+    data = layers.values.get("DATA")
     if not isinstance(data, dict) or data.get("DATASET") not in WITHOUT_FILES:
         return []
-    origins = [layers.origin(("DATA", name)).removesuffix(": ") for name in ("DATASET", "DATA_PATH")]
-    if all(origin.startswith("-") for origin in origins):
-        raise UserError(f"{key} {data['DATASET']} ({origins[0]}) does not use DATA.DATA_PATH ({origins[1]}); remove one")
-    if layers.level("DATA.DATA_PATH") <= layers.level(key):
+    name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
+    if name.startswith("-") and path.startswith("-"):
+        raise UserError(f"DATA.DATASET {data['DATASET']} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
+    if layers.level("DATA.DATA_PATH") <= layers.level("DATA.DATASET"):
         return []
-    note = f"{key}: {data['DATASET']} ({origins[0]}) is replaced by the data of {origins[1]}: {data['DATA_PATH']}"
-    layers.add_key(key, Data.model_fields["dataset"].default, origins[1])
+    note = f"DATA.DATASET: {data['DATASET']} ({name}) is replaced by the data of {path}: {data['DATA_PATH']}"
+    layers.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
     return [note]
 
 

@@ -44,5 +44,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
         score = f"{opened.title} {'top-1' if metrics.mean_ap is None else 'mAP'}: {metrics.score:.2f}%"
-        logger.info(f"----- {score}{class_figures(folder)}\n      Report: {write_report(folder)}; tables: {files.folder}")
+        logger.info(
+            f"----- {score}{class_figures(folder)}\n      Report: {write_report(folder)}; tables: {files.folder}"
+        )
     return 0
