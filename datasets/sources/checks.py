@@ -139,13 +139,8 @@ def digest_of(samples: Samples, data_path: str) -> str:
 
     Names are relative to `data_path`, in NFC; the order does not matter.
     """
-
-    def name(index: int) -> str:
-        is_file = isinstance(samples, EncodedImages)
-        return samples.relative_name(index, data_path) if is_file else samples.name(index)
-
-    labels = samples.targets.tolist()
-    lines = sorted(normalize("NFC", f"{name(index)}\0{label}") for index, label in enumerate(labels))
+    names = (normalize("NFC", samples.relative_name(index, data_path)) for index in range(len(samples)))
+    lines = sorted(f"{name}\0{label}" for name, label in zip(names, samples.targets.tolist(), strict=True))
     return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
