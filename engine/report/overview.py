@@ -55,7 +55,8 @@ def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
     if not evaluation or not classes:
         return []
     lowest, negative_count, name = min(classes)
-    remark, zeros = f"{name}, {-negative_count:,.0f} images", sum(score == 0 for score, _, _ in classes)
+    remark = f"{name}, {-negative_count:,.0f} image{'s' * (negative_count != -1)}"
+    zeros = sum(score == 0 for score, _, _ in classes)
     if zeros > 1:
         remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
     epoch = evaluation.summary.get("epoch")
