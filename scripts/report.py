@@ -21,7 +21,7 @@ from configs.reading.yaml_io import format_value
 from engine.report import REPORT
 from engine.report.contents import RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
-from engine.report.tables import compared_options, ranked, results
+from engine.report.tables import compared_options, evaluated_images, ranked, results
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors
@@ -29,7 +29,7 @@ from utils.tables import aligned_table
 
 COLUMNS = (
     "name", "top1", "epoch", "epochs", "train_seconds", "images_per_second", "peak_memory_bytes", "status", "options",
-    "mean_ap", "split",
+    "mean_ap", "split", "macro_f1", "images", "images_digest",
 )  # fmt: skip
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
@@ -96,17 +96,18 @@ def _options(runs: Sequence[RunContents]) -> list[list[str]]:
 
 
 def _tables(runs: Sequence[RunContents]) -> str:
-    """The tables of the page, with the first options that differ; '-' where a run has no value."""
-    options, parts = _options(runs), []
+    """The tables of the page, '-' where a run has no value; below them, the first options that differ."""
+    parts = []
     for table in results(runs):
-        rows = []
-        for index, cells in table.rows:
-            more = len(options[index]) - _MAX_OPTIONS
-            shown = ", ".join(options[index][:_MAX_OPTIONS]) + (f", {more} more in the CSV" if more > 0 else "")
-            rows.append([runs[index].name, *(text or "-" for text, _ in cells), shown])
-        header = ["run", *table.header, "options that differ"]
-        parts.append(f"{table.caption}:\n{aligned_table(header, rows, _MAX_COLUMN_CHARS)}")
-    return "\n\n".join(parts)
+        rows = [[runs[index].name, *(text or "-" for text, _ in cells)] for index, cells in table.rows]
+        lines = [f"{table.caption}:", aligned_table(["run", *table.header], rows, _MAX_COLUMN_CHARS), *table.notes]
+        parts.append("\n".join(lines))
+    rows = []
+    for run, options in zip(runs, _options(runs), strict=True):
+        more = len(options) - _MAX_OPTIONS
+        shown = ", ".join(options[:_MAX_OPTIONS]) + (f", {more} more in the CSV" if more > 0 else "")
+        rows.append([run.name, shown or "-"])
+    return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:
@@ -120,7 +121,9 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
         top1, mean_ap = (value, None) if metric == "top-1" else (None, value)
         measured = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
         state = run.short_status, ", ".join(options)
-        writer.writerow([run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split])
+        macro_f1 = run.evaluation.summary.get("f1") if run.evaluation else None
+        images = evaluated_images(run) or (None, None)
+        writer.writerow([run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split, macro_f1, *images])
 
 
 if __name__ == "__main__":

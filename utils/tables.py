@@ -24,7 +24,7 @@ def read_rows(path: Path, errors: str = "strict") -> list[dict[str, str]]:
 def to_float(text: str | float | None) -> float | None:
     """The finite number in a cell of a table; None if there is none."""
     try:
-        value = float(text or "nan")
+        value = float("nan" if text in (None, "") else text)
     except (TypeError, ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None

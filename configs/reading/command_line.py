@@ -14,6 +14,7 @@ from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
 from configs.schema import Config
+from configs.schema.data import WITHOUT_FILES, Data
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
@@ -86,6 +87,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
+    dataset_notes = _follow_data_path(layers)
     values, notes = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
     if arguments.profile:
@@ -99,7 +101,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=tuple(notes),
+        notes=(*dataset_notes, *notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -146,6 +148,27 @@ def _add_option(layers: OptionLayers, option: str) -> None:
     if not any(key in known_keys(family) for family in MODEL_SECTIONS):
         raise UserError(f"-opts: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
     layers.add_key(key, parse_value(text), "-opts")
+
+
+def _follow_data_path(layers: OptionLayers) -> list[str]:
+    """Replaces a data set without files, such as the digits of a recipe, if a higher layer gives DATA_PATH.
+
+    `recognize_dataset` then finds out which data set the path is. Returns a line for the log.
+
+    Raises:
+        UserError: the command line gives both, so that one of them would be ignored.
+    """
+    data = layers.values.get("DATA")
+    if not isinstance(data, dict) or data.get("DATASET") not in WITHOUT_FILES:
+        return []
+    name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
+    if name.startswith("-") and path.startswith("-"):
+        raise UserError(f"DATA.DATASET {data['DATASET']} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
+    if layers.level("DATA.DATA_PATH") <= layers.level("DATA.DATASET"):
+        return []
+    note = f"DATA.DATASET: {data['DATASET']} ({name}) is replaced by the data of {path}: {data['DATA_PATH']}"
+    layers.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
+    return [note]
 
 
 def _check_profile(dry_run: bool, config: Config) -> None:

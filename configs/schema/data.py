@@ -9,6 +9,7 @@ from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
+WITHOUT_FILES = ("digits", "fake")  # data sets that do not use DATA_PATH
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTALL)
 

@@ -1,5 +1,8 @@
 """Checks samples before the first image is read: `findings` are errors that end a run, `notes` go to its log."""
 
+from hashlib import sha256
+from unicodedata import normalize
+
 import numpy as np
 
 from configs.reading.yaml_io import shorten
@@ -12,6 +15,8 @@ from utils.errors import UserError
 
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
+_FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
+_SHOWN_CLASSES = 5  # of the smallest, and of the largest
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 
@@ -75,7 +80,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {shorten(example)}")
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
-    notes += _notes_on_few_images(counts, train.class_names)
+    notes += _notes_on_few_images(counts, train.class_names) + _notes_on_class_sizes(train, val)
     notes += _notes_on_grey_levels(train)
     for name, other in others.items():
         if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
@@ -99,6 +104,44 @@ def _notes_on_few_images(counts: np.ndarray, class_names: list[str]) -> list[str
             "the accuracy on more validation images"
         )
     return notes
+
+
+def _notes_on_class_sizes(train: Samples, val: Samples) -> list[str]:
+    """The smallest and the largest classes; warnings of classes that the validation or the training may lose."""
+    names = max(train.class_names, val.class_names, key=len)  # of lists: the labels
+    counts, val_counts = train.class_counts(len(names)), val.class_counts(len(names))
+    order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
+    if len(order) < 2:
+        return []
+    sizes = [f"{shorten(names[label])} {counts[label]} + {val_counts[label]}" for label in order]
+    if len(sizes) > 2 * _SHOWN_CLASSES:
+        sizes = [*sizes[:_SHOWN_CLASSES], "...", *sizes[-_SHOWN_CLASSES:]]
+    notes = [f"images per class, training + validation, the smallest first: {', '.join(sizes)}"]
+    if few := [label for label in order if val_counts[label] < _FEW_VAL_IMAGES]:
+        lowest = min(few, key=lambda label: val_counts[label])
+        notes.append(
+            f"Warning: {len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images, such as "
+            f"{shorten(names[lowest])} with {val_counts[lowest]}: the accuracy hardly shows whether they are "
+            "recognized; add validation images, or set DATA.VAL_FRACTION"
+        )
+    smallest, largest = order[0], order[-1]
+    if counts[largest] >= _IMBALANCE * counts[smallest]:
+        fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
+        notes.append(
+            f"Warning: {shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
+            f"{counts[smallest]}: compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
+        )
+    return notes
+
+
+def digest_of(samples: Samples, data_path: str) -> str:
+    """A digest of the names and labels of samples, equal on each machine: 16 hexadecimal digits.
+
+    Names are relative to `data_path`, in NFC; the order does not matter.
+    """
+    names = (normalize("NFC", samples.relative_name(index, data_path)) for index in range(len(samples)))
+    lines = sorted(f"{name}\0{label}" for name, label in zip(names, samples.targets.tolist(), strict=True))
+    return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _paths_in_both(train: ImageFiles, val: ImageFiles) -> set[str]:

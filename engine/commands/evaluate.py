@@ -8,6 +8,7 @@ from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
+from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.result import write_result
 from engine.run.step_report import log_validation
@@ -46,5 +47,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         summary = files.write(metrics, results, opened.model, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
-        logger.info(f"----- Report: {write_report(folder)}; tables: {files.folder}")
+        score = f"{opened.title} {'top-1' if metrics.mean_ap is None else 'mAP'}: {metrics.score:.2f}%"
+        logger.info(
+            f"----- {score}{class_figures(folder)}\n      Report: {write_report(folder)}; tables: {files.folder}"
+        )
     return 0

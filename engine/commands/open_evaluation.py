@@ -11,6 +11,7 @@ from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
+from datasets.sources.checks import digest_of
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
@@ -101,7 +102,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or config.data.dataset in UNSPLIT
-    notes.append(_describe(samples, config.model.num_logits, prediction, split if is_split else None))
+    notes.append(_describe(samples, config, prediction, split if is_split else None))
     notes.append(name_classes(samples, trained_on, config.model))
     return config, samples, "val" if split == "all" and has_splits(config.data) else split, notes
 
@@ -127,11 +128,13 @@ def _read(
     return samples
 
 
-def _describe(samples: Samples, num_classes: int, prediction: Prediction | None, split: str | None) -> EvaluationData:
+def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:
     if prediction and prediction.path:
         return EvaluationData(len(samples), path=str(prediction.path))
+    num_classes = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(num_classes)))
-    return EvaluationData(len(samples), present, num_classes, split)
+    digest = "" if prediction else digest_of(samples, config.data.data_path)
+    return EvaluationData(len(samples), present, num_classes, split, digest=digest)
 
 
 def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> Split:

@@ -2,11 +2,14 @@
 
 import math
 import shlex
+from pathlib import Path
 from typing import Any
 
-from engine.report.contents import RunContents
+from configs.schema.data import WITHOUT_FILES
+from engine.report.contents import RunContents, read_contents
 from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.run.facts import Attention, Devices, EvaluationData, Model, TrainingData
+from utils.errors import UserError
 from utils.tables import to_float
 
 
@@ -25,6 +28,7 @@ def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
     best = f"{'' if run.is_evaluation else 'best '}{split} {metric}"
     tiles = [
         (best, percent(value), epoch or ("" if value is not None else "no evaluation")),
+        *class_tiles(run),
         (f"{split} top-5", percent(top5) if top5 and run.shows_top5 else "", ""),
         (f"test {test_metric}", percent(test_value), f"{number(test_samples)} held-out images" if test_samples else ""),
         (f"{split} loss", "" if (loss := _loss(run)) is None else f"{loss:.4f}", ""),
@@ -35,6 +39,42 @@ def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
     ]
     first, *others = [(name.strip(), value, remark) for name, value, remark in tiles]
     return [first, *(tile for tile in others if tile[1])]
+
+
+def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
+    """Macro F1 and the class with the lowest F1 or AP, as `tiles_of`: a high top-1 may hide a class that is lost.
+
+    Of classes with equal scores, the one with the most images. Empty without figures per class.
+    """
+    evaluation, column = run.evaluation, "ap" if run.is_multi_label else "f1"
+    classes = [
+        (score, -(to_float(row.get("count")) or 0), row["class"])
+        for row in (evaluation.classes if evaluation else [])
+        if (score := to_float(row.get(column))) is not None
+    ]
+    if not evaluation or not classes:
+        return []
+    lowest, negative_count, name = min(classes)
+    remark = f"{name}, {-negative_count:,.0f} image{'s' * (negative_count != -1)}"
+    zeros = sum(score == 0 for score, _, _ in classes)
+    if zeros > 1:
+        remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
+    epoch = evaluation.summary.get("epoch")
+    is_older = run.best and epoch != run.best[0]
+    tiles = [
+        ("macro F1", percent(to_float(evaluation.summary.get("f1"))), f"epoch {epoch}" if is_older else ""),
+        ("worst class", f"{column.upper()} {percent(lowest)}", remark),
+    ]
+    return [tile for tile in tiles if tile[1]]
+
+
+def class_figures(folder: Path) -> str:
+    """', macro F1 82.90%, worst class F1 0.00% (newt, 3 images)' of the run in `folder`; '' without these figures."""
+    try:
+        tiles = class_tiles(read_contents(folder))
+    except UserError:  # a damaged file is not worth a run
+        return ""
+    return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
 
 
 def _loss(run: RunContents) -> float | None:
@@ -80,7 +120,7 @@ def details_of(run: RunContents) -> dict[str, str]:
             options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
         ),
         "Evaluated weights": "exponential moving average (EMA)" if evaluates_average(run) else "",
-        "Data": dataset if dataset == "digits" else f"{dataset}, {options['DATA.DATA_PATH']}",
+        "Data": dataset if dataset in WITHOUT_FILES else f"{dataset}, {options['DATA.DATA_PATH']}",
         "Images": data.images if data else "",
         "Preprocessing": _preprocessing(run),
         "Devices": devices.hardware if devices else "",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.report.formats import number
+from engine.run.result import LARGEST
 
 Point = tuple[float, float]
 
@@ -34,11 +35,11 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
         log_base: logarithmic, if all values are positive and vary by more than a factor of 100; base 2 or 10.
     """
     low, high = min(values), max(values)
-    if log_base and low > 0 and high / low > _LOG_RANGE:
+    if log_base and low > 1 / LARGEST and high / low > _LOG_RANGE:
         return _log_axis(low, high, max_ticks, log_base)
     if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
         margin = abs(low) / 2 or 1.0
-        low, high = (low, high + 1) if integers else (low - margin, high + margin)
+        low, high = (low, high + max(1, 1e-9 * high)) if integers else (low - margin, high + margin)
     step = _round_step((high - low) / max_ticks)
     if integers:
         step = max(step, 1)

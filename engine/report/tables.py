@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from configs.reading.compare import differing_from_defaults
 from engine.report.contents import Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
+from engine.run.facts import EvaluationData, TrainingData
 from engine.run.result import MIN_CLASSES_FOR_TOP5
 from utils.tables import to_float
 
@@ -72,20 +73,22 @@ def _class_cell(column: str, text: str) -> str:
 
 
 _RUN_HEADER = (
-    "best validation", "epoch", "validation", "training", "test", "images without a split", "training time", "images/s",
-    "peak memory", "state",
+    "best validation", "epoch", "validation", "training", "test", "images without a split", "macro F1", "training time",
+    "images/s", "peak memory", "state",
 )  # fmt: skip
 
 
 class ResultTable(NamedTuple):
     """Runs of one kind with one metric.
 
-    header: without the columns in which no run has a value. rows: the position of each run, and its cells.
+    header: without the columns in which no run has a value. rows: the position of each run, and its cells. notes: lines
+    about figures of different images.
     """
 
     caption: str
     header: list[str]
     rows: list[tuple[int, list[Cell]]]
+    notes: list[str]
 
 
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
@@ -117,13 +120,38 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
             f"Evaluations by {metric}: of each split, the best first" if is_evaluation
             else f"Training runs by validation {metric}, the best first"
         )  # fmt: skip
-        tables.append(ResultTable(caption, list(header), list(zip(positions, map(list, rows), strict=True))))
+        cells = list(zip(positions, map(list, rows), strict=True))
+        tables.append(ResultTable(caption, list(header), cells, _notes_on_images(group)))
     return tables
+
+
+def evaluated_images(run: RunContents) -> tuple[int, str] | None:
+    """The number and the digest of the images of the run's metric; the digest is '' if it is not known."""
+    if run.is_evaluation:
+        evaluated = run.facts.get(EvaluationData)
+        return (evaluated.number, evaluated.digest) if evaluated else None
+    trained = run.facts.get(TrainingData)
+    return (trained.validation, trained.validation_digest) if trained else None
+
+
+def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
+    """A line for each split whose images are not the same in all runs."""
+    sets: dict[str, dict[tuple[int, str], str]] = {}
+    for run in runs:
+        if images := evaluated_images(run):
+            sets.setdefault(run.split, {}).setdefault(images, run.name)
+    return [
+        f"The {split or 'evaluated'} images differ, so that the figures cannot be compared: "
+        + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
+        for split, found in sets.items()
+        if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
+    ]
 
 
 def _run_row(run: RunContents) -> list[Cell]:
     scores = {run.split: run.metric} if run.is_evaluation else {"best": run.metric, "test": run.test_metric}
     epoch = run.best[0] if run.best else None
+    macro_f1 = to_float(run.evaluation.summary.get("f1")) if run.evaluation else None
     seconds, speed, memory = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
 
     def cell(value: float | None, text: str) -> Cell:
@@ -137,6 +165,7 @@ def _run_row(run: RunContents) -> list[Cell]:
         score("best"),
         cell(epoch, f"{epoch} of {run.options['TRAIN.NUM_EPOCHS']}"),
         *map(score, ("validation", "training", "test", "")),
+        cell(macro_f1, percent(macro_f1)),
         cell(seconds, duration(seconds)),
         cell(speed, number(round(speed or 0, 1))),
         cell(memory, gigabytes(memory)),

@@ -100,13 +100,17 @@ class Model:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Numbers of images. test: held out for the end of the run. classes: of the data; the model may have more."""
+    """Numbers of images. test: held out for the end of the run. classes: of the data; the model may have more.
+
+    validation_digest: of the names and labels of the validation images; '' in runs of older versions.
+    """
 
     training: Count
     validation: Count
     test: Count
     classes: Count
     model_classes: Count
+    validation_digest: str = ""
 
     def __str__(self) -> str:
         return f"Data: {self.images}; the model has {self.model_classes} classes"
@@ -138,7 +142,7 @@ class EvaluationData:
     """The images of an evaluation or a prediction.
 
     classes: with images, of `model_classes`. split: 'train', 'val' or 'test'; None: all images. path: of unlabelled
-    images, which have no classes.
+    images, which have no classes. digest: as `TrainingData.validation_digest`.
     """
 
     number: Count
@@ -146,6 +150,7 @@ class EvaluationData:
     model_classes: Count | None = None
     split: str | None = None
     path: str | None = None
+    digest: str = ""
 
     def __str__(self) -> str:
         return f"Data: {self.images}"

@@ -10,15 +10,16 @@ from utils.tables import to_float
 
 RESULT = "result.json"
 MIN_CLASSES_FOR_TOP5 = 10  # with fewer, top-5 is always high
+LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 _SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
 
 Rows = list[dict[str, str]]
 
 
 def points(rows: Rows, x_column: str, y_column: str) -> list[tuple[float, float]]:
-    """(x, y) of the rows that have both as finite numbers."""
+    """(x, y) of the rows that have both as finite numbers of at most `LARGEST`."""
     cells = ((to_float(row.get(x_column)), to_float(row.get(y_column))) for row in rows)
-    return [(x, y) for x, y in cells if x is not None and y is not None]
+    return [(x, y) for x, y in cells if x is not None and y is not None and max(abs(x), abs(y)) <= LARGEST]
 
 
 def best_epoch(rows: Rows) -> tuple[int, float] | None:

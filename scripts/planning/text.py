@@ -70,7 +70,7 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
         f"\nMemory of a device at batch size {batch_size}, GB of {gigabytes}:",
         aligned_table(_MEMORY, map(_memory_row, rows), _MAX_CELL),
         f"\nSpeed at batch size {batch_size}, global batch {batch_size * accumulation * cluster.size:,}; an epoch of "
-        f"{flags.images:,} images, a run of {train.num_epochs} epochs:",
+        f"{flags.images:,} images (-images; the data is not read), a run of {train.num_epochs} epochs:",
         aligned_table(_SPEED, map(speed_row, rows), _MAX_CELL),
         f"\nPredicted, not measured. Images/s: {-error[0]:.0%} lower to {error[1]:.0%} higher; {source}. "
         "Memory: within 10%, less with -compile. Not included: loading, the start of ops by the host (small models and "

@@ -7,7 +7,7 @@ from configs.reading.compare import changed_options, experiment_mismatch, resume
 
 MISMATCHES = {
     "SEED=1": "SEED 0, this run has 1",
-    "DATA.DATASET=folder": "DATA.DATASET 'digits', this run has 'folder'",
+    "DATA.DATASET=folder": "DATA.DATASET 'csv', this run has 'folder'",
     "DATA.DATA_PATH=other": "DATA.DATA_PATH 'data', this run has 'other'",
     "MODEL.DEPTH=3": "MODEL.DEPTH 12, this run has 3",
     "MODEL.PRETRAINED=x.pth": None,
@@ -20,7 +20,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("option", MISMATCHES)
 def test_first_difference(tmp_path, option):
-    argv = ["-dataset=digits", "-data_path=data"]
+    argv = ["-dataset=csv", "-data_path=data"]
     (tmp_path / "config.yaml").write_text(to_yaml(parse_command_line(argv).config))
     config = parse_command_line([*argv, "-opts", option]).config
     assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]

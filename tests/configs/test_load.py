@@ -232,6 +232,31 @@ def test_options_in_the_log_are_those_that_differ_from_the_defaults():
     assert 2 < len(of_recipe) <= 7 and max(map(len, of_recipe)) <= 120
 
 
+@pytest.mark.parametrize(
+    ("recipe", "flags", "dataset"),
+    [
+        ("DATASET: digits, DATA_PATH: x", [], "digits"),  # as in the folder of a run: its DATA_PATH is a default
+        ("DATASET: digits, DATA_PATH: x", ["-opts", "DATA.CROP_PCT=1"], "digits"),
+        ("DATASET: digits, DATA_PATH: x", ["-data_path=y"], "imagenet2012"),  # which recognizes folders
+        ("DATASET: fake", ["-opts", "DATA.DATA_PATH=y"], "imagenet2012"),
+        ("DATASET: digits", ["-data_path=y", "-dataset=csv"], "csv"),
+        ("DATASET: csv, DATA_PATH: y", ["-data_path=x", "-opts", "DATA.DATASET=digits"], None),
+        ("DATASET: csv, DATA_PATH: y", ["-dataset=digits"], "digits"),
+        ("CROP_PCT: 1", ["-dataset=fake", "-data_path=y"], None),
+    ],
+)
+def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, dataset):
+    (tmp_path / "recipe.yaml").write_text(f"DATA: {{{recipe}}}")
+    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *flags]
+    if dataset is None:
+        with pytest.raises(UserError, match=r"DATASET \w+ .* does not use DATA.DATA_PATH"):
+            parse_command_line(argv)
+    else:
+        command = parse_command_line(argv)
+        assert command.config.data.dataset == dataset
+        assert any("is replaced" in note for note in command.notes) == (dataset == "imagenet2012")
+
+
 def test_long_and_unprintable_values_in_the_log_are_short():
     lines = non_default_lines(Config.model_validate({"SAVE": "x" * 5000, "DATA": {"DATA_PATH": "a\nb"}})).splitlines()
     assert len(lines) == 1 and len(lines[0]) <= 120 and r"DATA.DATA_PATH='a\nb'" in lines[0]

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
+from datasets.sources.files.equal_files import notes_on_equal_files
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, call_on_main
@@ -45,9 +47,11 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext)
 def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
     num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
     bad: dict[str, BadImage] = {}  # by path: two splits may share images
+    fingerprints = []
     for samples in splits:
         root, seconds = samples.listing.root, _MAX_SECONDS * len(samples) / num_images
-        of_split, num_checked = find_bad_images(samples, data.image_channels, seconds)
+        of_split, num_checked, ends = find_bad_images(samples, data.image_channels, seconds)
+        fingerprints.append(ends)
         if num_checked < len(samples):
             samples.notes.append(
                 f"{root}: checked the headers of {num_checked} of {len(samples)} images; the others are checked when "
@@ -64,10 +68,14 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
             f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
             [str(image) for image in bad.values()],
         )
+    if splits:
+        splits[0].notes += notes_on_equal_files(splits, fingerprints)
 
 
-def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple[list[BadImage], int]:
+def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple[list[BadImage], int, np.ndarray]:
     """The unusable images among those that can be checked within `seconds`, in order, and the number of the latter.
+
+    Also returns the size and the CRC-32 of the end of each file, uint64 (N,): size << 32 | CRC-32, 0 if not checked.
 
     The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
     run.
@@ -77,11 +85,11 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
     def check(indices: np.ndarray) -> dict[int, BadImage | None]:
         if time.monotonic() > deadline:
             return {}
-        return {index: _find_problem(samples, index, channels) for index in indices.tolist()}
+        return {index: _find_problem(samples, index, channels, fingerprints) for index in indices.tolist()}
 
     order = np.random.default_rng(0).permutation(len(samples))
     chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    num_checked = 0
+    num_checked, fingerprints = 0, np.zeros(len(samples), np.uint64)
     found: dict[int, BadImage] = {}
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
@@ -90,12 +98,12 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
             found |= {index: problem for index, problem in checked.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
-    return [found[index] for index in sorted(found)], num_checked
+    return [found[index] for index in sorted(found)], num_checked, fingerprints
 
 
-def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:
+def _find_problem(samples: ImageFiles, index: int, channels: int, fingerprints: np.ndarray) -> BadImage | None:
     try:
-        if not _looks_intact(samples.name(index)):
+        if not _looks_intact(samples.name(index), index, fingerprints):
             with _decoding:
                 samples.open(index, channels).pixels  # noqa: B018  # decodes
     except BadImage as problem:
@@ -103,7 +111,7 @@ def _find_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | 
     return None
 
 
-def _looks_intact(path: str) -> bool:
+def _looks_intact(path: str, index: int, fingerprints: np.ndarray) -> bool:
     """Tells whether the file begins and ends as an image of a known format; False if it cannot be opened."""
     try:
         with open_regular_file(path) as file:
@@ -112,9 +120,11 @@ def _looks_intact(path: str) -> bool:
             if size > MAX_FILE_BYTES:
                 return False
             head = os.pread(descriptor, _HEAD_BYTES, 0)
+            tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            fingerprints[index] = size << 32 | zlib.crc32(tail)
             for signature, marker in _END_MARKERS.items():
                 if head.startswith(signature):
-                    return marker in os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+                    return marker in tail
             return _has_complete_header(head, size)
     except OSError:
         return False

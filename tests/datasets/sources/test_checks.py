@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 
+import numpy as np
 import pytest
 from conftest import samples_for
 from source_helpers import write_image
 
 from configs.reading.command_line import parse_command_line
-from datasets.sources.checks import notes_on
+from datasets.sources.arrays.in_memory import ImageArray
+from datasets.sources.checks import digest_of, notes_on
 from utils.errors import Findings, UserError
 
 
@@ -31,9 +34,9 @@ def report_on(root: Path, dataset: str, cpu, *options: str) -> list[str]:
 
 
 def notes_about(root: Path, dataset: str, cpu) -> list[str]:
-    """Without the warnings about classes with few images, which these small data sets have."""
+    """Without the sizes of the classes, and the warnings about few images, which these small data sets have."""
     notes = notes_on(*samples_for(config_for(root, dataset), cpu, "train", "val"))
-    return [note for note in notes if not note.startswith("Warning: ")]
+    return [note for note in notes if not note.startswith(("Warning: ", "images per class"))]
 
 
 def test_a_report_on_a_list_names_all_problems(tmp_path, cpu):
@@ -103,22 +106,49 @@ def test_repeated_images_and_images_in_both_splits_are_noted(tmp_path, cpu):
     ]
 
 
-def test_classes_with_few_training_images_are_noted(tmp_path, cpu):
-    def warnings(**counts: int) -> list[str]:
-        images = [f"{name}/{number}.jpg" for name, count in counts.items() for number in range(count)]
-        write_images(tmp_path, *images)
-        classes = sorted(counts)
-        lines = [f"{image} {classes.index(image.partition('/')[0])}\n" for image in images]
-        for split in ("train", "val"):
-            (tmp_path / f"{split}_list.txt").write_text("".join(lines))
-        (samples,) = samples_for(config_for(tmp_path, "imagenet2012"), cpu, "train")
-        return [note for note in notes_on(samples, samples) if note.startswith("Warning: ")]
+def samples_of(train: list[int], val: list[int]) -> list[ImageArray]:
+    """Samples of classes 'a', 'b', ... with these numbers of images."""
+    names = list(ascii_lowercase[: len(train)])
+    return [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in (train, val)]
 
-    assert warnings(a=10, b=12) == []
-    (few,) = warnings(a=3, b=3, c=20)
+
+def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
+    def warnings(train: list[int], val: list[int]) -> list[str]:
+        return [note for note in notes_on(*samples_of(train, val)) if note.startswith("Warning: ")]
+
+    assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5]) == []
+    few, unequal = warnings([3, 3, 30], [5, 5, 5])
     assert few.startswith("Warning: 3 training images per class (median); add images, or use pretrained weights")
-    (single,) = warnings(a=30, b=1, c=10)
-    assert single == "Warning: 1 of 3 classes have one training image, such as '1'"
+    assert unequal.startswith("Warning: 'c' has 30 training images, 'a' 3: ")
+    single, _ = warnings([30, 1, 10], [5, 5, 5])
+    assert single == "Warning: 1 of 3 classes have one training image, such as 'b'"
+    (lost,) = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has a note of its own
+    assert lost.startswith("Warning: 2 of 3 classes have fewer than 5 validation images, such as 'b' with 1: ")
+
+
+def test_the_log_shows_the_smallest_and_the_largest_classes():
+    counts = list(range(20, 31))
+    (sizes,) = (note for note in notes_on(*samples_of(counts[::-1], [6] * 11)) if note.startswith("images per class"))
+    shown = [f"'{ascii_lowercase[30 - count]}' {count} + 6" for count in counts]
+    assert sizes.partition("first: ")[2].split(", ") == [*shown[:5], "...", *shown[-5:]]
+
+
+def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):
+    def digest(root: Path, *lines: str) -> str:
+        write_images(root, "caf\u00e9.jpg", "b.jpg")
+        (root / "val_list.txt").write_text("\n".join(lines))
+        (samples,) = samples_for(config_for(root, "imagenet2012"), cpu, "val")
+        return digest_of(samples, str(root))
+
+    one = digest(tmp_path / "one", "caf\u00e9.jpg 0", "b.jpg 1")
+    write_images(tmp_path / "two", "cafe\u0301.jpg")  # as macOS writes it
+    assert digest(tmp_path / "two", "b.jpg 1", "cafe\u0301.jpg 0") == one and len(one) == 16
+    assert (
+        len({one, digest(tmp_path / "three", "b.jpg 1"), digest(tmp_path / "four", "caf\u00e9.jpg 1", "b.jpg 1")}) == 3
+    )
+    splits = [parse_command_line(["-dataset=digits", "-opts", f"DATA.SPLIT_SEED={seed}"]).config for seed in (0, 0, 1)]
+    digits = [digest_of(*samples_for(config, cpu, "val"), config.data.data_path) for config in splits]
+    assert digits[0] == digits[1] != digits[2]
 
 
 def test_links_to_parent_folders_are_noted(tmp_path, cpu):

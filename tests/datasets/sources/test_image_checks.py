@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from source_helpers import options, write_classes
 
-from datasets.sources.files import image_checks
+from datasets.sources.files import equal_files, image_checks
 from datasets.sources.files.class_folders import folder
 from datasets.sources.files.image_checks import check_images, find_bad_images
 from datasets.sources.files.lists import imagenet2012
@@ -73,7 +73,7 @@ def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monk
     remaining = iter([0, *[0] * 5])  # then the time is over
     monkeypatch.setattr(image_checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)
-    (note,) = samples.notes
+    note = samples.notes[0]
     assert note.startswith(f"{tmp_path}: checked the headers of 50 of 118 images; the others are checked when")
 
 
@@ -89,7 +89,37 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     assert headline.startswith("30 images cannot be read") and len(lines) == 21 and lines[-1] == "... and 10 more"
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
     for samples in splits:  # on the page of the run, too, as a warning
-        assert "Warning: " in samples.notes[-1] and "15 image(s) cannot be read and are skipped" in samples.notes[-1]
+        assert "Warning: " in samples.notes[0] and "15 image(s) cannot be read and are skipped" in samples.notes[0]
+
+
+def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp_path, cpu, monkeypatch):
+    images = [encode("BMP", Image.effect_noise((20, 20), seed)) for seed in range(10, 16)]  # of one size
+    files = {
+        "train/a/0.bmp": images[0], "train/a/1.bmp": images[1], "train/b/0.bmp": images[2], "train/b/1.bmp": images[0],
+        "train/b/2.bmp": images[2], "val/a/0.bmp": images[3], "val/b/0.bmp": images[4], "val/b/1.bmp": images[2],
+        # Equal at its end only: the whole files differ.
+        "val/a/1.bmp": images[1][:60] + bytes([images[1][60] ^ 1]) + images[1][61:],
+    }  # fmt: skip
+
+    def warnings() -> list[str]:
+        splits = [folder(options(tmp_path), split) for split in ("train", "val")]
+        lengths = list(map(len, splits))
+        check_images(splits, options(tmp_path), cpu)
+        assert list(map(len, splits)) == lengths  # a warning moves no image
+        return [note for note in splits[0].notes if "bytes" in note]
+
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    labels, splits = warnings()
+    assert labels.startswith("Warning: 2 files with equal bytes have different labels, such as ")
+    assert all(name in labels for name in ("train/a/0.bmp", "train/b/1.bmp"))
+    assert splits.startswith("Warning: 3 files with equal bytes are in two splits, such as ")
+    assert "train/b/0.bmp" in splits and "val/b/1.bmp" in splits
+    monkeypatch.setattr(equal_files, "_MAX_FILES", 2)
+    assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
+    monkeypatch.setattr(equal_files, "_MAX_SECONDS", -1)
+    assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to change its user")

@@ -1,6 +1,7 @@
 """A checkpoint keeps the class names and the preprocessing of its data, and an evaluation uses them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -69,6 +70,22 @@ def test_a_run_keeps_names_and_preprocessing(trained):
     assert json.loads((trained / "classes.json").read_text()) == expected
     state = load_checkpoint(trained / "last.pth")
     assert {key: state[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("weights", ["-pretrained", "-resume"])
+def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp_path, cpu, weights, capsys):
+    """The command of docs/evaluation.md. The path is read: the digits were evaluated in its place."""
+    best = digits_run() / "best.pth"
+    for label in (3, 7):
+        write_class(tmp_path / "others" / str(label), 0, 6)  # black images: all get one label
+    argv = ["-eval", f"{weights}={best}", f"-output={tmp_path / 'evaluated'}", "-num_workers=0"]
+    run(parse_command_line([*argv, f"-data_path={tmp_path / 'others'}"]), cpu)
+    folder = only_run(tmp_path / "evaluated", "eval")
+    log = (folder / "log.txt").read_text()
+    assert "----- Data: 12 images of 2 of 10 classes\n" in log and read_result(folder)["top1"] in (0, 50)
+    assert re.search(r"Validation top-1: \d+\.00%, macro F1 \d+\.\d\d%, worst class F1 0\.00% \([37], 6 images", log)
+    with pytest.raises(UserError, match="nowhere"):
+        run(parse_command_line([*argv, "-data_path=nowhere"]), cpu)
 
 
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):

@@ -5,11 +5,13 @@ import io
 import os
 import re
 import socket
+from pathlib import Path
 
 import pytest
 from page_reader import Reader
-from run_folders import add_split, make_evaluation_run, make_run, write_json, write_table
+from run_folders import add_split, make_evaluation_run, make_run, write_facts, write_json, write_table
 
+from engine.run.facts import EvaluationData, TrainingData
 from engine.run.tables import EPOCH_COLUMNS
 from scripts.report import main
 from utils.errors import UserError
@@ -36,11 +38,13 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     page, lines, problems = compare(one, two)
     assert problems == [] and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     assert re.split(" {2,}", lines[1])[:4] == ["run", "best validation", "epoch", "test"]
-    assert [re.split(" {2,}", line) for line in lines[2:4]] == [
-        ["two & more", "51.00% top-1", "5 of 300", "49.50% top-1", "1h00m", "1,005", "2.00 GB", "finished",
-         "SEED=3, TRAIN.BASE_LR=0.02"],
-        ["one", "30.00% top-1", "3 of 300", "-", "3m00s", "1,003", "2.00 GB", "finished", "SEED=0, TRAIN.BASE_LR=0.01"],
-    ]  # fmt: skip
+    assert [re.split(" {2,}", line) for line in [*lines[2:4], *lines[5:8]]] == [
+        ["two & more", "51.00% top-1", "5 of 300", "49.50% top-1", "1h00m", "1,005", "2.00 GB", "finished"],
+        ["one", "30.00% top-1", "3 of 300", "-", "3m00s", "1,003", "2.00 GB", "finished"],
+        ["run", "options that differ"],
+        ["two & more", "SEED=3, TRAIN.BASE_LR=0.02"],
+        ["one", "SEED=0, TRAIN.BASE_LR=0.01"],
+    ]
     assert (
         "two & more 51.00% top-1 5 of 300 49.50% top-1 1h00m 1,005 2.00 GB finished one 30.00% top-1 3 of 300 – 3m00s"
         in (page.text)
@@ -67,6 +71,28 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert len(problems) == 1 and "missing" in problems[0] and problems[0] in page.text
     assert "run images without a split images/s state" in page.text  # without columns that have no value
     assert page.text.index("killed 20.00%") < page.text.index("evaluation 87.50%")
+
+
+def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
+    def run(name: str, images: int, digest: str) -> Path:
+        folder = make_run(tmp_path / name)
+        write_facts(folder, [TrainingData(1437, images, 0, 3, 3, digest)])
+        return folder
+
+    same = [run("a", 46, "d1"), run("b", 46, "d1"), run("old", 46, "")]
+    page, lines, _ = compare(*same)
+    assert "images differ" not in page.text + "".join(lines)
+    line = "The validation images differ, so that the figures cannot be compared: "
+    for other, end in ((run("c", 46, "d2"), "46 of a, 46 of old, 46 of c"), (run("d", 93, ""), "93 of d")):
+        page, lines, _ = compare(*same, other)
+        (found,) = (shown for shown in lines if shown.startswith(line))
+        assert sorted(found.removeprefix(line).split(", "))[-1] == sorted(end.split(", "))[-1] and found in page.text
+    evaluations = [make_evaluation_run(tmp_path / name) for name in ("e", "f", "g")]
+    for folder, (split, digest) in zip(evaluations, (("val", "1"), ("val", "2"), ("test", "3")), strict=True):
+        add_split(folder, split)
+        write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
+    page, lines, _ = compare(*evaluations)
+    assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1 and "test images differ" not in page.text
 
 
 def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation(tmp_path, compare):
@@ -103,7 +129,7 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
     (tmp_path / "compare.html").touch()
     make_run(tmp_path / "run")
     page, lines, problems = compare(*sorted(tmp_path.iterdir()))
-    assert len(lines) == 5 and lines[2].startswith("run ") and all(problem in page.text for problem in problems)
+    assert len(lines) == 8 and lines[2].startswith("run ") and all(problem in page.text for problem in problems)
     names = ("damaged", "notes", "predict-digits", "profile-digits")
     for problem, name in zip(problems, names, strict=True):
         assert problem.startswith(f"left out: {tmp_path / name}")

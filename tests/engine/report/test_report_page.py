@@ -24,6 +24,7 @@ from run_folders import (
 
 from engine.report import REPORT
 from engine.report import page as page_module
+from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.facts import FACTS, Devices, RunWarning
 from engine.training.run_report import RunReport
@@ -128,6 +129,22 @@ def test_a_resumed_run_says_so(run):
     assert "(2 times)" in page.text  # the warning
 
 
+def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
+    summary = run / "evaluation" / "summary.json"
+    write_json(summary, json.loads(summary.read_text()) | {"f1": 82.9})
+    rows = [("cat", 40, 99), ("<newt>", 1, 0), ("fox", 9, 0), ("dog", 0, "")]  # of dog there are no images
+    table = ({"class": name, "count": count, "f1": f1} for name, count, f1 in rows)
+    write_table(run / "evaluation" / "per_class.csv", ["class", "count", "f1"], table)
+    head = read_page(run).text.partition("Model and data")[0]
+    lost = "F1 0.00% fox, 9 images; 2 of 3 classes have 0%"
+    assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
+    assert class_figures(run) == ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
+    write_json(summary, json.loads(summary.read_text()) | {"epoch": 2})
+    assert class_figures(run).startswith(", macro F1 82.90% (epoch 2), ")
+    (run / "metrics.csv").write_bytes(b"\xff")
+    assert class_figures(run) == ""
+
+
 @pytest.mark.parametrize(
     ("split", "word"), [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")]
 )
@@ -136,7 +153,7 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
     add_split(folder, split)
     page = read_page(folder)
     head, _, rest = page.text.partition("Model and data")
-    assert f"finished All images are evaluated. {word}top-1 87.50%" in head and f"% {word}loss 0.5000" in head
+    assert f"finished All images are evaluated. {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
     assert f"Measured on 12 {word}images" in rest and "8 images of 3 of 3 classes" in rest and "best.pth" in rest
     assert "Curves" not in page.text and len(page.all("details")) == 1
 

@@ -76,6 +76,8 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     assert facts.latest.keys() == {Start, Devices, TrainingData, Preprocessing, Model, RunWarning}
     assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3)
     assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
-    assert facts.get(TrainingData) == TrainingData(1437, 360, 0, 10, 10) and facts.get(Model).parameters > 1000
+    data = facts.get(TrainingData)
+    assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
+    assert facts.get(Model).parameters > 1000
     assert all(f" ----- {fact}\n" in log for fact in facts.latest.values())
     assert any("TRAIN.MODEL_EMA_DECAY" in text for text in facts.warnings)

@@ -34,6 +34,7 @@ def command_line_faults() -> list[Fault]:
         "unknown half type": (given("-amp_dtype=int8"), r"-amp_dtype: AMP.DTYPE is 'int8'"),
         "evaluation without weights": (given("-eval"), r"EVAL.ENABLED needs weights"),
         "misspelt data set": (given("-dataset=digit"), r"unknown data set digit; did you mean digits\?"),
+        "a folder beside the digits": (given("-data_path=data"), r"digits \(-dataset\) does not use .*\(-data_path\)"),
         "image size that has no whole patches": (option("DATA.IMAGE_SIZE=9"), r"IMAGE_SIZE 9"),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
         "two betas of three": (option("TRAIN.OPTIMIZER={NAME: adan, BETAS: [0.9, 0.99]}"), r"BETAS: adan has 3 values"),
