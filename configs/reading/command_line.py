@@ -1,6 +1,7 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from configs.reading.checks import check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_options import read_family, set_model
-from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.old_keys import replace_old_keys
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
 from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
@@ -84,7 +86,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    values, notes = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
+    family = read_family(layers)
+    old_keys = replace_old_keys(layers, family)
+    values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
@@ -96,7 +100,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         num_processes=arguments.ngpus,
         script=prog,
         recipe=recipe,
-        notes=tuple(notes),
+        notes=(*old_keys, *notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -106,11 +110,20 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
     parser = entry_parser(prog)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        flag = unknown[0].partition("=")[0][:80]
-        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
+        parser.error(_unknown_flag(unknown[0].partition("=")[0][:80], vars(arguments)))
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
+
+
+def _unknown_flag(flag: str, known: Iterable[str]) -> str:
+    name = flag.lstrip("-")
+    if name == "mae_pretrain":
+        return f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag"
+    options = [key for key, _ in flatten(Config().model_dump(by_alias=True))]
+    same = [key for key in options if key.rpartition(".")[2] == name.upper()]
+    hint = f"; use -opts {same[0]}=VALUE" if same else did_you_mean(flag, (f"-{other}" for other in known))
+    return f"unknown flag {flag}{hint}"
 
 
 def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: bool) -> OptionLayers:
@@ -125,6 +138,8 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
         set_model(layers, arguments.model)
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
+        if value == "":
+            raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
         for key in flag.keys if value is not None else ():
             layers.add_key(key, value, f"-{flag.name}")
     if arguments.predict is not None:

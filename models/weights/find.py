@@ -24,5 +24,7 @@ def find_weights(path: str) -> Path:
     if os.path.isdir(path):
         shards, file = Path(path, f"best{SHARDS}"), Path(path, "best.pth")
         file = shards if is_checkpoint_folder(shards) else file
+        if paddle := sorted(Path(path).glob(f"*{PADDLE}"), key=lambda file: file.lstat().st_mtime):
+            raise UserError(f"{path}: is a folder; give a file in it, such as {paddle[-1]}")
         raise UserError(f"{path}: is a folder; give a file in it, such as {file}, or -resume={path}")
     raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")
