@@ -15,8 +15,9 @@ from torch import nn
 
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES
+from configs.schema.families.regnet import REGNET
 from configs.schema.model import Model
-from models.weights.names import State, summarize_names
+from models.weights.names import State, Weights, find_entry, summarize_names
 from utils.errors import UserError
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
@@ -30,8 +31,9 @@ _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's pa
 
 
 def family_of(options: Model) -> Family:
-    """The family whose names PaddleViT's weights of this model have; a model of timm's has the names of its ViT."""
-    return FAMILIES.get(options.type, _VIT)
+    """The family whose names PaddleViT's weights of this model have; of timm's models, RegNet, else its ViT."""
+    is_regnet = options.type == "timm" and options.name.partition(".")[0] == REGNET.timm
+    return REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
 
 
 def linear_weights(model: nn.Module) -> set[str]:
@@ -52,7 +54,7 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
         own = model.state_dict()
         result: State = {}
         unknown = []
-        for name, tensor in state.items():
+        for name, tensor in _without_folded(state, family).items():
             if any(re.fullmatch(pattern, name) for pattern in family.dropped):
                 continue
             renamed = name
@@ -75,6 +77,16 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
     return convert
 
 
+def _without_folded(state: State, family: Family) -> State:
+    """Subtracts the biases that the model lacks from the running means of the batch norms that follow."""
+    result = dict(state)
+    for name in state:
+        means = [re.sub(pattern, mean, name) for pattern, mean in family.folded.items() if re.fullmatch(pattern, name)]
+        for mean in filter(result.__contains__, means):
+            result[mean] = result[mean].float() - result.pop(name).float()
+    return result
+
+
 def is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:
     """Returns whether a tensor of the model is not in .pdparams files, as the counters of batch norms."""
     return not tensor.is_floating_point() or any(re.fullmatch(pattern, name) for pattern in family.computed)
@@ -89,8 +101,10 @@ def _split(name: str, family: Family) -> Iterator[str]:
     yield name
 
 
-def read_pdparams(file: Path) -> State:
-    """The model's state; of a training checkpoint, its `model` entry. Linear weights are (in, out).
+def read_pdparams(file: Path) -> Weights:
+    """The model's state; of a training checkpoint, `model_ema` if it has one, else `model`, as PaddleViT's scripts.
+
+    Linear weights are (in, out).
 
     Raises:
         UserError: the file refers to a function or class, or contains a value that is not an array of numbers.
@@ -102,13 +116,13 @@ def read_pdparams(file: Path) -> State:
         except ForbiddenName as error:
             name = summarize_names([str(error)])
             raise UserError(f"{file}: refers to {name}, which is not data; give a file you trust") from None
-    state = content.get("model", content) if isinstance(content, dict) else None
+    state, entry = find_entry(content)
     if not isinstance(state, dict):
         raise UserError(f"{file}: contains no dict of weights; give the .pdparams of a model")
     arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
     if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
         raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
-    return {name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}
+    return Weights({name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
 
 
 def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
