@@ -1,7 +1,6 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from configs.reading.checks import check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_options import read_family, set_model
 from configs.reading.old_keys import replace_old_keys
-from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
@@ -110,20 +109,13 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
     parser = entry_parser(prog)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        parser.error(_unknown_flag(unknown[0].partition("=")[0][:80], vars(arguments)))
+        flag = unknown[0].partition("=")[0][:80]
+        if flag.lstrip("-") == "mae_pretrain":
+            parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
+        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
-
-
-def _unknown_flag(flag: str, known: Iterable[str]) -> str:
-    name = flag.lstrip("-")
-    if name == "mae_pretrain":
-        return f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag"
-    options = [key for key, _ in flatten(Config().model_dump(by_alias=True))]
-    same = [key for key in options if key.rpartition(".")[2] == name.upper()]
-    hint = f"; use -opts {same[0]}=VALUE" if same else did_you_mean(flag, (f"-{other}" for other in known))
-    return f"unknown flag {flag}{hint}"
 
 
 def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: bool) -> OptionLayers:

@@ -53,8 +53,9 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
     def convert(file: Path, state: State) -> State:
         own = model.state_dict()
         result: State = {}
+        biases: State = {}
         unknown = []
-        for name, tensor in _without_folded(state, family).items():
+        for name, tensor in state.items():
             if any(re.fullmatch(pattern, name) for pattern in family.dropped):
                 continue
             renamed = name
@@ -62,7 +63,11 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
                 renamed = re.sub(pattern, replacement, renamed)
             parts = list(_split(renamed, family))
             if not all(part in own for part in parts):
-                unknown.append(name)
+                mean = renamed.replace(".conv.bias", ".bn.running_mean")
+                if mean in own:
+                    biases[mean] = tensor
+                else:
+                    unknown.append(name)
                 continue
             # The kind of the layer tells the layout: the shape of a square weight does not.
             rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
@@ -72,19 +77,11 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
                 f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
                 "this model, or set MODEL (DISTILLED for two heads) to match"
             )
+        for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
+            result[mean] = result[mean].float() - biases[mean].float()
         return {name: tensor for name, tensor in own.items() if is_computed(name, tensor, family)} | result
 
     return convert
-
-
-def _without_folded(state: State, family: Family) -> State:
-    """Subtracts the biases that the model lacks from the running means of the batch norms that follow."""
-    result = dict(state)
-    for name in state:
-        means = [re.sub(pattern, mean, name) for pattern, mean in family.folded.items() if re.fullmatch(pattern, name)]
-        for mean in filter(result.__contains__, means):
-            result[mean] = result[mean].float() - result.pop(name).float()
-    return result
 
 
 def is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:

@@ -99,8 +99,6 @@ class Family:
         renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
         split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that
             get equal parts of its first axis.
-        folded: name in the .pdparams of a convolution's bias that timm lacks -> name of the running mean of the batch
-            norm after it, from which the bias is subtracted: the same function, in evaluation and in training.
         dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
         norm_eps: pattern of the name of a norm -> its epsilon in PaddleViT, where timm has another one.
         computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
@@ -116,7 +114,6 @@ class Family:
     teacher_distils: bool = False
     renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    folded: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)
     computed: Sequence[str] = ()

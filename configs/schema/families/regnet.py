@@ -22,5 +22,4 @@ REGNET = Family(
         (r"\.se\.conv(\d)_1x1\.", r".se.fc\1."),
         (r"^head\.2\.", "head.fc."),
     ],
-    folded={r"(.*\.)conv3\.bias": r"\1bn3._mean"},
 )
