@@ -121,6 +121,9 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         values["LOSS"] = {"NAME": "bce"} | loss  # no other loss accepts several labels
     if not isinstance(train, dict):  # an error that the check of the options reports
         return values, notes
+    if family and family.teacher_distils and train.get("TEACHER_WEIGHTS") and "TRAIN.DISTILLATION_TYPE" not in written:
+        train["DISTILLATION_TYPE"] = "hard"
+        notes.append(f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")
     if "distilled" in MODEL_SECTIONS[family_name].model_fields:
         model.setdefault("DISTILLED", train.get("DISTILLATION_TYPE") not in (None, "none"))
     return values, notes + _fit_warmup(train, given)

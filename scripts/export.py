@@ -5,7 +5,8 @@
 
 RUN is the folder of a run: its best.pth, or its newest valid checkpoint. FILE is any file that -pretrained reads. The
 weights are the average where there is one, in fp32. The export is loaded again and compared with the model on
-validation images; if a logit differs by more than 1e-3, nothing is written.
+validation images, or on the images and logits of -check FILE.npz; if a logit differs by more than 1e-3, nothing is
+written.
 """
 
 import argparse
@@ -42,13 +43,13 @@ def main(argv: list[str]) -> int:
         require("-format onnx", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
-    return run(source, command, flags.format, flags.output)
+    return run(source, command, flags.format, flags.output, flags.check)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=SCRIPT,
-        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [flags of main_single_gpu.py]",
+        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [-check NPZ] [flags of main_single_gpu.py]",
         description="Exports the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads, and "
         "checks the result on validation images.",
         epilog="All other flags, such as -cfg, -model, -data_path and -opts, are flags of main_single_gpu.py: see its "
@@ -58,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-format", "--format", choices=FORMATS, help=formats)
     output = "file or folder to write (default: beside the weights, with their name)"
     parser.add_argument("-output", "--output", type=Path, metavar="PATH", help=output)
+    check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
+    parser.add_argument("-check", "--check", type=Path, metavar="NPZ", help=check)
     return parser
 
 

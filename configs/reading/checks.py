@@ -6,17 +6,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.reading.option_layers import OptionLayers
-from configs.reading.yaml_io import shorten
+from configs.reading.yaml_io import KeyPath, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
-from utils.errors import UserError, did_you_mean
+from utils.errors import combine_findings, did_you_mean
 
 _REMOVED_KEYS = {
     "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
     "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
     "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
+    "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
     "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
     "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
 }
@@ -26,14 +27,14 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
 
     Raises:
-        UserError: the first mistake; one line with its origin, its key, and the number of further mistakes.
+        UserError: each mistake is a line with its origin and its key.
     """
     try:
         return Config.model_validate(_without_removed(values))
     except ValidationError as invalid:
-        errors = invalid.errors(include_url=False)
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise UserError(_error_line(errors[0], layers) + more) from None
+        errors = {_path(error): error for error in reversed(invalid.errors(include_url=False))}  # the first of a key
+        lines = [_error_line(path, error, layers) for path, error in reversed(errors.items())]
+        raise combine_findings(f"{len(lines)} options are wrong:", lines) from None
 
 
 def _without_removed(values: dict[str, Any]) -> dict[str, Any]:
@@ -45,12 +46,16 @@ def _without_removed(values: dict[str, Any]) -> dict[str, Any]:
     return {name: kept(name, value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
-def _error_line(error: ErrorDetails, layers: OptionLayers) -> str:
+def _path(error: ErrorDetails) -> KeyPath:
     if error["type"] == "extra_forbidden":
-        path = tuple(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
+        return tuple(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
+    return tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
+
+
+def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str:
+    if error["type"] == "extra_forbidden":
         key = ".".join(path)
         return f"{layers.origin(path)}unknown key {key}{nearest_key(key, model_type(layers.values))}"
-    path = tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
     message = error["msg"].removeprefix("Value error, ")
     for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
         message = message.replace(in_python, in_yaml)

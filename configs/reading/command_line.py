@@ -8,6 +8,7 @@ from typing import Any
 from configs.reading.checks import check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_options import read_family, set_model
+from configs.reading.old_keys import replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.weight_options import add_weight_options
@@ -87,8 +88,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    dataset_notes = _follow_data_path(layers)
-    values, notes = complete(layers, read_family(layers), model_only=bool(recipe and arguments.model))
+    dataset_notes, family = _follow_data_path(layers), read_family(layers)
+    old_keys = replace_old_keys(layers, family)
+    values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
@@ -101,7 +103,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*dataset_notes, *notes),
+        notes=(*dataset_notes, *old_keys, *notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -112,6 +114,8 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0][:80]
+        if flag.lstrip("-") == "mae_pretrain":
+            parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
@@ -130,6 +134,8 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
         set_model(layers, arguments.model)
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
+        if value == "":
+            raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
         for key in flag.keys if value is not None else ():
             layers.add_key(key, value, f"-{flag.name}")
     if arguments.predict is not None:

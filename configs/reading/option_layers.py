@@ -32,7 +32,7 @@ class OptionLayers:
         if self._sources[-1:] != [source]:
             self._sources.append(source)
         if lines is None:
-            self.origins |= dict.fromkeys(_paths(values), source)
+            self.origins |= {path: source for path, _ in paths(values)}
         else:
             self.origins |= {path: f"{source}:{line}" for path, line in lines.items()}
         self._levels |= dict.fromkeys((key for key, _ in flatten(values)), len(self._sources))
@@ -106,11 +106,12 @@ def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
     return values | switches
 
 
-def _paths(values: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+def paths(values: dict[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The path and the value of each key and of each section."""
     for key, value in values.items():
-        yield (*above, key)
+        yield (*above, key), value
         if isinstance(value, dict):
-            yield from _paths(value, (*above, key))
+            yield from paths(value, (*above, key))
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:

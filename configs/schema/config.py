@@ -85,6 +85,11 @@ class Config(Section):
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
+        if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
+            raise ValueError(
+                "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "
+                "scripts) or soft, or remove the teacher"
+            )
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
         if self.data.multi_label:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.schema.section import Path, Probability, Section
+from configs.schema.section import OptionalPath, Probability, Section
 
 WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".npz", ".shards")
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
@@ -21,12 +21,12 @@ class Distillation(Section):
         0.5, description="weight of the distillation loss; the loss of the labels has the weight 1 - this"
     )
     distillation_tau: float = Field(1.0, gt=0, description="soft: temperature, which divides the logits of both models")
-    teacher_model: Path | None = Field(
+    teacher_model: OptionalPath = Field(
         None,
         description="a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
         f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
     )
-    teacher_weights: Path | None = Field(None, description="the teacher's weights: a file, or timm to download timm's")
+    teacher_weights: OptionalPath = Field(None, description="the teacher's weights: a file, or timm to download timm's")
 
     @field_validator("distillation_type", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from configs.schema.section import Name, Path, Probability, Section
+from configs.schema.section import Name, OptionalPath, Probability, Section
 
 IMAGENET_CLASSES = 1000
 
@@ -12,10 +12,10 @@ IMAGENET_CLASSES = 1000
 class Model(Section):
     type: str = "vit"
     name: Name = Field("vit", description="name in the log; for TYPE timm, timm's model name")
-    resume: Path | None = Field(
+    resume: OptionalPath = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"
     )
-    pretrained: Path | None = Field(
+    pretrained: OptionalPath = Field(
         None, description="initial weights: .safetensors, .pth, .npz or .pdparams file; for TYPE timm also 'timm'"
     )
     num_classes: int | None = Field(

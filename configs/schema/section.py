@@ -42,6 +42,7 @@ Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_t
 Floats = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
+OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: None if path == "" else path)]  # as PaddleViT
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ import torch
 
 from configs.reading.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.paths import BEST, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
+from engine.checkpoint.paths import BEST, FILE, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
 from engine.checkpoint.run_folder import is_run_folder
 from engine.checkpoint.trained_on import is_description
+from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import iter_tensors, verify_checksum
@@ -23,6 +25,7 @@ from utils.file_formats.json_content import StoredTensor
 from utils.metrics import NUM_SUMS
 
 FORMAT = 6
+_PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
@@ -53,15 +56,16 @@ def find_checkpoint(
 ) -> FoundCheckpoint | None:
     """Finds the checkpoint that `-resume` names.
 
-    resume: a checkpoint; or the folder of a run, for its most recent valid checkpoint; or 'auto', for the most recent
-    run in `output` for which `is_candidate` is true and which has a valid checkpoint (None if there is none yet).
+    resume: a checkpoint, with or without its extension; or the folder of a run, for its most recent valid checkpoint;
+    or 'auto', for the most recent run in `output` for which `is_candidate` is true and which has a valid checkpoint
+    (None if there is none yet).
     best_first: prefers the best checkpoint, for evaluations. lock: called with a run's folder before it is read.
     load: reads a checkpoint, default `load_checkpoint`.
 
     Raises:
         UserError: no such file or folder, or no valid checkpoint in it.
     """
-    named = None if resume == "auto" else Path(resume)
+    named = None if resume == "auto" else _with_extension(Path(resume))
     if named is None:
         folders = [folder for folder in _runs_newest_first(output) if is_candidate(folder)]
         if not folders:
@@ -73,7 +77,7 @@ def find_checkpoint(
     for folder in folders:
         if is_run_folder(folder):
             lock(folder)
-        paths = checkpoints_by_progress(folder)
+        paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
         if best_first:
             paths.sort(key=lambda path: path.stem != Path(BEST).stem)
         for path in [named] if named and is_checkpoint(named) else paths:
@@ -85,6 +89,12 @@ def find_checkpoint(
         problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
         raise UserError(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
     raise UserError(notes[0] if len(notes) == 1 else f"none of {len(notes)} checkpoints is valid: {notes[0]}")
+
+
+def _with_extension(path: Path) -> Path:
+    """`path`, or the checkpoint whose name without its extension is `path`."""
+    extensions = ("", FILE, SHARDS, PADDLE, _PADDLE_OPTIMIZER)
+    return next((file for end in extensions if os.path.exists(file := Path(f"{path}{end}"))), path)
 
 
 def _runs_newest_first(output: Path) -> list[Path]:
@@ -143,10 +153,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
-    if path.suffix == ".pdparams":
+    if path.suffix in (PADDLE, _PADDLE_OPTIMIZER):
+        epoch = re.search(r"Epoch-(\d+)", path.name)
         raise UserError(
-            f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with -pretrained={path} "
-            "and -last_epoch"
+            f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
+            f"-pretrained={path.with_suffix(PADDLE)} and -last_epoch={epoch[1] if epoch else 'EPOCH'}"
         )
     if path.suffix == SHARDS:
         return read_stored(_open_shards(path))

@@ -39,7 +39,7 @@ def log_options(command: Command, logger: RunLogger) -> None:
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     for note in command.notes:
-        logger.info(f"----- {note}")
+        logger.note(note)
     if missing := missing_features(command.name):
         logger.info(f"----- {missing}")
 

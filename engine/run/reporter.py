@@ -37,10 +37,11 @@ from utils.metrics import Metrics, to_metrics
 
 @dataclass(frozen=True)
 class _IntervalStart:
-    """The counters at the start of an interval: time, metric sums over all ranks, totals of the timer."""
+    """The counters at the start of an interval: time, metric sums over all ranks and of this rank, timer totals."""
 
     time: float
     sums: torch.Tensor
+    own_sums: torch.Tensor
     timer: TimerTotals
 
 
@@ -96,8 +97,10 @@ class Reporter:
         images_per_step = round(self.images_per_epoch / progress.steps)
         self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
-        sums = progress.sums.reduced(self.context)
-        self._epoch_start = self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
+        sums, own_sums = progress.sums.reduced(self.context), progress.sums.totals()
+        self._epoch_start = self._report_start = _IntervalStart(
+            time.perf_counter(), sums, own_sums, self.timer.totals()
+        )
         self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
 
     def after_step(self, progress: EpochProgress) -> None:
@@ -253,15 +256,16 @@ class Reporter:
         )
         for line in log_lines(report, self.last):
             self.logger.info(line)
-        own = to_metrics(progress.sums.totals())
-        own_report = replace(report, latest=replace(own, grad_norm=latest.grad_norm), average=own)
+        own_sums = progress.sums.totals()
+        own_latest = replace(to_metrics(own_sums - start.own_sums), grad_norm=latest.grad_norm)
+        own_report = replace(report, latest=own_latest, average=to_metrics(own_sums))
         for line in log_lines(own_report, self.last):
             self.logger.rank(line)
         if latest.samples:
             self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
         self.loggers.scalars(training_scalars(report), report.step)
         self.last = report
-        self._report_start = _IntervalStart(time.perf_counter(), sums, self.timer.totals())
+        self._report_start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
         return report
 
     def _report_unreadable_images(self, report: StepReport) -> None:

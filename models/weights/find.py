@@ -22,7 +22,8 @@ def find_weights(path: str) -> Path:
         if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
             return Path(candidate)
     if os.path.isdir(path):
-        shards, file = Path(path, f"best{SHARDS}"), Path(path, "best.pth")
-        file = shards if is_checkpoint_folder(shards) else file
-        raise UserError(f"{path}: is a folder; give a file in it, such as {file}, or -resume={path}")
+        best = Path(path, "best.pth")
+        file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
+        fix = f"give a file in it, such as {file}" + (f", or -resume={path}" if file.suffix != PADDLE else "")
+        raise UserError(f"{path}: is a folder; {fix}")
     raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")

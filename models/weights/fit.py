@@ -46,13 +46,13 @@ def load_pretrained(
             head that would keep its initialization. The model is then unchanged.
     """
     file = find_weights(path)
-    state, own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
+    (state, entry), own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
     if not state.keys() & own.keys():
         raise UserError(
             f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
             "give weights of this model"
         )
-    notes = [f"weights: {file}, {len(state)} tensors"]
+    notes = [f"weights: {file}{entry and f' ({entry})'}, {len(state)} tensors"]
     notes += _keep_fixed(model, state, own)
     notes += _interpolate_pos_embed(model, state, own)
     notes += _resize_relative_tables(model, state, own)

@@ -5,11 +5,15 @@ Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 State = dict[str, torch.Tensor]
+
+# Entries of a checkpoint with a state, the preferred one first: an average of the weights (this project's, PaddleViT's
+# and DeiT's, timm's), the weights.
+_ENTRIES = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
 
 _BLOCK = r"Transformer/encoderblock_(\d+)"
 _KIND = r"(kernel|scale|bias)"
@@ -30,6 +34,22 @@ _GOOGLE = {
 }
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
+
+
+class Weights(NamedTuple):
+    """The tensors of a file, and the entry of the file that has them; '' if the file has no entries."""
+
+    state: State
+    entry: str
+
+
+def find_entry(content: Any) -> tuple[Any, str]:
+    """The value and the name of the entry with the weights; `content` and '' if it has none."""
+    if isinstance(content, dict):
+        for name in _ENTRIES:
+            if isinstance(content.get(name), dict):
+                return content[name], name
+    return content, ""
 
 
 def summarize_names(names: Iterable[Any], limit: int = 3) -> str:

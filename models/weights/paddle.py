@@ -15,8 +15,9 @@ from torch import nn
 
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES
+from configs.schema.families.regnet import REGNET
 from configs.schema.model import Model
-from models.weights.names import State, summarize_names
+from models.weights.names import State, Weights, find_entry, summarize_names
 from utils.errors import UserError
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
@@ -30,8 +31,9 @@ _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's pa
 
 
 def family_of(options: Model) -> Family:
-    """The family whose names PaddleViT's weights of this model have; a model of timm's has the names of its ViT."""
-    return FAMILIES.get(options.type, _VIT)
+    """The family whose names PaddleViT's weights of this model have; of timm's models, RegNet, else its ViT."""
+    is_regnet = options.type == "timm" and options.name.partition(".")[0] == REGNET.timm
+    return REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
 
 
 def linear_weights(model: nn.Module) -> set[str]:
@@ -51,6 +53,7 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
     def convert(file: Path, state: State) -> State:
         own = model.state_dict()
         result: State = {}
+        biases: State = {}
         unknown = []
         for name, tensor in state.items():
             if any(re.fullmatch(pattern, name) for pattern in family.dropped):
@@ -60,7 +63,11 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
                 renamed = re.sub(pattern, replacement, renamed)
             parts = list(_split(renamed, family))
             if not all(part in own for part in parts):
-                unknown.append(name)
+                mean = renamed.replace(".conv.bias", ".bn.running_mean")
+                if mean in own:
+                    biases[mean] = tensor
+                else:
+                    unknown.append(name)
                 continue
             # The kind of the layer tells the layout: the shape of a square weight does not.
             rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
@@ -70,6 +77,8 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
                 f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
                 "this model, or set MODEL (DISTILLED for two heads) to match"
             )
+        for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
+            result[mean] = result[mean].float() - biases[mean].float()
         return {name: tensor for name, tensor in own.items() if is_computed(name, tensor, family)} | result
 
     return convert
@@ -89,8 +98,10 @@ def _split(name: str, family: Family) -> Iterator[str]:
     yield name
 
 
-def read_pdparams(file: Path) -> State:
-    """The model's state; of a training checkpoint, its `model` entry. Linear weights are (in, out).
+def read_pdparams(file: Path) -> Weights:
+    """The model's state; of a training checkpoint, `model_ema` if it has one, else `model`, as PaddleViT's scripts.
+
+    Linear weights are (in, out).
 
     Raises:
         UserError: the file refers to a function or class, or contains a value that is not an array of numbers.
@@ -102,13 +113,13 @@ def read_pdparams(file: Path) -> State:
         except ForbiddenName as error:
             name = summarize_names([str(error)])
             raise UserError(f"{file}: refers to {name}, which is not data; give a file you trust") from None
-    state = content.get("model", content) if isinstance(content, dict) else None
+    state, entry = find_entry(content)
     if not isinstance(state, dict):
         raise UserError(f"{file}: contains no dict of weights; give the .pdparams of a model")
     arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
     if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
         raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
-    return {name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}
+    return Weights({name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
 
 
 def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:

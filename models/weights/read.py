@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.weights.find import EXTENSIONS, PADDLE, find_weights
-from models.weights.names import State, google_to_timm, summarize_names
+from models.weights.names import State, Weights, find_entry, google_to_timm, summarize_names
 from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import verify_checksum
@@ -22,18 +22,18 @@ from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
 
-_STATE_KEYS = ("ema", "model", "state_dict")  # the first one present contains the weights
+_MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 # An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 
 
-def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> State:
+def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> Weights:
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts, see `paddle_converter`;
-    .npz of Google's vit_jax and big_vision; torch's .pth or .pt, also a checkpoint of this project, of which the EMA
-    weights are read if present; .safetensors; .shards, the checkpoint folder of a sharded run.
+    .npz of Google's vit_jax and big_vision; torch's .pth or .pt; .safetensors; .shards, the checkpoint folder of a
+    sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
@@ -44,7 +44,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
         raise UserError(f"{file}: unknown file extension; give one of {', '.join(EXTENSIONS)}")
     try:
         if extension == PADDLE:
-            return from_paddle(file, read_pdparams(file))
+            state, entry = read_pdparams(file)
+            return Weights(from_paddle(file, state), entry)
         return _READERS[extension](file)
     except UserError:
         raise
@@ -87,7 +88,7 @@ def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
 
 
-def _read_torch(file: Path) -> State:
+def _read_torch(file: Path) -> Weights:
     verify_checksum(file)
     file_bytes = checked_archive_bytes(file)
     try:
@@ -97,23 +98,23 @@ def _read_torch(file: Path) -> State:
         if forbidden is None:
             raise
         raise UserError(f"{file}: refers to {forbidden[1]}, which is not data; give a plain state_dict") from None
-    state = _find_state(file, content)
+    state, entry = _find_state(file, content)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         if not has_backing_storage(tensor, file_bytes):
             raise UserError(f"{file}: {summarize_names([name])} is larger than its data in the file; give another file")
-    return _strip_wrapper_prefixes(tensors)
+    return Weights(_strip_wrapper_prefixes(tensors), entry)
 
 
-def _find_state(file: Path, content: Any) -> dict[Any, Any]:
-    for _ in range(len(_STATE_KEYS)):  # a limit, because a pickle may contain itself
-        if not isinstance(content, dict):
-            break
-        content = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), dict)), content)
+def _find_state(file: Path, content: Any) -> tuple[dict[Any, Any], str]:
+    entry = ""
+    for _ in range(_MAX_DEPTH):
+        content, inner = find_entry(content)
+        entry = inner or entry
     tensor_types = torch.Tensor | StoredTensor
     if not isinstance(content, dict) or not any(isinstance(value, tensor_types) for value in content.values()):
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
-    return content
+    return content, entry
 
 
 def _strip_wrapper_prefixes(state: State) -> State:
@@ -121,18 +122,16 @@ def _strip_wrapper_prefixes(state: State) -> State:
     return {re.sub(r"^(module\.)+", "", str(name).replace("_orig_mod.", "")): tensor for name, tensor in state.items()}
 
 
-def _read_safetensors(file: Path) -> State:
-    return _strip_wrapper_prefixes(load_file(file, device="cpu"))
+def _read_safetensors(file: Path) -> Weights:
+    return Weights(_strip_wrapper_prefixes(load_file(file, device="cpu")), "")
 
 
-def _read_shards(folder: Path) -> State:
-    content = open_shards(folder)
-    return read_stored(
-        {name: one for name, one in _find_state(folder, content).items() if isinstance(one, StoredTensor)}
-    )
+def _read_shards(folder: Path) -> Weights:
+    state, entry = _find_state(folder, open_shards(folder))
+    return Weights(read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)}), entry)
 
 
-def _read_npz(file: Path) -> State:
+def _read_npz(file: Path) -> Weights:
     checked_archive_bytes(file)
     with np.load(file, allow_pickle=False) as archive:
         prefix = next((prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files), None)
@@ -142,7 +141,7 @@ def _read_npz(file: Path) -> State:
                 "give one of its ViT checkpoints"
             )
         names = [name for name in archive.files if name.startswith(prefix)]
-        return google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names})
+        return Weights(google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names}), "")
 
 
 _READERS = {

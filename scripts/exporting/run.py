@@ -14,31 +14,39 @@ from torch import nn
 from configs.reading.command_line import Command
 from configs.schema import Amp
 from engine.training.eval_model import build_eval_model
-from scripts.exporting.compare import TOLERANCE, Reference, make_reference
+from scripts.exporting.compare import TOLERANCE, Reference, make_reference, read_reference
 from scripts.exporting.formats import FORMATS, check_target
-from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
+from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained, without_images
 from utils.atomic_file import fsync_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError, escape_control_characters
 
 
-def run(source: Path, command: Command, kind: str, output: Path | None) -> int:
-    """Exports the weights of `source`, a file or the folder of a run; returns the exit status."""
+def run(source: Path, command: Command, kind: str, output: Path | None, check: Path | None) -> int:
+    """Exports the weights of `source`, a file or the folder of a run; returns the exit status.
+
+    check: an .npz file with images and logits that the export must reproduce, in place of validation images.
+    """
     weights = locate_weights(source)
     target = output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    trained = open_trained(command.with_weights(weights), context)
+    command = command.with_weights(weights)
+    if check:
+        trained = without_images(command)
+    else:
+        trained, samples = open_trained(command, context)
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):
         _print(str(note))
-    reference = make_reference(built.fp32, trained.samples, trained.config.data)
-    difference = export(built.fp32, trained, reference, kind, target)
+    model, config = built.fp32, trained.config
+    reference = read_reference(check, model, config) if check else make_reference(model, samples, config.data)
+    difference = export(model, trained, reference, kind, target)
     _print(
-        f"Compared: {len(reference.images)} validation images: the logits differ by at most {difference:.1e} (limit "
+        f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} (limit "
         f"{TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
     )
     _print(f"Exported: {target} ({FORMATS[kind].title})")

@@ -74,10 +74,10 @@ class _Evaluation:
 
     def __init__(self, weights: Path, command: Command) -> None:
         context = single_process()
-        self.trained = trained = open_trained(command.with_weights(weights), context)
-        self.built = build_eval_model(trained.config, context)
-        config = trained.config
-        self.batches = build_eval_loader(config.data, trained.samples, context, config.timeout_seconds)
+        self.trained, samples = open_trained(command.with_weights(weights), context)
+        config = self.trained.config
+        self.built = build_eval_model(config, context)
+        self.batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
     def read(self, path: Path) -> State:
         """The weights of a file; raises a UserError if they do not fit the model."""

@@ -24,14 +24,13 @@ from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The options to evaluate the weights `MODEL.PRETRAINED`, and the validation samples.
+    """The options to evaluate the weights `MODEL.PRETRAINED`.
 
-    class_names: from the training; if the weights have none, from the samples, or None.
+    class_names: from the training; if the weights have none, from the validation samples, or None.
     notes: lines about the data for the user.
     """
 
     config: Config
-    samples: Samples
     class_names: list[str] | None
     notes: list[str]
 
@@ -69,8 +68,15 @@ def locate_weights(source: Path) -> Path:
     return find_checkpoint(str(source), source, best_first=True).path if is_run else source
 
 
-def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
-    """The model of the weights `MODEL.PRETRAINED`.
+def without_images(command: Command) -> TrainedModel:
+    """The model of the weights `MODEL.PRETRAINED`, with the class names that they have."""
+    config = command.config.with_model(resume=None)
+    trained_on = read_trained_on(str(config.model.pretrained))
+    return TrainedModel(config, trained_on.class_names if trained_on else None, [])
+
+
+def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
+    """The model of the weights `MODEL.PRETRAINED`, and the validation samples.
 
     Raises:
         UserError: the validation images are missing.
@@ -84,8 +90,7 @@ def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
             "-dataset=NAME their kind)"
         ) from None
-    trained_on = read_trained_on(str(config.model.pretrained))
-    names = trained_on.class_names if trained_on else None
+    names = without_images(command).class_names
     if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         names = samples.class_names
-    return TrainedModel(config, samples, names, notes)
+    return TrainedModel(config, names, notes), samples

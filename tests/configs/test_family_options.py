@@ -57,6 +57,22 @@ def test_a_model_is_distilled_if_the_training_distils():
     assert parse("MODEL.TYPE=pit", "MODEL.DISTILLED=true").model.distilled
 
 
+TEACHER = "-teacher_model_path=./regnety_160.pdparams"
+
+
+def test_xcit_with_a_teacher_distils_as_paddlevits_script_does():
+    assert parse("MODEL.TYPE=xcit").train.distillation_type == "none"
+    assert parse("MODEL.TYPE=xcit", flags=[TEACHER]).train.distillation_type == "hard"
+    assert parse("MODEL.TYPE=xcit", "TRAIN.DISTILLATION_TYPE=soft", flags=[TEACHER]).train.distillation_type == "soft"
+
+
+@pytest.mark.parametrize("options", [["SEED=0"], ["MODEL.TYPE=xcit", "TRAIN.DISTILLATION_TYPE=none"]])
+def test_a_teacher_without_distillation_is_an_error(options):
+    with pytest.raises(UserError, match=r"^-teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation"):
+        parse(*options, flags=[TEACHER])
+    assert parse(*options, flags=[TEACHER, "-eval", "-pretrained=a.pth"]).eval.enabled
+
+
 def test_one_run_does_not_change_the_defaults_of_the_next():
     given = ["-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=AdamW", "TRAIN.OPTIMIZER.EPS=1e-6"]
     assert "TRAIN.OPTIMIZER.BETAS" in parse_command_line(given).notes[0]

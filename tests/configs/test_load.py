@@ -158,6 +158,7 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
 
 FLAG_MISTAKES = {
     "unknown": (["-batchsize=4"], r"unknown flag -batchsize; did you mean -batch_size\?"),
+    "pre-training of MAE": (["-mae_pretrain"], r"^-mae_pretrain: MAE's pre-training is not available"),
     "abbreviated": (["-e"], r"unknown flag -e"),
     "stray word": (["foo"], r"unknown flag foo"),
     "type": (["-batch_size=x"], r"-batch_size.*invalid int value: 'x'"),

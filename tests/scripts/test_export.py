@@ -1,6 +1,7 @@
 """scripts/export.py: each format gives the model's logits on validation images, with class names and preprocessing."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from timm.data import create_transform, resolve_model_data_config
 from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Data
 from datasets.decoding.decode import open_image
+from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.trained_on import read_trained_on
@@ -43,17 +45,23 @@ def digits_run(trained_digits) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(digits_run) -> TrainedModel:
+def opened(digits_run) -> tuple[TrainedModel, Samples]:
     return open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
 
 
 @pytest.fixture(scope="module")
-def reference(trained) -> Reference:
+def trained(opened) -> TrainedModel:
+    return opened[0]
+
+
+@pytest.fixture(scope="module")
+def reference(opened) -> Reference:
     """The logits of the run's averaged weights."""
+    trained, samples = opened
     model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0]
     state = torch.load(trained.weights, weights_only=True)
     assert all(torch.equal(tensor, state["ema"][name]) for name, tensor in model.state_dict().items())
-    return make_reference(model, trained.samples, trained.config.data)
+    return make_reference(model, samples, trained.config.data)
 
 
 def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
@@ -65,7 +73,7 @@ def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
     model = build_model(config.model, config.data, torch.device("cpu"), needs_head=True)[0].eval()
     images = torch.from_numpy(np.load(folder / "reference.npz")["images"])
     with torch.no_grad():
-        return model, TrainedModel(config, None, None, []), Reference(images, model(images))
+        return model, TrainedModel(config, None, []), Reference(images, model(images))
 
 
 def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, reference, tmp_path, capsys):
@@ -135,8 +143,8 @@ def test_families_that_timm_rebuilds(name, tmp_path):
 def test_pdparams_has_the_names_and_arrays_of_paddlepaddle(name, tmp_path):
     """Without the tables that PaddleViT computes itself."""
     assert write_export(*family_model(name), "pdparams", tmp_path / "a.pdparams") < 1e-5
-    theirs = read_pdparams(FAMILIES / name / ("vit.pdparams" if name == VIT else "weights.pdparams"))
-    ours = read_pdparams(tmp_path / "a.pdparams")
+    theirs = read_pdparams(FAMILIES / name / ("vit.pdparams" if name == VIT else "weights.pdparams")).state
+    ours = read_pdparams(tmp_path / "a.pdparams").state
     assert ours.keys() == {key for key in theirs if "relative_position_index" not in key}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
 
@@ -147,6 +155,38 @@ def test_families_that_have_no_export_of_a_kind_are_refused(kind, name, tmp_path
     with pytest.raises(UserError, match=rf"^-format {kind}: .*MODEL.TYPE {trained.config.model.type}"):
         write_export(model, trained, reference, kind, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def conversion(name: str, target: Path, **changes: np.ndarray | None) -> list[str]:
+    """Arguments to export PaddleViT's weights of a family with a check; changes: of the arrays of the reference."""
+    folder, file = FAMILIES / name, target.with_suffix(".npz")
+    arrays = dict(np.load(folder / "reference.npz")) | changes
+    np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
+    source = [str(folder / "weights"), f"-cfg={folder / 'model.yaml'}", "-format", target.suffix[1:]]
+    return [*source, f"-output={target}", "-check", str(file)]
+
+
+@pytest.mark.parametrize("name, suffix", [("SwinTransformer", "safetensors"), ("CaiT", "pdparams")])
+def test_a_conversion_is_checked_with_paddles_logits_and_without_images(name, suffix, tmp_path, capsys):
+    assert export.main(conversion(name, target := tmp_path / f"a.{suffix}")) == 0
+    difference = re.search(r"Compared: 2 images of .*a.npz: .* by at most (\S+) ", capsys.readouterr().out)[1]
+    assert 0 < float(difference) < 1e-5 and target.is_file()
+
+
+CHECKS = {
+    "differ by": {"logits": np.load(FAMILIES / "CaiT" / "reference.npz")["logits"] + np.float32(2e-3)},
+    r"\(2, 3, 8, 8\)": {"images": np.zeros((2, 3, 8, 8), np.float32)},
+    r"logits \(2, 6\)": {"logits": np.zeros((2, 6), np.float32)},
+    "prove nothing": {"logits": np.zeros((2, 7), np.float32)},
+    "logits is not a file": {"logits": None},
+}
+
+
+@pytest.mark.parametrize("problem", CHECKS)
+def test_a_check_that_fails_writes_nothing(problem, tmp_path):
+    with pytest.raises(UserError, match=f"{problem}"):
+        export.main(conversion("CaiT", tmp_path / "a.safetensors", **CHECKS[problem]))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_tensors_with_two_names_are_written_twice(tmp_path):
@@ -189,13 +229,14 @@ def test_an_export_replaces_the_old_one_only_when_it_is_complete(tmp_path, is_fo
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_logits_that_prove_nothing(trained, reference):
+def test_logits_that_prove_nothing(opened, reference):
     """NaN, and the logits of an untrained head."""
     assert reference.largest_difference(lambda images: torch.full((len(images), 10), torch.nan)) == float("inf")
+    trained, samples = opened
     options = trained.config.model.model_copy(update={"pretrained": None})
     model = build_model(options, trained.config.data, torch.device("cpu"))[0]
     with pytest.raises(UserError, match=r"TRAIN\.MODEL_EMA"):
-        make_reference(model, trained.samples, trained.config.data)
+        make_reference(model, samples, trained.config.data)
 
 
 @pytest.mark.parametrize("channels, crop_pct, side", [(3, 0.875, 32), (3, 1.0, 48), (1, 0.9, 32)])

@@ -40,7 +40,7 @@ def test_its_averaged_weights_are_read(runs):
     assert find_weights(str(sharded / "best")) == sharded / "best.shards"
     with pytest.raises(UserError, match=r"best\.shards"):
         find_weights(str(sharded))
-    assert equal(read_weights(str(sharded / "best.shards")), load_checkpoint(run / "best.pth")["ema"])
+    assert equal(read_weights(str(sharded / "best.shards")).state, load_checkpoint(run / "best.pth")["ema"])
     assert read_trained_on(str(sharded / "best.shards")) == read_trained_on(str(run / "best.pth"))
 
 

@@ -94,6 +94,8 @@ class Family:
             They override the arguments that all families share, such as drop_rate.
         defaults: values by section and key that differ from the general ones. From the family's `config.py` in
             PaddleViT, or its code.
+        teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
+            script of PaddleViT's for distillation.
         renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
         split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that
             get equal parts of its first axis.
@@ -109,6 +111,7 @@ class Family:
     timm: str | Callable[[Any], str]
     arguments: Callable[[Any, Data], dict[str, Any]]
     defaults: Mapping[str, Mapping[str, Any]]
+    teacher_distils: bool = False
     renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()

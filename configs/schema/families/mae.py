@@ -1,8 +1,8 @@
 """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding. Pre-training is not available."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from configs.schema.families.deit import RENAMES as DEIT_RENAMES
 from configs.schema.families.family import CROP_AND_FLIP, DROPOUTS, Family, arguments, family_defaults
@@ -22,7 +22,9 @@ class Trans(Section):
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
     mask_ratio: Probability = Field(0.75, description="for pre-training: not used")
     encoder: Encoder = Encoder()
-    decoder: None = Field(None, description="the decoder of MAE's pre-training: not available")
+    decoder: Annotated[None, BeforeValidator(lambda sizes: None)] = Field(
+        None, description="the decoder of MAE's pre-training: not used"
+    )
 
 
 class MAE(Model):

@@ -63,7 +63,7 @@ NOT_IN_TIMM = {
 
 # MODEL.TYPE of PaddleViT's files that is not built -> the reason, and the nearest model that works.
 NOT_VERIFIED = {
-    "regnet": "PaddleViT's RegNet has biases that timm's lacks; use -opts MODEL.TYPE=timm MODEL.NAME=regnety_160",
+    "regnet": "use -opts MODEL.TYPE=timm MODEL.NAME=regnety_160, which reads PaddleViT's weights of it",
 }
 
 

@@ -27,6 +27,7 @@ XCIT = Family(
         *TRANSFORMER, "eta", "tokens_norm", "cls_attn_layers", use_pos_embed="use_pos", dropout=DROPOUTS
     ),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+    teacher_distils=True,
     renames=[(r"^pos_embeder\.", "pos_embed.")],
     split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
 )

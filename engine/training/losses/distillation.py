@@ -24,8 +24,6 @@ Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # (outputs, targets, images that the student received) -> loss (), summed over the samples
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_UNUSED_TEACHER = "Warning: TRAIN.TEACHER_WEIGHTS is not used; set TRAIN.DISTILLATION_TYPE to soft or hard"
-
 
 def build_step_loss(
     base: Loss,
@@ -46,8 +44,7 @@ def build_step_loss(
         UserError: as `build_teacher`.
     """
     if options.distillation_type == "none":
-        notes = [_UNUSED_TEACHER] if options.teacher_weights else []
-        return lambda outputs, targets, images: base(outputs, targets), notes
+        return lambda outputs, targets, images: base(outputs, targets), []
     teacher, notes = build_teacher(options, student_options, data, precision, class_names)
     if set_distilled_training := getattr(student, "set_distilled_training", None):
         set_distilled_training(True)

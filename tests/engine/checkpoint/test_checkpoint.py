@@ -139,6 +139,22 @@ def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     assert find_checkpoint("auto", tmp_path).path == other / LAST
 
 
+def test_a_name_without_its_extension_is_found(run_folder):
+    save(file_writer(run_folder), 1)
+    (run_folder / LAST).rename(run_folder / "epoch-001.pth")
+    assert find_checkpoint(str(run_folder / "epoch-001"), run_folder).path == run_folder / "epoch-001.pth"
+
+
+@pytest.mark.parametrize(
+    "resume", ["", "/Epoch-12-Loss-1.6", "/Epoch-12-Loss-1.6.pdparams", "/Epoch-12.pdopt", "/Epoch-12"]
+)
+def test_files_and_folders_of_paddlevit_name_the_flags_that_work(tmp_path, resume):
+    (tmp_path / "Epoch-12-Loss-1.6.pdparams").touch()
+    (tmp_path / "Epoch-12.pdopt").touch()
+    with pytest.raises(UserError, match=r"-pretrained=.*/Epoch-12.*\.pdparams and -last_epoch=12$"):
+        find_checkpoint(f"{tmp_path}{resume}", tmp_path)
+
+
 @pytest.mark.parametrize("resume", ["nothing", "."])
 def test_nothing_to_resume(tmp_path, monkeypatch, resume):
     monkeypatch.chdir(tmp_path)

@@ -222,8 +222,8 @@ def test_hostile_folders_are_refused(whole, tmp_path):
 
 def test_pretrained_reads_its_weights(folder):
     state = checkpoint_state()
-    assert_same_state(read_weights(str(folder)), state["model"])
-    assert_same_state(read_weights(str(folder.with_suffix(""))), state["model"])  # without the extension
+    assert_same_state(read_weights(str(folder)).state, state["model"])
+    assert_same_state(read_weights(str(folder.with_suffix(""))).state, state["model"])  # without the extension
     (folder / FIRST).write_bytes(b"")
     with pytest.raises(UserError, match=r"last\.shards: is damaged"):
         read_weights(str(folder))

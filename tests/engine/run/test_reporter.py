@@ -1,6 +1,7 @@
 """Reports of a run in the log, CSV tables and TensorBoard; skipped steps."""
 
 import math
+import re
 import resource
 import sys
 from types import SimpleNamespace
@@ -62,6 +63,13 @@ class SimulatedRun:
 def scalars(folder, name: str) -> dict[int, float]:
     events = EventAccumulator(str(folder)).Reload()
     return {event.step: event.value for event in events.Scalars(name)}
+
+
+def test_the_log_of_a_rank_has_the_loss_since_its_last_line(tmp_path, cpu):
+    SimulatedRun(tmp_path, cpu).epoch((4.0, 1.0, False), (1.0, 1.0, False), (1.0, 1.0, False))
+    for name in ("log.txt", "log_0.txt"):
+        losses = re.findall(r"Loss: (\S+) \((\S+)\)", (tmp_path / name).read_text())
+        assert losses == [("4.0000", "4.0000"), ("1.0000", "2.5000"), ("1.0000", "2.0000")]
 
 
 def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_path, cpu):

@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import safetensors.torch
 import timm
 import torch
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
+from timm.models.regnet import RegNet, RegNetCfg
 from timm.models.resnetv2 import ResNetV2
 from weight_files import (
     FIXTURE,
@@ -23,8 +25,10 @@ from weight_files import (
     small_vit,
 )
 
+from configs.schema.families.vit import TimmModel
 from models.weights.find import find_weights
 from models.weights.fit import load_pretrained
+from models.weights.paddle import paddle_converter
 from utils.errors import UserError
 
 SQUARE = "encoder.layers.0.attn.out.weight"
@@ -35,6 +39,49 @@ def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
     assert np.array_equal(found["blocks.0.attn.proj.weight"], state[SQUARE].T)
     assert np.array_equal(found["patch_embed.proj.weight"], state["patch_embedding.patch_embedding.weight"])
     assert found.keys() == small_vit().state_dict().keys()
+
+
+@pytest.mark.parametrize("has_average", [False, True])
+def test_a_training_checkpoint_of_paddlevit_gives_its_average(tmp_path, has_average):
+    state = paddle_state()
+    average = {"model_ema": {name: array + np.float32(1) for name, array in state.items()}} if has_average else {}
+    file = pickled(tmp_path / "Epoch-2-Loss-1.6.pdparams", {"model": state, **average, "epoch": 2})
+    assert np.array_equal(read(file)["cls_token"], state["cls_token"] + has_average)
+    entry = "model_ema" if has_average else "model"
+    assert load_pretrained(small_vit(), str(file.with_suffix("")))[0] == f"weights: {file} ({entry}), 32 tensors"
+
+
+def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
+    """A small model with PaddleViT's names. Its convolutions with a bias are computed, as PaddleViT does."""
+    sizes = RegNetCfg(depth=6, w0=16, wa=16.0, wm=1.8, group_size=8, se_ratio=0.25)
+    source, model = (RegNet(sizes, num_classes=5).eval() for _ in range(2))
+    generator, state = torch.Generator().manual_seed(0), {}
+    for tensor in source.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(0.5 + 0.2 * torch.rand(tensor.shape, generator=generator))
+    for name, block in source.named_modules():
+        if name.endswith(".conv3"):
+            block.conv.bias = torch.nn.Parameter(torch.randn(block.conv.out_channels, generator=generator))
+    names = {
+        r"^stem.conv": "stem.0",
+        r"^stem.bn": "stem.1",
+        r"^head.fc": "head.2",
+        r"conv(\d).bn": r"bn\1",
+        r"(conv\d).conv": r"\1",
+        "downsample.conv": "downsample.conv1x1",
+        r"se.fc(\d)": r"se.conv\1_1x1",
+        "running_mean": "_mean",
+        "running_var": "_variance",
+        r"^s(\d).b(\d)": lambda match: f"stages.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}",
+    }
+    for name, tensor in source.state_dict().items():
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        if "num_batches" not in name:
+            state[name] = tensor.t() if name == "head.2.weight" else tensor
+    assert {"stages.0.blocks.0.conv3.bias", "stages.0.blocks.0.bn3._mean", "stem.1._variance"} <= state.keys()
+    model.load_state_dict(paddle_converter(model, TimmModel(NAME="regnety_160.deit_in1k"))(Path("regnet"), state))
+    torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
@@ -112,6 +159,7 @@ def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "optimizer": {"state": {}}},
         lambda state: {"model": {"state_dict": state}},
+        lambda state: {"state_dict": {"other": torch.ones(1)}, "state_dict_ema": state},
         lambda state: {"format": 1, "model": {"other": torch.ones(1)}, "ema": state, "optimizer": {}},
         lambda state: {"format": 1, "model": state, "ema": None, "optimizer": {}},
         lambda state: OrderedDict((name, torch.nn.Parameter(tensor)) for name, tensor in state.items()),
@@ -139,6 +187,9 @@ def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
     assert find_weights(str(tmp_path / "vit")) == tmp_path / "vit.pdparams"
     assert find_weights(str(tmp_path / "vit.pth")) == tmp_path / "vit.pth"
     assert find_weights(str(tmp_path / "vit.v2")) == tmp_path / "vit.v2.npz"
+    with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/vit.pdparams$"):
+        find_weights(str(tmp_path))
+    (tmp_path / "best.pth").touch()
     with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/best.pth, or -resume="):
         find_weights(str(tmp_path))
 

@@ -17,8 +17,12 @@ _resumed = partial(with_last, "resume")
 
 
 def checkpoint_faults() -> list[Fault]:
-    def of_paddlevit(scene: Scene) -> list[str]:
-        return scene.digits(flags=(f"-resume={scene.write('vit.pdparams', 'x')}",))
+    def of_paddlevit(name: str, named: str) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            scene.write(name, "x")
+            return scene.digits(flags=(f"-resume={scene.folder / named}",))
+
+        return provoke
 
     def keep_the_format(path: Path) -> None:
         atomic_save(path, {"format": load_checkpoint(path)["format"]})
@@ -31,7 +35,9 @@ def checkpoint_faults() -> list[Fault]:
         "cut short": (_resumed(truncated), damaged),
         "with a bit flipped": (_resumed(flipped), damaged),
         "of torch.save": (_resumed(lambda path: path.write_bytes(torch_bytes({"a": 1}))), r"last.pth: is damaged"),
-        "PaddleViT's": (of_paddlevit, r"vit.pdparams: PaddleViT's optimizer state cannot be resumed"),
+        "PaddleViT's": (of_paddlevit("vit.pdparams", "vit"), r"vit.pdparams: PaddleViT's optimizer state cannot be"),
+        "PaddleViT's optimizer": (of_paddlevit("a.pdopt", "a.pdopt"), r"a.pdopt: .* -pretrained=.*a.pdparams"),
+        "PaddleViT's folder": (of_paddlevit("pv/Epoch-9.pdparams", "pv"), r"Epoch-9.pdparams: .* -last_epoch=9"),
         "of another format": (_edited(format=1), r"last.pth: is not a checkpoint of format"),
         "a list with a valid checksum": (_resumed(lambda path: atomic_save(path, [1, 2])), r"last.pth: is not"),
         "incomplete, with a valid checksum": (_resumed(keep_the_format), r"model, ema, .* missing"),

@@ -21,6 +21,8 @@ def command_line_faults() -> list[Fault]:
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
+        "pre-training of MAE": (given("-mae_pretrain"), r"-mae_pretrain: MAE's pre-training is not available"),
+        "an empty variable": (given("-pretrained="), r"-pretrained is empty; give a value, or remove the flag"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
         "text for a number": (given("-batch_size=x"), r"-batch_size.*invalid int value: 'x'"),
         "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
@@ -92,7 +94,7 @@ def recipe_faults() -> list[Fault]:
             scene.write(f"{number}.yaml", f"BASE: [{number + 1}.yaml, {number + 1}.yaml]")
         return [f"-cfg={scene.folder / '0.yaml'}"]
 
-    swins_key = recipe("MODEL:\n  TYPE: PVTv2\n  STAGE_DEPTHS: [2, 2, 2, 2]")
+    swins_key = recipe("MODEL:\n  TYPE: PVTv2\n  WINDOW_SIZE: 7")
     table: dict[str, tuple[Provoke, str]] = {
         "missing": (lambda scene: ["-cfg=none.yaml"], r"none.yaml: cannot be read: No such file"),
         "a folder": (lambda scene: [f"-cfg={scene.folder}"], r"not a regular file"),
@@ -104,6 +106,7 @@ def recipe_faults() -> list[Fault]:
         "a tag with code": (recipe("SAVE: !!python/object/apply:os.system [ls]"), r":1: the tag .* is not allowed"),
         "an alias": (recipe("SEED: &a 1\nSAVE_FREQ: *a"), r":2: aliases are not allowed"),
         "an unknown key": (recipe("TRAIN:\n  EPOCHS: 3"), r":2: unknown key TRAIN.EPOCHS; did you mean"),
+        "two mistakes": (recipe("SEED: -1\nTRAIN: {EPOCHS: 3}"), r"2 options are wrong:"),
         "a wrong type": (recipe("DATA:\n  IMAGE_SIZE: big"), r":2: DATA.IMAGE_SIZE is 'big'"),
         "not a number": (recipe("TRAIN: {BASE_LR: .nan}"), r":1: TRAIN.BASE_LR is '.nan'"),
         "invalid YAML": (recipe("DATA:\n  A: [1"), r"recipe.yaml:\d+: "),
@@ -113,7 +116,7 @@ def recipe_faults() -> list[Fault]:
         "an unknown policy part": (recipe("TRAIN: {AUGMENT_POLICY: rand-m9-inc}"), r":1: TRAIN.AUGMENT_POLICY .*'inc'"),
         "an escape code in a key": (recipe('"\\e[2J": 1'), r":1: '.x1b\[2J' is not a valid key"),
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),
-        "a key of another family": (swins_key, r":3: unknown key MODEL.STAGE_DEPTHS .*pvtv2; .*swin"),
+        "a key of another family": (swins_key, r":3: unknown key MODEL.WINDOW_SIZE .*pvtv2; .*swin"),
         "a short list": (
             recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"),
             r":3: MODEL.NUM_HEADS is .3, 6, 12.: list .*4",

@@ -57,6 +57,10 @@ def distillation_faults() -> list[Fault]:
         "other classes": (edited({"NUM_CLASSES: 10": "NUM_CLASSES: 7"}), r"TEACHER_WEIGHTS: .*vit has 7 .*student 10"),
         "for color images": (edited(color, patch_embed__proj__weight=torch.ones(16, 3, 4, 4)), r"CHANNELS is 1"),
         "of a wrong size": (edited({"IMAGE_SIZE: 8": "IMAGE_SIZE: 9"}), r"TEACHER_MODEL vit: DATA.IMAGE_SIZE 9"),
+        "without distillation": (
+            given(kind="none"),
+            r"-teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation",
+        ),
         "unknown type": (given(kind="medium"), r"TRAIN.DISTILLATION_TYPE is 'medium'"),
     }
     return [Fault(f"teacher: {name}", provoke, line) for name, (provoke, line) in table.items()]

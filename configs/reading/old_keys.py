@@ -1,0 +1,75 @@
+"""Keys of PaddleViT's earlier YAML files: renamed ones get their present name, those without an effect are removed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from configs.reading.option_layers import OptionLayers, paths
+from configs.schema.keys import known_keys
+
+_RENAMED = {
+    "DISTILL": "DISTILLED",
+    "DROP_PATH": "DROPPATH",
+    "EMBED_DIMS": "EMBED_DIM",
+    "HEADS": "NUM_HEADS",
+    "HIDDEN_SIZE": "EMBED_DIM",
+    "NUM_LAYERS": "DEPTH",
+    "RANDAUGMENT": "RAND_AUGMENT",
+    "STAGE_DEPTHS": "STAGE_DEPTH",
+}
+# Of PaddleViT's launcher, of BEiT's tokenizer, and of MAE's pre-training.
+_UNUSED = (
+    "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",
+    "TRAIN.NORMALIZE_TARGET",
+)  # fmt: skip
+# Unknown keys if they are on.
+_UNUSED_IF_OFF = (
+    "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID", "MODEL.TRANS.PATCH_GRID",
+    "TRAIN.MULTI_SCALE_SAMPLER_DDP",
+)  # fmt: skip
+_OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
+
+
+def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
+    """Renames and removes old keys of `layers` in place. A present name that is given as well keeps its value.
+
+    Returns:
+        one warning that names the keys, or nothing.
+    """
+    known, values = known_keys(family), dict(paths(layers.values))
+    is_cosine = values.get(("TRAIN", "LR_SCHEDULER", "NAME")) == "warmupcosine"  # PaddleViT's name
+    unused, renamed = [], []
+    for path, value in values.items():
+        key = ".".join(path)
+        present = _present_name(key, known)
+        if key in known and not (is_cosine and key in _OF_STEP_DECAY):
+            continue
+        if key in known or key in _UNUSED or (key in _UNUSED_IF_OFF and value in (None, False, "")):
+            unused.append(key)
+        elif present != key:
+            renamed.append(f"{key} -> {present}")
+            if tuple(present.split(".")) not in values:
+                layers.add_key(present, value, layers.origin(path).removesuffix(": "))
+        else:
+            continue
+        _remove(layers.values, path)
+    parts = [f"without effect: {', '.join(unused)}"] if unused else []
+    parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
+    return [f"Warning: old keys of PaddleViT; {'; '.join(parts)}"] if parts else []
+
+
+def _present_name(key: str, known: Sequence[str]) -> str:
+    """The key itself if it has no other name."""
+    moved = key if "MODEL.TRANS" in known else key.replace("MODEL.TRANS.", "MODEL.")
+    section, dot, leaf = moved.rpartition(".")
+    renamed = section + dot + _RENAMED.get(leaf, leaf)
+    return renamed if renamed in known and moved not in known else moved
+
+
+def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
+    """Removes the key, and the sections that it leaves empty."""
+    above = values
+    for name in path[:-1]:
+        above = above[name]
+    del above[path[-1]]
+    if not above and len(path) > 1:
+        _remove(values, path[:-1])
