@@ -112,8 +112,7 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         predict = next_command(command, f"-resume={folder}", "-predict")
         figures = class_figures(folder) if trainer.context.is_main else ""
         logger.info(
-            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}){figures}, {result['checkpoint']}{both}
-"
+            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}){figures}, {result['checkpoint']}{both}\n"
             f"      Report: {folder / REPORT}\n"
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"

@@ -12,14 +12,10 @@ from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from engine.checkpoint.epoch_layout import EpochLayout
-<<<<<<< HEAD
-from engine.parallel.same_options import check_same_options
-||||||| 32b918e
-=======
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
+from engine.parallel.same_options import check_same_options
 from engine.run.facts import Preprocessing
 from models.timm_model import published_preprocessing
->>>>>>> help-d
 from utils.distributed import ProcessContext
 
 
