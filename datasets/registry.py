@@ -11,8 +11,9 @@ from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import number_by, number_of_classes
-from datasets.sources.files.class_folders import caltech, folder, has_class_folders
-from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
+from datasets.sources.files.class_folders import caltech
+from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
+from datasets.sources.files.split_folders import find_split_folders, folder, has_class_folders
 from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
@@ -129,8 +130,10 @@ def has_splits(data: Data) -> bool:
         return True
     if data.dataset == "tar":
         return bool(tar_shards().splits_of_shards(data))
-    names = ("train", "val", "test", "train.csv", "val.csv", "test.csv")
-    return any((Path(data.data_path) / name).exists() for name in names)
+    root = Path(data.data_path)
+    if data.dataset == "csv":
+        return any(table_file(root, split).exists() for split in ("train", "val", "test"))
+    return find_split_folders(root).has_splits
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
+from datasets.decoding.kinds import HEAD_BYTES, kind_of, missing_decoder
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, call_on_main
@@ -24,9 +25,8 @@ _MAX_SECONDS = 30.0
 _NUM_THREADS = 16  # they wait for the disk
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
-_HEAD_BYTES, _TAIL_BYTES = 16, 1024  # cameras and editors append bytes after the end of the image
-_END_MARKERS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n\x1a\n": b"IEND"}
-_WITHOUT_END_MARKER = (b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *(b"P%d" % number for number in range(1, 7)))
+_TAIL_BYTES = 1024  # cameras and editors append bytes after the end of the image
+_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
 def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
@@ -111,19 +111,19 @@ def _looks_intact(path: str) -> bool:
             size = os.fstat(descriptor).st_size
             if size > MAX_FILE_BYTES:
                 return False
-            head = os.pread(descriptor, _HEAD_BYTES, 0)
-            for signature, marker in _END_MARKERS.items():
-                if head.startswith(signature):
-                    return marker in os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-            return _has_complete_header(head, size)
+            head = os.pread(descriptor, HEAD_BYTES, 0)
+            kind = kind_of(head)
+            if marker := _END_MARKERS.get(kind or ""):
+                return marker in os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            return kind is not None and missing_decoder(kind) is None and _has_complete_header(kind, head, size)
     except OSError:
         return False
 
 
-def _has_complete_header(head: bytes, size: int) -> bool:
+def _has_complete_header(kind: str, head: bytes, size: int) -> bool:
     """Formats without an end marker; some state the size of the file."""
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+    if kind == "WEBP":
         return struct.unpack_from("<I", head, 4)[0] + 8 <= size
-    if head.startswith(b"BM") and len(head) >= 6:
+    if kind == "BMP":
         return struct.unpack_from("<I", head, 2)[0] <= size
-    return size > _HEAD_BYTES and head.startswith(_WITHOUT_END_MARKER)
+    return size > HEAD_BYTES
