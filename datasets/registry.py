@@ -14,7 +14,7 @@ from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.files.class_folders import caltech
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
 from datasets.sources.files.split_folders import find_split_folders, folder, has_class_folders
-from datasets.sources.files.unlabelled import unlabelled
+from datasets.sources.files.unlabelled import refuse_archive, unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
@@ -151,7 +151,9 @@ def _read(
     class_names: Sequence[str] | None,
     predicts: bool,
 ) -> list[Samples]:
-    samples, findings, read_split = {}, [], DATASETS[data.dataset](data)
+    if data.dataset != "tar":
+        refuse_archive(data.data_path)
+    samples, findings, unknown, read_split = {}, list[str](), list[str](), DATASETS[data.dataset](data)
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
@@ -165,13 +167,13 @@ def _read(
         if not class_names:
             findings += find_single_class(of_split)
         elif not of_split.findings:
-            findings += number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
+            unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     for split, of_split in samples.items():
         if data.multi_label:
             of_split.fit_targets(num_classes)
-        findings += of_split.findings + find_invalid_labels(of_split, split, num_classes)
+        findings += of_split.findings + (unknown or find_invalid_labels(of_split, split, num_classes))
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:

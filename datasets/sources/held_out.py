@@ -66,5 +66,5 @@ def _test_path(data: Data) -> Path:
     """The folder, table or list of the test images, which may not exist."""
     root = Path(data.data_path)
     if data.dataset == "folder":
-        return root / (find_split_folders(root).test or "test" if root.exists() else "test")
+        return root / ((root.is_dir() and find_split_folders(root).test) or "test")
     return table_file(root, "test") if data.dataset == "csv" else root / "test_list.txt"

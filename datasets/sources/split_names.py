@@ -30,4 +30,5 @@ def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
     for split, several in found.items():
         if split not in several and len(several) > 1:
             raise UserError(f"{place}: {' and '.join(map(shorten, several))}: which one is {split}? Rename it {split}")
-    return {split: split if split in several else several[0] for split, several in found.items()}
+    splits = sorted(found, key=list(SPLIT_NAMES).index)  # train, val, test
+    return {split: split if split in found[split] else found[split][0] for split in splits}

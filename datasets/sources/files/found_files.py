@@ -59,8 +59,9 @@ class FoundFiles:
 
     def describe(self, root: Path) -> list[str]:
         """Notes about the files in `root`, which may be warnings."""
+        effect = "" if self.keep_undecodable else " and are ignored"
         notes = [
-            f"Warning: {root}: {count} {kind} image(s) cannot be decoded here; {missing_decoder(kind)}"
+            f"Warning: {root}: {count} {kind} image(s) cannot be decoded{effect}; {missing_decoder(kind)}"
             for kind, count in self.undecodable.items()
         ]
         for files, text in (

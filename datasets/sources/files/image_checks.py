@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage
 from datasets.decoding.kinds import HEAD_BYTES, kind_of, missing_decoder
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
@@ -61,8 +61,8 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
         bad |= {image.path: image for image in of_split}
     if bad and not skips:
         raise combine_findings(
-            f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
-            [str(image) for image in bad.values()],
+            f"{len(bad)} images cannot be read; {HOW_TO_SKIP}",
+            [str(image) if len(bad) > 1 else f"{image}; {HOW_TO_SKIP}" for image in bad.values()],
         )
 
 
