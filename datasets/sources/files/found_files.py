@@ -15,7 +15,7 @@ _OTHER_EXTENSIONS = (
     *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
     *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
 )
-_MAX_ENDINGS = 5  # in a note
+_MAX_ENDINGS = 8  # in a note
 
 
 @dataclass
@@ -69,8 +69,12 @@ class FoundFiles:
             (self.others, "file(s) and hidden folders are no images, and are ignored"),
         ):
             if files:
-                most = ", ".join(f"{count} {ending!r}" for ending, count in files.most_common(_MAX_ENDINGS))
-                notes.append(f"{root}: {files.total()} {text}: {most}{', ...' * (len(files) > _MAX_ENDINGS)}")
+                counts = [
+                    f"{count} {ending!r}"
+                    for ending, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
+                ]
+                more = ", ..." if len(counts) > _MAX_ENDINGS else ""
+                notes.append(f"{root}: {files.total()} {text}: {', '.join(counts[:_MAX_ENDINGS])}{more}")
         return notes
 
 
