@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -80,6 +81,22 @@ def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
     assert folder(options(tmp_path), "all").findings == [
         f"{tmp_path / 'c'}: all of its images are HEIC; pip install pillow-heif, or convert them to JPEG"
     ]
+
+
+def test_pillow_heif_decodes_where_it_is_installed(tmp_path, monkeypatch):
+    def register_heif_opener() -> None:
+        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (20, 10), (9, 8, 7)))
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register_heif_opener))
+    monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
+    monkeypatch.setattr(Image, "ID", Image.ID.copy())
+    missing_decoder.cache_clear()
+    write_classes(tmp_path, a=1, b=1)
+    (tmp_path / "a" / "1.heic").write_bytes(HEIC)
+    samples = folder(options(tmp_path), "all")
+    missing_decoder.cache_clear()
+    assert names_of(samples) == ["a/000.jpg", "a/1.heic", "b/000.jpg"]
+    assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]
 
 
 def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, without_heif):
