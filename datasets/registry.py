@@ -12,9 +12,10 @@ from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.digest import check_same_data
-from datasets.sources.files.class_folders import caltech, folder, has_class_folders
-from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
-from datasets.sources.files.unlabelled import unlabelled
+from datasets.sources.files.class_folders import caltech
+from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
+from datasets.sources.files.split_folders import find_split_folders, folder, has_class_folders
+from datasets.sources.files.unlabelled import refuse_archive, unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
@@ -131,8 +132,10 @@ def has_splits(data: Data) -> bool:
         return True
     if data.dataset == "tar":
         return bool(tar_shards().splits_of_shards(data))
-    names = ("train", "val", "test", "train.csv", "val.csv", "test.csv")
-    return any((Path(data.data_path) / name).exists() for name in names)
+    root = Path(data.data_path)
+    if data.dataset == "csv":
+        return any(table_file(root, split).exists() for split in ("train", "val", "test"))
+    return find_split_folders(root).has_splits
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
@@ -150,7 +153,9 @@ def _read(
     class_names: Sequence[str] | None,
     predicts: bool,
 ) -> list[Samples]:
-    samples, findings, read_split = {}, [], DATASETS[data.dataset](data)
+    if data.dataset != "tar":
+        refuse_archive(data.data_path)
+    samples, findings, unknown, read_split = {}, list[str](), list[str](), DATASETS[data.dataset](data)
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
@@ -164,13 +169,13 @@ def _read(
         if not class_names:
             findings += find_single_class(of_split)
         elif not of_split.findings:
-            findings += number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
+            unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     for split, of_split in samples.items():
         if data.multi_label:
             of_split.fit_targets(num_classes)
-        findings += of_split.findings + find_invalid_labels(of_split, split, num_classes)
+        findings += of_split.findings + (unknown or find_invalid_labels(of_split, split, num_classes))
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:

@@ -7,6 +7,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.tables import read_rows, safe_cell
 
+HOW_TO_SKIP = "to skip such images, set DATA.ON_BAD_IMAGE=skip"
 _COLUMNS = ("path", "reason")
 
 

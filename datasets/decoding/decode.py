@@ -19,13 +19,13 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from datasets.decoding.bad_images import BadImage
+from datasets.decoding.kinds import FORMATS, HEAD_BYTES, kind_of, missing_decoder, pillow_formats
 from datasets.decoding.partial_jpeg import Box, decode_part
 from utils.errors import to_single_line
 
 GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
 
 MAX_VALUE = 65535
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 MAX_PIXELS = 64_000_000
 MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
 MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can contain a scan of the whole image
@@ -104,8 +104,8 @@ def open_image(data: bytes, channels: int, name: str, grey_range: GreyRange | No
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     Args:
-        data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file, recognized by its first bytes. Of several
-            frames the first is used.
+        data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, AVIF or, with pillow-heif, HEIC file, recognized by
+            its first bytes. Of several frames the first is used.
         channels: 1 for gray, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
         name: the image's name in an error.
         grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535.
@@ -118,7 +118,7 @@ def open_image(data: bytes, channels: int, name: str, grey_range: GreyRange | No
     if not data:
         raise BadImage(name, "is empty (0 bytes)", _FIX)
     with errors_as_bad_image(name):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = open_with_pillow(data, name)
         _check_cost(image, data)
         if image.format in ("JPEG", "MPO") and image.mode == mode and not _has_exif_rotation(image):
             return PlainJpeg(image, data, name)
@@ -137,7 +137,7 @@ def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
         BadImage: as `open_image`.
     """
     with errors_as_bad_image(name):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = open_with_pillow(data, name)
         if not image.mode.startswith("I"):
             return None
         _check_cost(image, data)
@@ -145,11 +145,21 @@ def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
         return _grey_values(image)
 
 
+def open_with_pillow(data: bytes, name: str) -> Image.Image:
+    """Reads the header of an image; raises BadImage if its decoder is not installed, and Pillow's errors."""
+    kind = kind_of(data[:HEAD_BYTES])
+    if kind and (fix := missing_decoder(kind)):
+        raise BadImage(name, f"is {kind}, for which no decoder is installed", fix)
+    return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
+
+
 @contextlib.contextmanager
 def errors_as_bad_image(name: str) -> Iterator[None]:
     """Converts a decoder's exceptions into a BadImage that names the image."""
     try:
         yield
+    except BadImage:
+        raise
     except UnidentifiedImageError as error:
         raise BadImage(name, f"is not an image of a supported format ({', '.join(FORMATS)})", _FIX) from error
     except MemoryError:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
 from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -68,7 +68,7 @@ class BatchReader(Dataset[Batch | UserError]):
                 images[position], drawn[position] = self.transform(image, epoch, index, repeat)
             except BadImage as error:
                 if self.data.on_bad_image == "error":
-                    raise
+                    raise BadImage(error.path, error.reason, f"{error.fix}; {HOW_TO_SKIP}") from error
                 bad.append(error)
             else:
                 targets[position] = torch.tensor(labels[index])

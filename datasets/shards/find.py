@@ -1,6 +1,5 @@
 """Finds the shards of a data set, and the split of each."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,11 +11,9 @@ from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.index import INFO_FILE
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 
-_SPLITS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-}  # fmt: skip
 _MAX_INFO_BYTES = 64 << 20
 
 
@@ -55,11 +52,6 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
             f"pattern, such as {store.url('train-{0000..0127}.tar')}"
         )
     return _split_by_name(_list_shards(store), store)
-
-
-def split_of(name: str) -> str | None:
-    """Returns the split that the name of a shard contains first: 'in1k-train-0000.tar', 'val/0.tar'."""
-    return next((_SPLITS[token] for token in re.split(r"[/\-_.]", name) if token in _SPLITS), None)
 
 
 def _list_shards(store: ShardStore) -> list[str]:
@@ -108,7 +100,7 @@ class _Info(BaseModel, strict=True):
 
     @model_validator(mode="after")
     def _check(self) -> "_Info":
-        splits = list(map(_SPLITS.get, self.splits))
+        splits = list(map(SPLIT_NAMES.get, self.splits))
         shards = [name for split in self.splits.values() for name in split.filenames]
         if None in splits or len(set(splits)) < len(splits):
             raise ValueError(f"the splits {shorten(list(self.splits))} are not train, val and test")
@@ -128,6 +120,6 @@ def _read_info(data: bytes, url: str) -> FoundShards:
         key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
         problem = first["msg"].removeprefix("Value error, ")
         raise UserError(f"{url}: {key}{problem}; correct it, or give a pattern of names instead") from None
-    splits = {_SPLITS[name]: sorted(split.filenames) for name, split in info.splits.items()}
+    splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
     label_key = next(iter(info.splits.values())).alt_label or ""
     return FoundShards(splits, class_names=info.class_names, label_key=label_key)

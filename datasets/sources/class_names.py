@@ -33,11 +33,16 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
     findings = []
-    if unknown:
-        hint = "" if needs_all else f"; -predict {data_path} labels unsorted images"
+    if unknown and needs_all:
+        findings.append(
+            f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
+            f"({list_names(known)}). To train with it, start from the weights: python main_single_gpu.py "
+            f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={data_path} -opts MODEL.NUM_CLASSES=null"
+        )
+    elif unknown:
         findings.append(
             f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
-            f"has {list_names(known)}){hint}"
+            f"has {list_names(known)}); -predict {data_path} labels unsorted images"
         )
     if missing:
         findings.append(

@@ -4,13 +4,13 @@ from pathlib import Path
 from types import ModuleType
 
 from configs.schema import Data
-from datasets.sources.files.class_folders import held_out_classes
+from datasets.sources.files.lists import table_file
 from datasets.sources.files.rows import read_lines, table_columns
+from datasets.sources.files.split_folders import find_split_folders
 from utils.errors import UserError
 from utils.packages import require
 
-_NAMES = {"folder": "test", "csv": "test.csv", "imagenet2012": "test_list.txt"}  # in DATA_PATH
-WITH_TEST = (*_NAMES, "tar")  # the data sets that may come with test images
+WITH_TEST = ("folder", "csv", "imagenet2012", "tar")  # the data sets that may come with test images
 
 
 def tar_shards() -> ModuleType:
@@ -27,9 +27,9 @@ def check_test_split(data: Data) -> None:
         raise UserError(f"DATA.DATASET {data.dataset} has no test split ({', '.join(WITH_TEST)} have one)")
     if data.dataset == "tar":
         return  # `TarShards` checks it
-    root, name = Path(data.data_path), _NAMES[data.dataset]
-    if root.exists() and not (root / name).exists():
-        raise UserError(f"-split test: {root} has no test images (no {name}); choose another split")
+    path = _test_path(data)
+    if Path(data.data_path).exists() and not path.exists():
+        raise UserError(f"-split test: {data.data_path} has no test images (no {path.name}); choose another split")
     _, note = find_test_split(data)
     if note:
         raise UserError(note)
@@ -47,11 +47,11 @@ def find_test_split(data: Data) -> tuple[bool, str | None]:
     """
     if data.dataset == "tar":
         return "test" in tar_shards().splits_of_shards(data), None
-    path = Path(data.data_path, _NAMES.get(data.dataset, ""))
-    if data.dataset not in _NAMES or not path.exists():
+    if data.dataset not in WITH_TEST or not (path := _test_path(data)).exists():
         return False, None
     if data.dataset == "folder":
-        has_labels, problem = bool(held_out_classes(path.parent)), "has no folder with the name of a class"
+        has_labels = "test" in find_split_folders(path.parent).folders
+        problem = "has no folder with the name of a class"
     elif data.dataset == "csv":
         has_labels, problem = "target" in table_columns(path), "has no column target"
     else:
@@ -60,3 +60,11 @@ def find_test_split(data: Data) -> tuple[bool, str | None]:
     if has_labels:
         return True, None
     return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
+
+
+def _test_path(data: Data) -> Path:
+    """The folder, table or list of the test images, which may not exist."""
+    root = Path(data.data_path)
+    if data.dataset == "folder":
+        return root / ((root.is_dir() and find_split_folders(root).test) or "test")
+    return table_file(root, "test") if data.dataset == "csv" else root / "test_list.txt"

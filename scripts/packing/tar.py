@@ -1,7 +1,6 @@
 """Tar shards as WebDataset reads them: an image `KEY.jpg` and its label `KEY.cls`, one pair after another."""
 
 import hashlib
-import io
 import os
 import posixpath
 import re
@@ -14,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
 from tqdm import tqdm
 
-from datasets.decoding.decode import FORMATS
+from datasets.decoding.decode import open_with_pillow
 from datasets.loading.workers import default_num_workers
 from datasets.shards.indexing.archive import DamagedShard
 from datasets.shards.indexing.index import Index, join, to_index
@@ -32,6 +30,7 @@ from utils.files import open_regular_file
 # Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
 _EXTENSIONS = {
     "JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif", "PPM": "ppm",
+    "AVIF": "avif", "HEIF": "heic",
 }  # fmt: skip
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
@@ -87,7 +86,7 @@ def _key_of(path: str) -> str:
 
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with open_with_pillow(data, "") as image:
         return _EXTENSIONS[image.format]
 
 

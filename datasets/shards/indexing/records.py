@@ -11,9 +11,9 @@ from typing import NamedTuple
 from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.archive import Archive, Member
 from datasets.shards.indexing.labels import LEFT_OUT, MAX_LABEL_BYTES, Label, find_label
-from datasets.sources.files.class_folders import IMAGE_EXTENSIONS
+from datasets.sources.files.found_files import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 
-_EXTENSIONS = [extension.removeprefix(".") for extension in IMAGE_EXTENSIONS]
+_EXTENSIONS = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
 _NO_IMAGE = f"have no image (.{', .'.join(_EXTENSIONS)})"
 
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage
+from datasets.decoding.kinds import HEAD_BYTES, kind_of, missing_decoder
 from datasets.sources.files.equal_files import notes_on_equal_files
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
@@ -26,9 +27,8 @@ _MAX_SECONDS = 30.0
 _NUM_THREADS = 16  # they wait for the disk
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
-_HEAD_BYTES, _TAIL_BYTES = 16, 1024  # cameras and editors append bytes after the end of the image
-_END_MARKERS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n\x1a\n": b"IEND"}
-_WITHOUT_END_MARKER = (b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *(b"P%d" % number for number in range(1, 7)))
+_TAIL_BYTES = 1024  # cameras and editors append bytes after the end of the image
+_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 
 
 def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
@@ -65,8 +65,8 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
         bad |= {image.path: image for image in of_split}
     if bad and not skips:
         raise combine_findings(
-            f"{len(bad)} images cannot be read; to skip such images, set DATA.ON_BAD_IMAGE=skip",
-            [str(image) for image in bad.values()],
+            f"{len(bad)} images cannot be read; {HOW_TO_SKIP}",
+            [str(image) if len(bad) > 1 else f"{image}; {HOW_TO_SKIP}" for image in bad.values()],
         )
     if splits:
         splits[0].notes += notes_on_equal_files(splits, fingerprints)
@@ -119,21 +119,21 @@ def _looks_intact(path: str, index: int, fingerprints: np.ndarray) -> bool:
             size = os.fstat(descriptor).st_size
             if size > MAX_FILE_BYTES:
                 return False
-            head = os.pread(descriptor, _HEAD_BYTES, 0)
+            head = os.pread(descriptor, HEAD_BYTES, 0)
             tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
             fingerprints[index] = size << 32 | zlib.crc32(tail)
-            for signature, marker in _END_MARKERS.items():
-                if head.startswith(signature):
-                    return marker in tail
-            return _has_complete_header(head, size)
+            kind = kind_of(head)
+            if marker := _END_MARKERS.get(kind or ""):
+                return marker in tail
+            return kind is not None and missing_decoder(kind) is None and _has_complete_header(kind, head, size)
     except OSError:
         return False
 
 
-def _has_complete_header(head: bytes, size: int) -> bool:
+def _has_complete_header(kind: str, head: bytes, size: int) -> bool:
     """Formats without an end marker; some state the size of the file."""
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+    if kind == "WEBP":
         return struct.unpack_from("<I", head, 4)[0] + 8 <= size
-    if head.startswith(b"BM") and len(head) >= 6:
+    if kind == "BMP":
         return struct.unpack_from("<I", head, 2)[0] <= size
-    return size > _HEAD_BYTES and head.startswith(_WITHOUT_END_MARKER)
+    return size > HEAD_BYTES

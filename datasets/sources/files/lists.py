@@ -14,6 +14,7 @@ from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_rows
 from datasets.sources.split import split_listing
+from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
 _SEPARATORS = "|;,"
@@ -36,9 +37,9 @@ def csv_tables(data: Data, split: str) -> ImageFiles:
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
     """
     path = Path(data.data_path)
-    train_file, val_file = path if path.is_file() else path / "train.csv", path / "val.csv"
+    train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
     if split == "test":
-        file = path / "test.csv"
+        file = table_file(path, "test")
     elif split == "all" and path.is_file():
         file = path
     elif val_file.is_file():
@@ -47,6 +48,12 @@ def csv_tables(data: Data, split: str) -> ImageFiles:
         return ImageFiles(split_listing(read_table(train_file, train_file, data.multi_label), data, split))
     may_lack_train = split in ("all", "test") and not train_file.is_file()
     return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label))
+
+
+def table_file(root: Path, split: str) -> Path:
+    """The table of a split, by its name (see `find_split_names`): train.csv, valid.csv; it may not exist."""
+    names = [name for name, of in SPLIT_NAMES.items() if of == split and (root / f"{name}.csv").exists()]
+    return root / f"{find_split_names(names, root).get(split, split)}.csv"
 
 
 def read_list(file: Path) -> Listing:
@@ -165,7 +172,8 @@ def _to_listing(
     else:
         targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
     arrays = listing_arrays(rows.paths, targets, lines)
-    listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings, has_class_names=not is_numeric)
+    named = not is_numeric
+    listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings, rows.notes, named)
     _report_repeated_images(listing)
     return listing
 

@@ -4,11 +4,13 @@
 read.
 """
 
+import contextlib
 import csv
 import io
 import os
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from configs.reading.yaml_io import shorten
@@ -17,18 +19,36 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
+_CHUNK = 1 << 20
+_DEFAULT_DIALECT = "separator ',', encoding utf-8"
+_SEPARATORS = ",;\t"  # spreadsheets write semicolons where the comma is the decimal sign
 
 
-def read_lines(file: Path) -> Iterator[str]:
+def read_lines(file: Path, encoding: str = "utf-8-sig") -> Iterator[str]:
+    """The lines of a file; bytes that are not in its encoding become surrogates, as in the names of files."""
+    with _open_text(file, encoding, "surrogateescape") as lines:
+        yield from lines
+
+
+@contextlib.contextmanager
+def _open_text(file: Path, encoding: str, errors: str) -> Iterator[io.TextIOWrapper]:
     try:
-        with io.TextIOWrapper(
-            open_regular_file(file), encoding="utf-8-sig", errors="surrogateescape", newline=None
-        ) as lines:
-            yield from lines
+        with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as text:
+            yield text
     except OSError as error:
         raise UserError(
             f"{file}: cannot be read ({error.strerror}); check the path, DATA.DATA_PATH and DATA.DATASET"
         ) from error
+
+
+def _find_encoding(file: Path) -> str:
+    """The first encoding in which the file is text; UTF-16 needs a byte order mark, and Windows writes cp1252."""
+    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
+        with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
+            while text.read(_CHUNK):
+                pass
+            return encoding
+    raise UserError(f"{file}: is not text in UTF-8, UTF-16 or cp1252; save it as CSV in UTF-8")
 
 
 class Rows:
@@ -42,6 +62,7 @@ class Rows:
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
         self.findings: list[str] = []
+        self.notes: list[str] = []
 
     def add(self, line: int, path: str, target: str = "") -> None:
         if "\0" in path:
@@ -65,9 +86,19 @@ class Rows:
 def table_columns(file: Path) -> list[str]:
     """The names in the header of a CSV file; none if it is no CSV file."""
     try:
-        return list(csv.DictReader(read_lines(file), strict=True).fieldnames or ())
+        return [name.strip() for name in _open_table(file)[0].fieldnames or ()]
     except csv.Error:
         return []
+
+
+def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
+    """A CSV file, in which the header shows the separator; and a description of separator and encoding."""
+    encoding = _find_encoding(file)
+    lines = read_lines(file, encoding)
+    header = next(lines, "")
+    separator = max(_SEPARATORS, key=header.count)
+    table = csv.DictReader(chain([header], lines), delimiter=separator, skipinitialspace=True, strict=True)
+    return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
 
 
 def table_rows(file: Path, with_targets: bool = True) -> Rows:
@@ -76,14 +107,18 @@ def table_rows(file: Path, with_targets: bool = True) -> Rows:
     with_targets: False if the column target is not read, and paths may be outside of the file's folder.
     """
     rows, needed = Rows(file, not with_targets), ("image_path", "target")[: 1 + with_targets]
-    table = csv.DictReader(read_lines(file), strict=True)
+    table, dialect = _open_table(file)
     try:
-        columns = list(table.fieldnames or ())
+        table.fieldnames = columns = [name.strip() for name in table.fieldnames or ()]
         if any(columns.count(name) != 1 for name in needed):
-            raise UserError(f"{file}:1: the header lacks {' or '.join(needed)}; write {','.join(needed)}")
+            raise UserError(
+                f"{file}:1: the header lacks {' or '.join(needed)}: it is {shorten(columns)} ({dialect}); rename them"
+            )
+        if dialect != _DEFAULT_DIALECT:
+            rows.notes.append(f"{file}: {dialect}")
         for record in table:
             if None in record or None in record.values():
-                problem = "the number of fields differs from the header's; quote a path that contains a comma"
+                problem = "the number of fields differs from the header's; quote a path that contains a separator"
                 rows.add_finding(table.line_num, problem)
                 continue
             path, *target = (record[name].strip() for name in needed)

@@ -10,6 +10,7 @@ from datasets.sources.files.image_files import ImageFiles, Listing, listing_arra
 from datasets.sources.files.rows import Rows, read_lines, table_rows
 from utils.errors import UserError, combine_findings
 
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
 
 
@@ -28,16 +29,23 @@ def unlabelled(path: str) -> ImageFiles:
         return ImageFiles(read_images(file))
     if not os.path.exists(path):
         raise UserError(f"-predict {path}: no such file or folder; give an image, a folder of images or a list")
+    refuse_archive(path)
     if file.suffix.lower() not in (".txt", ".csv"):
-        paths = StringPacker([file.name])
+        paths, notes = StringPacker([file.name]), []
     else:
         rows = table_rows(file, with_targets=False) if file.suffix.lower() == ".csv" else _list_rows(file)
         if rows.findings:
             raise combine_findings(f"{path}: {len(rows.findings)} problems", rows.findings)
         if not len(rows.paths):
             raise UserError(f"{path}: lists no images; write one path per line")
-        paths = rows.paths
-    return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), has_class_names=False))
+        paths, notes = rows.paths, rows.notes
+    return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), notes=notes, has_class_names=False))
+
+
+def refuse_archive(path: str) -> None:
+    """Raises UserError for an archive in place of the folder that it contains."""
+    if path.lower().endswith(_ARCHIVES) and os.path.isfile(path):
+        raise UserError(f"{path}: is an archive; unpack it, and give the folder that it contains")
 
 
 def _list_rows(file: Path) -> Rows:

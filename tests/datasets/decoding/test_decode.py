@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 from torchvision.io import decode_jpeg
 
 from datasets.decoding import decode
@@ -55,6 +55,7 @@ def ycck_jpeg() -> bytes:
 
 KINDS = {
     "jpeg 4:2:0": lambda: encode(PHOTO, "JPEG", quality=90),
+    **({"avif": lambda: encode(PHOTO, "AVIF", quality=90)} if features.check("avif") else {}),
     "jpeg 4:2:2": lambda: encode(PHOTO, "JPEG", subsampling="4:2:2"),
     "jpeg 4:4:4": lambda: encode(PHOTO, "JPEG", subsampling="4:4:4"),
     "jpeg progressive": lambda: encode(PHOTO, "JPEG", progressive=True),

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from datasets.shards.find import find_shards, split_of
+from datasets.shards.find import find_shards
 from datasets.shards.location import parse_location
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.split_names import split_of
 from tests.datasets.shards.fault_server import fault_server
 from utils.errors import UserError
 
@@ -24,7 +25,7 @@ def test_split_of():
     for name, split in {
         "imagenet1k-train-0000.tar": "train", "imagenet1k-validation-63.tar": "val", "val/00001.tar": "val",
         "training_1.tar": "train", "valid.tar": "val", "test.0.tar": "test", "train/val-0.tar": "train",
-        "00000.tar": None, "trainset-0.tar": None,
+        "Testing-0.tar": "test", "00000.tar": None, "trainset-0.tar": None,
     }.items():  # fmt: skip
         assert split_of(name) == split
 

@@ -8,7 +8,8 @@ from source_helpers import assert_refused, names_of, options, write_classes, wri
 
 from datasets.registry import DATASETS
 from datasets.sources.files import class_folders
-from datasets.sources.files.class_folders import folder, read_class_folders
+from datasets.sources.files.class_folders import read_class_folders
+from datasets.sources.files.split_folders import folder
 
 
 def test_folder_with_train_and_val(tmp_path):

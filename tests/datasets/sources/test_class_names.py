@@ -56,6 +56,12 @@ def test_training_data_must_have_all_classes_of_the_checkpoint(tmp_path, cpu):
         assert train.targets.tolist() == val.targets.tolist() == labels
 
 
+def test_a_new_class_of_a_resumed_run_is_named_alone(tmp_path, cpu):
+    write_classes(tmp_path, ant=2, bat=2, bee=2, cat=2, dog=2)
+    with pytest.raises(UserError, match=r"^\S+: new class 'bat';.* -pretrained=RUN/best.pth .*NUM_CLASSES=null$"):
+        read(tmp_path, cpu, "train", "val", num_classes=len(KNOWN))
+
+
 def test_a_table_needs_no_training_table(tmp_path, cpu):
     write_image(tmp_path / "a.jpg")
     write_image(tmp_path / "b.jpg")

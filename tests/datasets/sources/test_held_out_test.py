@@ -5,8 +5,8 @@ from source_helpers import assert_refused, options, write_classes
 
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.files.class_folders import folder
 from datasets.sources.files.lists import csv_tables, imagenet2012
+from datasets.sources.files.split_folders import folder
 from datasets.sources.held_out import find_test_split
 from utils.errors import UserError
 

@@ -11,9 +11,9 @@ from PIL import Image
 from source_helpers import options, write_classes
 
 from datasets.sources.files import equal_files, image_checks
-from datasets.sources.files.class_folders import folder
 from datasets.sources.files.image_checks import check_images, find_bad_images
 from datasets.sources.files.lists import imagenet2012
+from datasets.sources.files.split_folders import folder
 from utils.errors import Findings
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))

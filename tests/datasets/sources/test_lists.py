@@ -7,8 +7,10 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import DATASETS, recognize_dataset
+from datasets.registry import DATASETS, has_test_split, read_samples, recognize_dataset
 from datasets.sources.files.lists import csv_tables, imagenet2012
+from datasets.sources.files.unlabelled import unlabelled
+from utils.errors import UserError
 
 
 @pytest.fixture
@@ -128,7 +130,52 @@ def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
     assert_refused(lambda: csv_tables(given, "train"), f"{tmp_path}/train.csv{line}: ", reason)
 
 
+SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding", "note"),
+    [
+        (",", "utf-8", []),
+        (", ", "utf-8-sig", []),
+        (";", "cp1252", ["separator ';', encoding cp1252"]),
+        (";", "utf-8-sig", ["separator ';', encoding utf-8"]),
+        ("\t", "utf-16", ["separator '\\t', encoding utf-16"]),
+    ],
+)
+def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
+    write_image(tmp_path / "blüte.jpg")
+    (tmp_path / "train.csv").write_bytes(SHEET.format(separator).encode(encoding))
+    samples = csv_tables(options(tmp_path / "train.csv"), "all")
+    assert (names_of(samples), samples.class_names) == (["blüte.jpg", "b.jpg"], ["Blüte", "Gräser"])
+    assert samples.notes == [f"{tmp_path}/train.csv: {text}" for text in note]
+    assert names_of(unlabelled(str(tmp_path / "train.csv"))) == ["blüte.jpg", "b.jpg"]
+    assert samples.open(0, 3).size == (9, 12)
+
+
+def test_an_unknown_header_is_shown(tmp_path):
+    for data, shown in (
+        (b"filename;label\na.jpg;x\n", "it is ['filename', 'label'] (separator ';', encoding utf-8)"),
+        ("f\tx\n".encode("utf-16"), "it is ['f', 'x'] (separator '\\t', encoding utf-16)"),
+        (b"\x81\xff\xfe,target\n", "is not text in UTF-8, UTF-16 or cp1252"),
+    ):
+        (tmp_path / "train.csv").write_bytes(data)
+        assert_refused(lambda: csv_tables(options(tmp_path), "train"), f"{tmp_path}/train.csv", shown)
+
+
 # Any data set
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake", "tar"}))
+def test_an_archive_is_refused(tmp_path, name, cpu):
+    archive = tmp_path / "photos.tar.gz"
+    archive.touch()
+    given = options(archive, dataset=name)
+    assert has_test_split(given, cpu) == (False, None)
+    with pytest.raises(UserError, match=r"photos.tar.gz: is an archive; unpack it"):
+        read_samples(given, None, cpu, "train", "val")
+    with pytest.raises(UserError, match="unpack it"):
+        unlabelled(str(archive))
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))

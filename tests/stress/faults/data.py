@@ -2,13 +2,15 @@
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from faults.runner import Fault, Provoke
-from faults.scene import RunsCode, Scene, flipped, image_bytes, truncated
+from faults.scene import RunsCode, Scene, Skipped, flipped, image_bytes, truncated
 
 from scripts.pack_dataset import Packable, write_packed
+from utils.packages import is_installed
 
 
 def with_file(name: str, content: str | bytes, *options: str, dataset: str = "imagenet2012") -> Provoke:
@@ -53,6 +55,13 @@ def data_set_faults() -> list[Fault]:
     table: dict[str, tuple[Provoke, str]] = {
         "a table without a header": (with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
         "an unknown class": (with_table("val", "val/cat/0.jpg,emu"), r"val.csv:2: .*emu"),
+        "columns with other names": (with_file("train.csv", "a;b\n", dataset="csv"), r"csv:1: .*'a', 'b'.*';'"),
+        "a table in no encoding": (with_file("train.csv", b"\x81\xff", dataset="csv"), r"train.csv: is not text"),
+        "an archive": (_archive, r"data.zip: is an archive; unpack it"),
+        "a folder beside train": (_moved(["val"], "unsorted/0.jpg"), r"is train the training split or a class"),
+        "two folders of a split": (_moved(["val"], "valid/a/0.jpg", "validation/a/0.jpg"), r"which one is val"),
+        "splits with unknown names": (_moved(["train", "val"], "train_a/a/0.jpg", "val_a/a/0.jpg"), r"splits\? Rename"),
+        "HEIC without a decoder": (_heic_class, r"emu: all of its images are HEIC; pip install pillow-heif"),
         "several labels": (with_table("train", "train/cat/0.jpg,0|1"), r"csv:2: .*MULTI_LABEL"),
         "an unknown label": (with_table("val", "val/cat/0.jpg,0|x", "DATA.MULTI_LABEL=true"), r"val.csv:2: label 'x'"),
         "no label in val": (with_table("val", "val/cat/0.jpg,", "DATA.MULTI_LABEL=true"), r"val.csv: .*split val"),
@@ -82,6 +91,32 @@ def _without(name: str) -> Provoke:
         return flags
 
     return provoke
+
+
+def _archive(scene: Scene) -> list[str]:
+    return scene.images(flags=(f"-data_path={scene.write('data.zip', b'PK')}",))
+
+
+def _moved(removed: list[str], *added: str) -> Provoke:
+    """Class folders, without some folders of splits, and with other images."""
+
+    def provoke(scene: Scene) -> list[str]:
+        flags = scene.images(dataset="folder")
+        for name in removed:
+            shutil.rmtree(scene.data / name)
+        for name in added:
+            scene.write(f"data/{name}", image_bytes())
+        return flags
+
+    return provoke
+
+
+def _heic_class(scene: Scene) -> list[str]:
+    if is_installed("pillow_heif"):
+        raise Skipped("pillow-heif is installed")
+    for split in ("train", "val"):
+        scene.write(f"data/{split}/emu/0.heic", b"\0\0\0\x18ftypheic" + bytes(20))
+    return scene.images(dataset="folder")
 
 
 def _empty_class(scene: Scene) -> list[str]:

@@ -23,6 +23,7 @@ def prediction_faults() -> list[Fault]:
         "no such path": (of("nowhere", b""), r"nowhere: no such file or folder"),
         "a folder without images": (of("photos", None), r"photos: contains no images"),
         "an empty list": (of("list.txt", b"\n"), r"list.txt: lists no images"),
+        "an archive": (of("photos.zip", image), r"photos.zip: is an archive; unpack it"),
         "a list in UTF-16": (of("list.txt", "a.jpg\n".encode("utf-16-le")), r"list.txt:1: .* is not a path"),
         "no readable image": (of("a.jpg", b"hello"), r"none of the 1 images can be read; .*predictions.csv has the"),
         "a list without readable images": (of("list.txt", b"a.jpg\nb.jpg 1\n"), r"none of the 2 images can be read"),

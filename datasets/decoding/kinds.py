@@ -1,0 +1,67 @@
+"""The kind of an image by its first bytes, and the decoder that it needs."""
+
+import functools
+import re
+
+from PIL import features
+
+from utils.files import open_regular_file
+from utils.packages import is_installed
+
+HEAD_BYTES = 32
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
+_SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}  # fmt: skip
+# The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
+_AVIF_BRANDS, _HEIC_BRANDS = (
+    (b"avif", b"avis"),
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
+)
+
+
+def kind_of(head: bytes) -> str | None:
+    """One of `FORMATS`, 'HEIC' or 'AVIF'; None if a file that begins with `head`, of `HEAD_BYTES`, is no such image."""
+    for signature, kind in _SIGNATURES.items():
+        if head.startswith(signature):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[:2] == b"BM" and head[6:10] == bytes(4):  # reserved bytes
+        return "BMP"
+    if re.match(rb"P[1-6]\s+[0-9#]", head):
+        return "PPM"
+    if head[4:8] == b"ftyp":
+        brands = {head[start : start + 4] for start in (8, 16, 20, 24, 28)}
+        return "AVIF" if brands.intersection(_AVIF_BRANDS) else "HEIC" if brands.intersection(_HEIC_BRANDS) else None
+    return None
+
+
+def kind_of_file(path: str) -> str | None:
+    """The kind of an image file; None for another file, or one that cannot be read."""
+    try:
+        with open_regular_file(path) as file:
+            return kind_of(file.read(HEAD_BYTES))
+    except OSError:
+        return None
+
+
+@functools.cache
+def missing_decoder(kind: str) -> str | None:
+    """A fix if this machine has no decoder for images of a kind; None if it has one."""
+    if kind == "HEIC" and not is_installed("pillow_heif"):
+        return "pip install pillow-heif, or convert them to JPEG"
+    if kind == "AVIF" and not features.check("avif"):
+        return "install a Pillow that decodes AVIF, or convert them to JPEG"
+    return None
+
+
+def pillow_formats(kind: str | None) -> tuple[str, ...]:
+    """The formats as which Pillow may open a file of a kind. The decoder of HEIC is loaded for the first such file."""
+    if kind == "HEIC":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        return ("HEIF",)
+    return ("AVIF",) if kind == "AVIF" else FORMATS

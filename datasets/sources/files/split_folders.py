@@ -1,0 +1,130 @@
+"""The data set `folder`: which folders of DATA_PATH are splits, and which are classes."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.schema import Data
+from datasets.sources.class_names import list_names
+from datasets.sources.files.class_folders import class_names_in, has_images, read_class_folders
+from datasets.sources.files.image_files import ImageFiles, Listing
+from datasets.sources.split import split_listing
+from datasets.sources.split_names import find_split_names
+from utils.errors import UserError
+
+_SPLIT_IN_NAME = re.compile("train|val|test")
+_MAX_TRIED = 10  # folders in which images are looked for
+
+
+@dataclass(frozen=True)
+class SplitFolders:
+    """The folders of DATA_PATH.
+
+    folders: of each split. 'train' is `root` itself if class folders are there, without the folders of other splits.
+    test: the name of the folder of test images, which is in `folders` if it contains folders of classes.
+    """
+
+    root: Path
+    folders: dict[str, Path]
+    test: str | None
+    findings: list[str]
+    notes: list[str]
+
+    @property
+    def has_splits(self) -> bool:
+        return self.folders != {"train": self.root}
+
+    def read(self, split: str) -> Listing:
+        """The images of a split. A class that only this split, or only the training split, has is an error."""
+        if split not in self.folders:
+            names = list_names([folder.name for folder in self.folders.values()])
+            raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
+        splits = {folder.name for folder in self.folders.values() if folder != self.root}
+        listing = read_class_folders(self.folders[split], splits if self.folders[split] == self.root else ())
+        other = "val" if split == "train" else split
+        classes = [set(class_names_in(self.folders[of])) - splits for of in ("train", other) if of in self.folders]
+        listing.findings += self.findings + [
+            f"{self.root}: class folder {name!r} is only in one of train and {other}; add or remove it"
+            for name in sorted(classes[0] ^ classes[-1])
+        ]
+        listing.notes[:0] = self.notes
+        return listing
+
+
+def folder(data: Data, split: str) -> ImageFiles:
+    """One folder per class in the folder of each split, see `find_split_folders`; without val the images are split.
+
+    The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
+    """
+    found = find_split_folders(Path(data.data_path))
+    if split == "all" and "val" not in found.folders and found.folders["train"] == found.root:
+        return ImageFiles(found.read("train"))
+    split = "val" if split == "all" else split
+    if split == "test" or "val" in found.folders:
+        return ImageFiles(found.read(split))
+    return ImageFiles(split_listing(found.read("train"), data, split))
+
+
+def find_split_folders(root: Path) -> SplitFolders:
+    """Finds the splits by the names of the folders in `root`, as Hugging Face, Roboflow and timm write them.
+
+    A folder train is the training split if it has a class in common with val or test, or if no other folder beside it
+    contains images; beside several folders with images it is a class. Without train, the class folders are in `root`; a
+    folder val or test beside them is a split if it contains a folder with the name of a class.
+
+    Raises:
+        UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
+    """
+    names = class_names_in(root)
+    named = find_split_names(names, root)
+    others = [name for name in names if name not in named.values()]
+    within = {split: _folders_in(root / name) for split, name in named.items()}
+    train = within.get("train", set())
+    is_split = "train" in named and any(train & within[split] for split in named.keys() - {"train"})
+    beside = [] if is_split or "train" not in named else [name for name in others if has_images(root / name, deep=True)]
+    if train and beside and (len(beside) == 1 or "val" in named):
+        raise UserError(
+            f"{root}: is {named['train']} the training split or a class, beside {list_names(beside)}? Give "
+            f"-data_path={root / named['train']} for the split, or move all classes to that folder"
+        )
+    has_classes = bool(beside) or ("train" not in named and bool(others or "val" not in named))
+    folders, known = ({"train": root}, set(names)) if has_classes else ({}, train)
+    for split, name in named.items():
+        if split not in folders and (within[split] & known or (split != "test" and not has_classes)):
+            folders[split] = root / name
+    findings, notes = [], []
+    if has_classes:
+        tokens = [_SPLIT_IN_NAME.findall(name.lower())[:1] for name in names]
+        if all(tokens) and any(token != tokens[0] for token in tokens):
+            raise UserError(
+                f"{root}: are {list_names(names)} splits? Rename them train, val and test, or move all classes to "
+                f"{root / 'train'}"
+            )
+        if "test" in named and "test" not in folders:
+            problem = "is it a class, or are these test images? Move the folders of all classes to"
+            findings.append(f"{root / named['test']}: {problem} {root / 'train'}")
+        if "train" in named:
+            note = f"Warning: {root / named['train']} is read as a class, beside {list_names(beside)}"
+            notes.append(f"{note}; if it is the training split, give it as -data_path")
+    elif others:
+        notes.append(f"{root}: not read: {list_names(others)}")
+    renamed = [f"{split} is {name!r}" for split, name in named.items() if split in folders and split != name]
+    if renamed and not has_classes:
+        notes.append(f"{root}: {', '.join(renamed)}")
+    return SplitFolders(root, folders, named.get("test"), findings, notes)
+
+
+def _folders_in(folder: Path) -> set[str]:
+    try:
+        return set(class_names_in(folder))
+    except UserError:  # it cannot be listed, or contains no folders
+        return set()
+
+
+def has_class_folders(root: Path) -> bool:
+    """Tells whether `root`, or a folder in it with the name of a split, contains two folders with images."""
+    names = _folders_in(root)
+    for parent in (*(root / name for name in names if _SPLIT_IN_NAME.search(name.lower())), root):
+        if sum(has_images(parent / name, deep=False) for name in sorted(_folders_in(parent))[:_MAX_TRIED]) > 1:
+            return True
+    return False

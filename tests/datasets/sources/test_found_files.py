@@ -1,0 +1,112 @@
+"""The content of a file decides whether it is an image; only files without a known ending are opened."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+from source_helpers import names_of, options, write_classes, write_image
+
+from datasets.decoding.kinds import kind_of, missing_decoder
+from datasets.registry import read_samples
+from datasets.sources.files import found_files
+from datasets.sources.files.split_folders import folder
+from datasets.sources.files.unlabelled import unlabelled
+
+HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
+
+
+@pytest.fixture
+def without_heif(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    missing_decoder.cache_clear()
+    yield
+    missing_decoder.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF"])
+def test_kinds(kind):
+    if missing_decoder(kind):
+        pytest.skip("this Pillow has no decoder")
+    Image.new("RGB", (20, 10)).save(data := io.BytesIO(), kind)
+    assert kind_of(data.getvalue()[:32]) == kind
+
+
+def test_other_files_are_of_no_kind():
+    for data in (
+        b"",
+        b"P1 notes",
+        b"BMW and Audi, a text",
+        b"RIFF\x24\0\0\0WAVEfmt ",
+        b"\0\0\0\x18ftypisom\0\0\0\0mp42",
+    ):
+        assert kind_of(data) is None
+    assert kind_of(HEIC[:32]) == "HEIC"
+
+
+def test_jpegs_of_any_name_are_read(tmp_path, monkeypatch, cpu):
+    write_classes(tmp_path, a=2, b=3)
+    for name in ("IMG_1.HEIC", "photo", "x.jfif"):
+        write_image(tmp_path / "a" / name)
+    for name in (".DS_Store", "._000.jpg", "n.txt", "x.xmp", "raw.dng", "000.jpg_original"):
+        (tmp_path / "a" / name).write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "b" / "table.xls").write_bytes(b"no image")
+    opened = []
+    kind_of_file = found_files.kind_of_file
+    monkeypatch.setattr(found_files, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
+    (samples,) = read_samples(options(tmp_path, dataset="folder", batch_size=1), None, cpu, "all")
+    assert names_of(samples) == [
+        *("a/000.jpg", "a/001.jpg", "a/IMG_1.HEIC", "a/photo", "a/x.jfif", "b/000.jpg", "b/001.jpg", "b/002.jpg")
+    ]
+    assert [samples.open(index, 3).size for index in range(8)] == [(9, 12)] * 8
+    assert len(opened) == 4
+    recognized, ignored = samples.notes
+    assert recognized.startswith(f"{tmp_path}: 3 file(s)") and "1 '.heic', 1 '.jfif', 1 'without ending'" in recognized
+    assert ignored.startswith(f"{tmp_path}: 7 file(s)") and "1 '.DS_Store'" in ignored and "1 'hidden .jpg'" in ignored
+
+
+def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
+    write_classes(tmp_path, a=2, b=3)
+    for name in ("a/1.heic", "a/2.HEIC", "b/3.heif"):
+        (tmp_path / name).write_bytes(HEIC)
+    samples = folder(options(tmp_path), "all")
+    assert len(samples) == 5
+    assert [note for note in samples.notes if note.startswith("Warning")] == [
+        f"Warning: {tmp_path}: 3 HEIC image(s) cannot be decoded and are ignored; pip install pillow-heif, or convert "
+        "them to JPEG"
+    ]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "1.heic").write_bytes(HEIC)
+    assert folder(options(tmp_path), "all").findings == [
+        f"{tmp_path / 'c'}: all of its images are HEIC; pip install pillow-heif, or convert them to JPEG"
+    ]
+
+
+def test_pillow_heif_decodes_where_it_is_installed(tmp_path, monkeypatch):
+    def register_heif_opener() -> None:
+        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (20, 10), (9, 8, 7)))
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register_heif_opener))
+    monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
+    monkeypatch.setattr(Image, "ID", Image.ID.copy())
+    missing_decoder.cache_clear()
+    write_classes(tmp_path, a=1, b=1)
+    (tmp_path / "a" / "1.heic").write_bytes(HEIC)
+    samples = folder(options(tmp_path), "all")
+    missing_decoder.cache_clear()
+    assert names_of(samples) == ["a/000.jpg", "a/1.heic", "b/000.jpg"]
+    assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]
+
+
+def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, without_heif):
+    write_image(tmp_path / "1.HEIC")
+    (tmp_path / "2.heic").write_bytes(HEIC)
+    (tmp_path / "3.heic").touch()
+    (tmp_path / "4.jpg").write_bytes(HEIC)
+    (tmp_path / "5.txt").write_bytes(HEIC)
+    samples = unlabelled(str(tmp_path))
+    image, *errors = samples.open_all(range(len(samples)), 3)
+    assert image.size == (9, 12)
+    no_decoder = "is HEIC, for which no decoder is installed"
+    assert [error.reason for error in errors] == [no_decoder, "is empty (0 bytes)", no_decoder]

@@ -1,0 +1,98 @@
+"""Which folders of DATA_PATH are splits, and which are classes."""
+
+import pytest
+from source_helpers import options, write_classes
+
+from datasets.registry import has_splits, read_samples, recognize_dataset
+from datasets.sources.files.lists import csv_tables
+from datasets.sources.files.split_folders import folder
+from datasets.sources.held_out import find_test_split
+from utils.errors import UserError
+
+
+def make(root, *folders):
+    """Three images in each folder; 'train: a b' are two class folders in a folder."""
+    for written in folders:
+        parent, _, names = written.rpartition(": ")
+        write_classes(root / parent, **dict.fromkeys(names.split(), 3))
+
+
+@pytest.mark.parametrize(
+    ("folders", "sizes"),
+    [
+        (["train: a b", "validation: a b"], (6, 6, None)),  # Hugging Face
+        (["train: a b", "valid: a b", "test: a b"], (6, 6, 6)),  # Roboflow
+        (["Train: a b", "Val: a b", "raw"], (6, 6, None)),
+        (["TRAIN: a b"], (4, 2, None)),
+        (["Training: a b", "Testing: a b"], (4, 2, 6)),
+        (["train: a b", "val: a b", "valid: a b"], (6, 6, None)),
+        (["train: a b", "test"], (4, 2, None)),  # images without labels
+        (["a b", "validation: a b", "Test: a b"], (6, 6, 6)),
+    ],
+)
+def test_folders_of_splits(tmp_path, folders, sizes, cpu):
+    make(tmp_path, *folders)
+    given = options(tmp_path, dataset=recognize_dataset(options(tmp_path), cpu).dataset)
+    has_test, _ = find_test_split(given)
+    assert has_splits(given) and has_test == (sizes[2] is not None)
+    for split, size in zip(("train", "val", "test")[: 2 + has_test], sizes, strict=False):
+        samples = folder(given, split)
+        assert (samples.class_names, len(samples), samples.findings) == (["a", "b"], size, [])
+
+
+@pytest.mark.parametrize(
+    ("folders", "classes"),
+    [
+        (["car bus bike", "train: steam electric"], ["bike", "bus", "car", "train"]),
+        (["car train"], ["car", "train"]),
+        (["valid invalid"], ["invalid", "valid"]),
+        (["train: test-tube bus-train"], ["bus-train", "test-tube"]),
+        (["latest protest"], ["latest", "protest"]),
+    ],
+)
+def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
+    make(tmp_path, *folders)
+    given = options(tmp_path, dataset="folder", batch_size=1)
+    train, val = read_samples(given, None, cpu, "train", "val")
+    assert train.class_names == classes and has_splits(given) == (folders[0][:6] == "train:")
+    assert len(train) + len(val) == 3 * sum(len(names.rpartition(": ")[2].split()) for names in folders)
+    assert ("car" not in classes) or any("train is read as a class" in note for note in train.notes)
+
+
+@pytest.mark.parametrize(
+    ("folders", "problem"),
+    [
+        (["train: a b", "unsorted"], "is train the training split or a class, beside 'unsorted'"),
+        (["train: a b", "val", "x y"], "is train the training split or a class, beside 'x', 'y'"),
+        (["training_set: a b", "test_set: a b"], "'test_set', 'training_set' splits"),
+        (["test-tube bus-train"], "'bus-train', 'test-tube' splits"),
+        (["traindata: a b", "validation: a b"], "'traindata', 'validation' splits"),
+        (["train: a b", "valid: a b", "validation: a b"], "'valid' and 'validation': which one is val"),
+        (["validation: a b", "test: a b"], "has no folder train beside 'validation'"),
+        (["train val"], "train: contains no folders"),
+    ],
+)
+def test_what_is_not_clear_is_refused(tmp_path, folders, problem, cpu):
+    make(tmp_path, *folders)
+    with pytest.raises(UserError, match=problem):
+        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
+
+
+def test_what_is_not_read_is_named(tmp_path):
+    make(tmp_path, "Train: a b", "val: a b", "raw other", "Train: .cache")
+    write_classes(tmp_path, Train=2)  # beside the classes
+    notes = folder(options(tmp_path), "train").notes
+    assert [note.removeprefix(str(tmp_path)) for note in notes] == [
+        ": not read: 'other', 'raw'",
+        ": train is 'Train'",
+        "/Train: 2 image(s) beside the class folders are not read",
+        "/Train: 1 file(s) and hidden folders are no images, and are ignored: 1 '.cache/'",
+    ]
+
+
+def test_tables_have_the_same_names(tmp_path):
+    for name, rows in (("train", "a.jpg,x\nb.jpg,y\n"), ("valid", "c.jpg,y\n"), ("testing", "d.jpg,x\n")):
+        (tmp_path / f"{name}.csv").write_text("image_path,target\n" + rows)
+    given = options(tmp_path, dataset="csv")
+    assert [csv_tables(given, split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [0]]
+    assert find_test_split(given) == (True, None) and has_splits(given)
