@@ -1,4 +1,4 @@
-"""Norms in O2 and O3: in half where the kernels sum the gradients of their weights in fp32, else in fp32."""
+"""Norms of half inputs: in half where the kernels sum the gradients of their weights in fp32, else in fp32."""
 
 from collections.abc import Collection
 from typing import Any

@@ -98,8 +98,11 @@ class Precision:
         self.set_norm_dtypes(model, listed)
 
     def set_norm_dtypes(self, model: nn.Module, listed: Collection[nn.Module] = ()) -> None:
-        """Sets the dtype of the norms of the fp32 model in O2 and O3. For models without lists, such as a teacher."""
-        if self.level in ("O2", "O3"):
+        """Sets the dtype of the norms of the fp32 model. For models without lists, such as a teacher.
+
+        In O1 autocast computes norms in fp32 on a GPU; on a CPU it leaves the half results of convolutions to them.
+        """
+        if self.level in ("O2", "O3") or (self.level == "O1" and self.device.type == "cpu"):
             set_norm_dtypes(model, self.dtype, self.device, listed)
 
     def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
