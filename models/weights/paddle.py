@@ -15,9 +15,9 @@ from torch import nn
 
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES
-from configs.schema.families.regnet import REGNET
 from configs.schema.model import Model
 from models.weights.names import State, Weights, find_entry, summarize_names
+from models.weights.regnet import REGNET
 from utils.errors import UserError
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 

@@ -141,7 +141,7 @@ FOREIGN = {
     "texts": (paddle_state() | {NORM: "text"}, f"{NORM} is not an array of numbers"),
     "lists": (paddle_state() | {NORM: [1.0]}, f"{NORM} is not an array of numbers"),
     "no dict": (np.ones(3), "contains no dict of weights"),
-    "no dict in it": ({"model": 3}, "contains no dict of weights"),
+    "no dict in it": ({"model": 3}, "model is not an array of numbers"),
     "nothing": ({"model": {}}, "contains nothing,"),
 }
 

@@ -135,7 +135,7 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher):
             resized = Image.fromarray(plane.numpy()).resize((12, 12), Image.Resampling.BICUBIC)
             np.testing.assert_allclose(channel.numpy(), np.asarray(resized), atol=1e-5)
     assert logits.shape == (2, 5) and not logits.requires_grad and not teacher.model.training
-    assert notes[0].startswith(f"Teacher: tiny_teacher, weights: {tiny_teacher}, ")
+    assert notes[0].startswith(f"Teacher: tiny_teacher, weights: {tiny_teacher} (model), ")
     assert notes[0].endswith("12 pixels, mean [0.48, 0.46, 0.41], std [0.23, 0.22, 0.225], 5 classes")
 
 
@@ -258,7 +258,12 @@ def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
     with_teacher = train(
         student(tmp_path / "a", digits_teacher, *RANDOM, "TRAIN.DISTILLATION_ALPHA=0", "TRAIN.MAX_STEPS=4"), cpu
     )
-    without = train(student(tmp_path / "b", digits_teacher, *RANDOM, "TRAIN.MAX_STEPS=4", kind="none"), cpu)
+    without = train(
+        student(
+            tmp_path / "b", digits_teacher, *RANDOM, "TRAIN.MAX_STEPS=4", "TRAIN.TEACHER_WEIGHTS=null", kind="none"
+        ),
+        cpu,
+    )
     assert_same_state(states(with_teacher)["model"], states(without)["model"])
 
 
