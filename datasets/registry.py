@@ -10,7 +10,7 @@ from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.class_names import check_names, number_by, number_of_classes, to_nfc
 from datasets.sources.files.class_folders import caltech, folder, has_class_folders
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012
 from datasets.sources.files.unlabelled import unlabelled
@@ -149,6 +149,7 @@ def _read(
     predicts: bool,
 ) -> list[Samples]:
     samples, findings, read_split = {}, [], DATASETS[data.dataset](data)
+    class_names = [to_nfc(name) for name in class_names or ()]
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
@@ -159,6 +160,7 @@ def _read(
             findings.append(str(error))
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
+        findings += check_names(of_split, data.data_path)
         if not class_names:
             findings += find_single_class(of_split)
         elif not of_split.findings:

@@ -1,6 +1,11 @@
-"""Class names: the number of classes of a data set, and labels by the class names of a checkpoint."""
+"""Class names: the number of classes of a data set, and labels by the class names of a checkpoint.
 
-from collections.abc import Sequence
+Names are Unicode text in the form NFC: macOS decomposes the names of files (NFD), and Linux keeps them as they are.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,6 +14,11 @@ from configs.schema.model import IMAGENET_CLASSES
 from datasets.sources.samples import Samples
 
 _MAX_NAMES = 20  # in an error message
+
+
+def to_nfc(text: str) -> str:
+    """The text in the form in which names and paths are compared."""
+    return unicodedata.normalize("NFC", text)
 
 
 def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
@@ -35,6 +45,7 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     findings = []
     if unknown:
         hint = "" if needs_all else f"; -predict {data_path} labels unsorted images"
+        hint = "".join(f"; {variants} differ only in case" for variants in case_variants([*unknown, *known])) + hint
         findings.append(
             f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
             f"has {list_names(known)}){hint}"
@@ -46,6 +57,22 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
+
+
+def check_names(samples: Samples, data_path: str) -> list[str]:
+    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
+    names = case_variants(samples.class_names)
+    samples.notes += [f"Warning: classes {variants} differ only in case" for variants in names]
+    twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
+    return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
+
+
+def case_variants(names: Iterable[str]) -> list[str]:
+    """The names that differ only in case, such as "'Cat', 'cat'": a line for each group."""
+    groups: dict[str, dict[str, None]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), {})[name] = None
+    return [list_names(sorted(group)) for group in groups.values() if len(group) > 1]
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:

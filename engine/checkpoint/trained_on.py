@@ -17,6 +17,7 @@ from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
+from datasets.sources.class_names import to_nfc
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content
@@ -132,7 +133,8 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         description, options = reader(path)
         if not is_description(description):
             return None
-        data, model = dict(options["DATA"]), dict(options["MODEL"])
+        names, data, model = description["class_names"], dict(options["DATA"]), dict(options["MODEL"])
+        description["class_names"] = names and list(map(to_nfc, names))  # as in the data
         number = model.get("NUM_CLASSES")
         return TrainedOn(**description, data=data, model=model, num_classes=number if _is_positive(number) else None)
     except Exception:  # a file of another program has any content

@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.class_names import to_nfc
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.split import split_listing
 from utils.errors import UserError, combine_findings
@@ -78,8 +79,8 @@ def has_class_folders(root: Path) -> bool:
     """Tells whether `root`, its folder train or its folder val contains two folders with images directly in them."""
     for parent in (root / "train", root / "val", root):
         try:
-            names = class_names_in(parent)[:_MAX_TRIED]
-            if sum(any(map(_is_image, _list(parent / name)[1])) for name in names) > 1:
+            folders = class_folders_in(parent)[:_MAX_TRIED]
+            if sum(any(map(_is_image, _list(parent / name)[1])) for name in folders) > 1:
                 return True
         except UserError:  # a folder cannot be listed, or contains no folders
             continue
@@ -98,7 +99,7 @@ def find_folder(data_path: str, name: str) -> Path:
 
 
 def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
-    """Lists the images of each folder in `root`, at any depth; the sorted names of the folders are the classes.
+    """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
     Hidden files and folders are ignored. A link to a folder is followed once per class, and never to a parent folder.
 
@@ -107,9 +108,11 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
     Raises:
         UserError: `root` is missing, cannot be listed, or contains no folders.
     """
-    scan, names = _Scan([], [], []), class_names_in(root, excluded)
+    scan, folders = _Scan([], [], []), class_folders_in(root, excluded)
+    names = sorted(map(to_nfc, folders))
+    label_of = {name: label for label, name in enumerate(names)}
     paths, targets = StringPacker(), array("q")
-    for label, name in enumerate(names):
+    for name in folders:
         num_findings = len(scan.findings)
         images = _images_in(root / name, root, scan, {root.resolve()})
         if not images and len(scan.findings) == num_findings:
@@ -118,7 +121,7 @@ def read_class_folders(root: Path, excluded: str | None = None) -> Listing:
             )
         for path in images:
             paths.add(path)
-            targets.append(label)
+            targets.append(label_of[to_nfc(name)])
     scan.ignored.extend(_ignored(*_list(root)))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, None, scan.findings, _notes(scan, root))
@@ -143,6 +146,11 @@ def read_images(root: Path) -> Listing:
 
 
 def class_names_in(root: Path, excluded: str | None = None) -> list[str]:
+    """The names of the classes of `class_folders_in`."""
+    return list(map(to_nfc, class_folders_in(root, excluded)))
+
+
+def class_folders_in(root: Path, excluded: str | None = None) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are none."""
     names = sorted(name for name in _list(root)[0] if name != excluded and not _is_hidden(name))
     if not names:
