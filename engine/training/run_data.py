@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from configs.reading.yaml_io import parse_value
 from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
@@ -10,7 +11,9 @@ from datasets.registry import has_test_split, read_samples
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.split_entry import read_split
 from utils.distributed import ProcessContext
 
 
@@ -18,13 +21,15 @@ from utils.distributed import ProcessContext
 class DataSplits:
     """The samples of each split, the class names if there are any, and warnings about options that do not fit.
 
-    test: held-out samples, for the end of the run; None if there are none.
+    split: of data without a validation split; None if the data has one. test: held-out samples, for the end of the run;
+    None if there are none.
     """
 
     train: Samples
     val: Samples
     class_names: list[str] | None
     warnings: list[str]
+    split: RunSplit | None
     test: Samples | None = None
 
 
@@ -33,7 +38,7 @@ def read_run_data(
 ) -> tuple[Config, DataSplits]:
     """Reads the samples; returns them and the options as `resolve` completes them.
 
-    A run that resumes from `checkpoint` keeps its class names. Every rank must call it.
+    A run that resumes from `checkpoint` keeps its class names and its split. Every rank must call it.
 
     Raises:
         UserError: as `resolve`, `read_samples` and `check_images`.
@@ -43,7 +48,9 @@ def read_run_data(
     data = config.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
-    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
+    before = parse_value(checkpoint["options"]).get("DATA", {}) if checkpoint else {}
+    splitter = Splitter(data, read_split(checkpoint, before) if checkpoint else None)
+    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
     train, val, *test = splits
     train.notes += [note] if note else []
     check_images(splits, data, context)
@@ -60,7 +67,7 @@ def read_run_data(
         window = min(windows.size, shards)
         train.notes.append(f"samples are shuffled within {window} of {shards} shards (DATA.SHUFFLE_SHARDS)")
     class_names = train.class_names if train.has_class_names else known
-    return config, DataSplits(train, val, class_names, warnings(config, facts), *test)
+    return config, DataSplits(train, val, class_names, warnings(config, facts), splitter.result, *test)
 
 
 def data_facts(data: Data, splits: list[Samples]) -> DataFacts:

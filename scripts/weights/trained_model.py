@@ -13,8 +13,10 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.commands.evaluated_model import is_training_data
 from engine.commands.open_evaluation import read_evaluation_data
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -27,13 +29,14 @@ class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`, and the validation samples.
 
     class_names: from the training; if the weights have none, from the samples, or None.
-    notes: lines about the data for the user.
+    notes: lines about the data for the user. split: of the data of the training, None if the samples are others.
     """
 
     config: Config
     samples: Samples
     class_names: list[str] | None
     notes: list[str]
+    split: RunSplit | None = None
 
     @property
     def weights(self) -> Path:
@@ -88,4 +91,5 @@ def open_trained(command: Command, context: ProcessContext) -> TrainedModel:
     names = trained_on.class_names if trained_on else None
     if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         names = samples.class_names
-    return TrainedModel(config, samples, names, notes)
+    split = trained_on.split if trained_on and is_training_data(config.data, trained_on) else None
+    return TrainedModel(config, samples, names, notes, split)

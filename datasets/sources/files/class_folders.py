@@ -11,7 +11,7 @@ from configs.schema import Data
 from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.class_names import to_nfc
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.split import split_listing
+from datasets.sources.split import Splitter, split_listing
 from utils.errors import UserError, combine_findings
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -19,7 +19,7 @@ _MAX_DEPTH = 100  # nested folders
 _MAX_TRIED = 10  # folders in which images are looked for
 
 
-def folder(data: Data, split: str) -> ImageFiles:
+def folder(data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
     """One folder per class in DATA_PATH/train, DATA_PATH/val and DATA_PATH/test; without val the images are split.
 
     Without train, the class folders are in DATA_PATH; there may be a folder test beside them.
@@ -30,10 +30,11 @@ def folder(data: Data, split: str) -> ImageFiles:
     train, val = root / "train", root / "val"
     if split == "all":
         if not (train.is_dir() or val.is_dir()):
-            return ImageFiles(_read_root(root))
+            return ImageFiles(split_listing(_read_root(root), data, split, splitter))
         split = "val"
     if split != "test" and not val.is_dir():
-        return ImageFiles(split_listing(read_class_folders(train) if train.is_dir() else _read_root(root), data, split))
+        listing = read_class_folders(train) if train.is_dir() else _read_root(root)
+        return ImageFiles(split_listing(listing, data, split, splitter))
     return ImageFiles(_with_checked_classes(root, split))
 
 
@@ -87,9 +88,10 @@ def has_class_folders(root: Path) -> bool:
     return False
 
 
-def caltech(name: str, excluded: str, data: Data, split: str) -> ImageFiles:
+def caltech(name: str, excluded: str, data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
     """The folder `name`, which is DATA_PATH or inside it, split; without the class `excluded`."""
-    return ImageFiles(split_listing(read_class_folders(find_folder(data.data_path, name), excluded), data, split))
+    listing = read_class_folders(find_folder(data.data_path, name), excluded)
+    return ImageFiles(split_listing(listing, data, split, splitter))
 
 
 def find_folder(data_path: str, name: str) -> Path:
