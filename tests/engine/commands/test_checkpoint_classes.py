@@ -9,6 +9,7 @@ import pytest
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 from safetensors.torch import save_file
+from shard_files import to_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
@@ -116,7 +117,14 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu):
     read = read_trained_on(str(folder / "last.pth"))
     named = {"class_names": read.class_names, "preprocessing": read.preprocessing} | exported_entry(read.split)
     save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
-    for weights, names in ((folder / "best.pth", held_out[1:]), (export, held_out[1:]), (old, None)):
+    shards = to_shards(Path(shutil.copy(folder / "last.pth", tmp_path / "last.pth")))
+    assert np.array_equal(load_checkpoint(shards)["split"]["trained"], state["split"]["trained"])
+    for weights, names in (
+        (folder / "best.pth", held_out[1:]),
+        (shards, held_out[1:]),
+        (export, held_out[1:]),
+        (old, None),
+    ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
         _, samples, notes = read_evaluation_data(command, cpu)
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
