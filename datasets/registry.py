@@ -10,7 +10,7 @@ from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.class_names import number_by, number_of_classes
+from datasets.sources.class_names import check_names, number_by, number_of_classes, to_nfc
 from datasets.sources.digest import check_same_data
 from datasets.sources.files.class_folders import caltech
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
@@ -18,28 +18,34 @@ from datasets.sources.files.split_folders import find_split_folders, folder, has
 from datasets.sources.files.unlabelled import refuse_archive, unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.split import Splitter
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import UserError, combine_findings, did_you_mean
 
 SamplesT = TypeVar("SamplesT", bound=Samples)
+Source = Callable[..., Callable[[str], Samples]]  # of DATA and, optionally, a `Splitter`
 
 
-def _tar(data: Data) -> Callable[[str], Samples]:
-    return tar_shards().TarShards(data).samples  # finds and indexes the shards once for all splits
+def _tar(data: Data, splitter: Splitter | None = None) -> Callable[[str], Samples]:
+    return tar_shards().TarShards(data, splitter).samples  # finds and indexes the shards once for all splits
 
 
-def _source(read: Callable[[Data, str], Samples]) -> Callable[[Data], Callable[[str], Samples]]:
-    return lambda data: partial(read, data)
+def _source(read: Callable[[Data, str], Samples]) -> Source:
+    return lambda data, splitter=None: partial(read, data)
 
 
-# Each entry opens a data set with the DATA options, and returns a function that reads a split, 'train' or 'val'; in
-# `UNSPLIT` also 'all', in `held_out.WITH_TEST` also 'test'. Both raise a UserError if nothing can be read.
-DATASETS: dict[str, Callable[[Data], Callable[[str], Samples]]] = {
+def _split_source(read: Callable[[Data, str, Splitter | None], Samples]) -> Source:
+    return lambda data, splitter=None: lambda split: read(data, split, splitter)
+
+
+# Each entry opens a data set with the DATA options and a splitter, and returns a function that reads a split, 'train'
+# or 'val'; in `UNSPLIT` also 'all', in `held_out.WITH_TEST` also 'test'. Both raise a UserError if nothing can be read.
+DATASETS: dict[str, Source] = {
     "imagenet2012": _source(imagenet2012),
-    "folder": _source(folder),
-    "csv": _source(csv_tables),
-    "caltech101": _source(partial(caltech, "101_ObjectCategories", "BACKGROUND_Google")),
-    "caltech256": _source(partial(caltech, "256_ObjectCategories", "257.clutter")),
+    "folder": _split_source(folder),
+    "csv": _split_source(csv_tables),
+    "caltech101": _split_source(partial(caltech, "101_ObjectCategories", "BACKGROUND_Google")),
+    "caltech256": _split_source(partial(caltech, "256_ObjectCategories", "257.clutter")),
     "cifar10": _source(cifar10),
     "cifar100": _source(cifar100),
     "packed": _source(packed),
@@ -57,13 +63,14 @@ def read_samples(
     *splits: str,
     class_names: Sequence[str] | None = None,
     predicts: bool = False,
+    splitter: Splitter | None = None,
 ) -> list[Samples]:
     """Reads the samples of each split, with every check that does not open an image.
 
     A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
     stands for `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if
     given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
-    and no label, and 'train' may be of any size and lack classes.
+    and no label, and 'train' may be of any size and lack classes. `splitter` splits data without a validation split.
 
     Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
     ranks compare what they have read.
@@ -78,7 +85,8 @@ def read_samples(
         raise UserError(
             f"DATA.DATASET: unknown data set {data.dataset[:80]}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
         )
-    return _on_all_ranks(lambda: _read(data, num_classes, context, splits, class_names, predicts), context)
+    splitter = splitter or Splitter(data)
+    return _on_all_ranks(lambda: _read(data, num_classes, context, splits, class_names, predicts, splitter), context)
 
 
 def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
@@ -152,10 +160,12 @@ def _read(
     splits: tuple[str, ...],
     class_names: Sequence[str] | None,
     predicts: bool,
+    splitter: Splitter,
 ) -> list[Samples]:
     if data.dataset != "tar":
         refuse_archive(data.data_path)
-    samples, findings, unknown, read_split = {}, list[str](), list[str](), DATASETS[data.dataset](data)
+    samples, findings, unknown, read_split = {}, list[str](), list[str](), DATASETS[data.dataset](data, splitter)
+    class_names = [to_nfc(name) for name in class_names or ()]
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
         try:
@@ -166,6 +176,7 @@ def _read(
             findings.append(str(error))
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
+        findings += check_names(of_split, data.data_path)
         if not class_names:
             findings += find_single_class(of_split)
         elif not of_split.findings:

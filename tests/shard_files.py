@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from timm.models import VisionTransformer
 
+from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.split_entry import split_to_entry
 from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, write_manifest
 from utils.file_formats.json_content import encode_content
 from utils.metrics import NUM_SUMS
@@ -35,7 +38,8 @@ def checkpoint_state() -> dict[str, Any]:
     model(torch.zeros(1, 3, 16, 16)).sum().backward()
     optimizer.step()
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    return content(format=FORMAT, epoch=3, class_names=["cat", "dog"], **states)
+    split = split_to_entry(RunSplit(0, 0.1, ("cat/1.jpg", "dog/2.jpg"), np.arange(9, dtype=np.uint64)))
+    return content(format=FORMAT, epoch=3, class_names=["cat", "dog"], split=split, **states)
 
 
 def to_shards(file: Path) -> Path:

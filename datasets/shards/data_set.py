@@ -13,7 +13,8 @@ from datasets.shards.reader import ShardReader
 from datasets.shards.samples import TarSamples
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
-from datasets.sources.split import split_indices
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in
+from datasets.sources.split import Splitter
 from utils.errors import UserError
 
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
@@ -26,8 +27,8 @@ class TarShards:
         UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
-    def __init__(self, data: Data) -> None:
-        self._data = data
+    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
+        self._data, self._splitter = data, splitter or Splitter(data)
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key)
@@ -42,19 +43,19 @@ class TarShards:
     def samples(self, split: str) -> TarSamples:
         """Returns the samples of 'train', 'val' or 'test'; 'all' is val, or all samples if no shard has a split.
 
-        Without shards of val, a part of each class is held out, see `split_indices`.
+        Without shards of val, a part of each class is held out, see `Splitter`.
 
         Raises:
             UserError: there are no shards of the split, or they have no image.
         """
-        rows, findings = self._rows(split)
+        rows, findings, notes = self._rows(split)
         if not len(rows) and not findings:
             raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
         index = self.index.select(rows)
         class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
         samples = TarSamples(self._reader, index.shards, index.arrays, class_names)
         samples.has_class_names = bool(self._names)
-        samples.notes += self.notes
+        samples.notes += self.notes + notes
         samples.findings += findings
         if len(missing := np.flatnonzero(samples.targets < 0)):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
@@ -62,23 +63,29 @@ class TarShards:
             samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
         return samples
 
-    def _rows(self, split: str) -> tuple[np.ndarray, list[str]]:
-        """Returns the sorted rows of the index that belong to a split, and error messages."""
+    def _rows(self, split: str) -> tuple[np.ndarray, list[str], list[str]]:
+        """Returns the sorted rows of the index that belong to a split, error messages, and notes."""
         splits, unsplit, has_val = self.found.splits, self.found.unsplit, "val" in self.found.splits
         if split == "all":
             split = "val" if splits else "all"
-        is_held_out = split in ("train", "val") and not has_val
-        wanted = splits.get("train" if is_held_out else split, [] if split == "test" else unsplit)
+        is_part = split != "test" and not has_val
+        wanted = splits.get("train" if is_part else split, [] if split == "test" else unsplit)
         if not wanted:
             known = f"there are shards of {', '.join(splits)}" if splits else "no name contains a split"
             raise UserError(f"{self._data.data_path}: has no shard of the split {split}; {known}")
         names = set(wanted)
         is_wanted = np.array([shard.name in names for shard in self.index.shards])
         rows = np.flatnonzero(is_wanted[self.index.shard_of])
-        if not is_held_out:
-            return rows, []
-        part, findings = split_indices(self.index.arrays["targets"][rows], self._data, split)
-        return rows[part], findings
+        if not is_part:
+            return rows, [], []
+        part, findings, notes = self._splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split)
+        return rows[part], findings, notes
+
+    def _paths(self, rows: np.ndarray) -> PackedStrings:
+        """The paths of images, such as 'train-0001.tar/cat/1.jpg': their names are unique in a shard only."""
+        shards = (self.index.shards[shard].name for shard in self.index.shard_of[rows].tolist())
+        names = strings_in(self.index.arrays, "names").select(rows)
+        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
 
 def splits_of_shards(data: Data) -> list[str]:

@@ -11,10 +11,12 @@ from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.index import INFO_FILE
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore
+from datasets.sources.class_names import to_nfc
 from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 
 _MAX_INFO_BYTES = 64 << 20
+_ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 
 
 @dataclass
@@ -96,7 +98,7 @@ class _Split(BaseModel, strict=True):
 
 class _Info(BaseModel, strict=True):
     splits: dict[str, _Split] = Field(min_length=1)
-    class_names: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=10**6)
+    class_names: list[_ClassName] | None = Field(None, min_length=1, max_length=10**6)
 
     @model_validator(mode="after")
     def _check(self) -> "_Info":

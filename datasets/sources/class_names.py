@@ -1,6 +1,11 @@
-"""Class names: the number of classes of a data set, and labels by the class names of a checkpoint."""
+"""Class names: the number of classes of a data set, and labels by the class names of a checkpoint.
 
-from collections.abc import Sequence
+Names are Unicode text in the form NFC: macOS decomposes the names of files (NFD), and Linux keeps them as they are.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,6 +14,11 @@ from configs.schema.model import IMAGENET_CLASSES
 from datasets.sources.samples import Samples
 
 _MAX_NAMES = 20  # in an error message
+
+
+def to_nfc(text: str) -> str:
+    """The text in the form in which names and paths are compared."""
+    return unicodedata.normalize("NFC", text)
 
 
 def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
@@ -33,16 +43,17 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
     findings = []
+    hint = "".join(f"; {variants} differ only in case" for variants in case_variants([*unknown, *known]))
     if unknown and needs_all:
         findings.append(
             f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
-            f"({list_names(known)}). To train with it, start from the weights: python main_single_gpu.py "
+            f"({list_names(known)}){hint}. To train with it, start from the weights: python main_single_gpu.py "
             f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={data_path} -opts MODEL.NUM_CLASSES=null"
         )
     elif unknown:
         findings.append(
             f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
-            f"has {list_names(known)}); -predict {data_path} labels unsorted images"
+            f"has {list_names(known)}){hint}; -predict {data_path} labels unsorted images"
         )
     if missing:
         findings.append(
@@ -51,6 +62,22 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
+
+
+def check_names(samples: Samples, data_path: str) -> list[str]:
+    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
+    names = case_variants(samples.class_names)
+    samples.notes += [f"Warning: classes {variants} differ only in case" for variants in names]
+    twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
+    return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
+
+
+def case_variants(names: Iterable[str]) -> list[str]:
+    """The names that differ only in case, such as "'Cat', 'cat'": a line for each group."""
+    groups: dict[str, dict[str, None]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), {})[name] = None
+    return [list_names(sorted(group)) for group in groups.values() if len(group) > 1]
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:

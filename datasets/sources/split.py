@@ -1,39 +1,150 @@
-"""Train and validation splits of a data set that comes without them."""
+"""Train and validation splits of a data set that comes without them.
+
+The split of an image is a function of its path: images that are added or removed do not move the others.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b, sha256
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from datasets.sources.arrays.strings import PackedStrings, StringPacker
+from datasets.sources.class_names import to_nfc
 from datasets.sources.files.image_files import Listing
 
-_DEFAULT_VAL_FRACTION = 0.1
+DEFAULT_VAL_FRACTION = 0.1
+_NO_LIST = (
+    "the checkpoint has no list of held-out images; images to evaluate have been trained on if images were added or "
+    "removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
+)
 
 
-def split_listing(listing: Listing, data: Data, split: str) -> Listing:
-    """The 'train' or the 'val' part of a listing.
+@dataclass(frozen=True)
+class RunSplit:
+    """The split of the data of a run, as its checkpoints keep it.
+
+    seed, fraction: DATA.SPLIT_SEED and DATA.VAL_FRACTION. held_out: the sorted paths of the validation images, in NFC
+    and relative to the folder of the data; empty if the data came with splits; None if the version that wrote the
+    checkpoint kept no list, and split by position. num_trained: the number of training images, in that case. trained:
+    `hash_paths` of the training images, sorted; empty if unknown.
+    """
+
+    seed: int
+    fraction: float
+    held_out: tuple[str, ...] | None
+    trained: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False)
+    num_trained: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the held-out paths."""
+        return sha256("\0".join(self.held_out or ()).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
+    """BLAKE2b of each path in NFC, 8 bytes, with the seed as salt: uint64 (N,), the same on every machine."""
+    text, salt, start, digests = paths.encoded.tobytes(), seed.to_bytes(8, "little"), 0, []
+    for end in paths.ends.tolist():
+        path, start = text[start:end], end
+        if not path.isascii():
+            path = to_nfc(path.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        digests.append(blake2b(path, digest_size=8, salt=salt).digest())
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+class Splitter:
+    """Splits the data of a run, or of an evaluation of its weights.
+
+    known: the split of the run so far. Its list of held-out images decides, unless the options ask for another split.
+    result: the split with which training continues, when the split 'train' has been read.
+    """
+
+    def __init__(self, data: Data, known: RunSplit | None = None) -> None:
+        self.data, self.known = data, known
+        self.result: RunSplit | None = None
+
+    def part(self, paths: PackedStrings, strata: np.ndarray, split: str) -> tuple[np.ndarray, list[str], list[str]]:
+        """Returns the sorted indices of the images of 'train', 'val' or 'all', error messages, and notes.
+
+        Of each stratum, the images whose paths have the smallest hashes are val: DATA.VAL_FRACTION (a tenth by default)
+        of them, rounded; of two or more images at least one is in each part; a single image is in train.
+
+        strata: int64 (N,), the labels, or equal numbers if an image has several.
+        """
+        data, known, hashes = self.data, self.known, hash_paths(paths)
+        seed, fraction = data.split_seed, data.val_fraction or DEFAULT_VAL_FRACTION
+        is_same = known is not None and split != "all" and (known.seed, known.fraction) == (seed, fraction)
+        listed = known.held_out if known and is_same else None
+        problem = "no class has two images, so no image can be held out; add a val split"
+        if split == "all":
+            is_val = np.ones(len(paths), dtype=bool)
+        elif listed is not None:
+            is_val = np.isin(hashes, _hashes_of(listed))
+            problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
+        else:
+            is_val = _hold_out(strata, fraction, seed, None if is_same else hash_paths(paths, seed) if seed else hashes)
+        notes = self._changes(paths, hashes, is_val, is_same) if known else []
+        if split == "train":
+            names = {to_nfc(paths[index]) for index in np.flatnonzero(is_val).tolist()}.union(listed or ())
+            trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
+            self.result = RunSplit(seed, fraction, tuple(sorted(names)), trained)
+        indices = np.flatnonzero(~is_val if split == "train" else is_val)
+        return indices, [] if is_val.any() else [f"{data.data_path}: {problem}"], notes
+
+    def _changes(self, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
+        """Notes about images that were added or removed since the run `known`, or that it was trained on."""
+        known, notes = self.known, []
+        assert known
+        if known.held_out is None:
+            number = int((~is_val).sum())
+            counts = f"(training images: {known.num_trained or 'unknown'} then, {number} now)"
+            return [f"{'' if is_same and number == known.num_trained else 'Warning: '}{_NO_LIST} {counts}"]
+        held_out, is_trained = _hashes_of(known.held_out), np.isin(hashes, known.trained)
+        missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
+        num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
+        if is_same and len(missing):
+            example = shorten(known.held_out[missing[0]])
+            notes.append(f"Warning: {len(missing)} of {len(held_out)} held-out image(s) are missing, such as {example}")
+        if is_same and len(known.trained) and len(added):
+            notes.append(f"{len(added)} image(s) were added as training images, such as {shorten(paths[added[0]])}")
+        if is_same and num_missing:
+            notes.append(f"{num_missing} of {len(known.trained)} training image(s) of the checkpoint are missing")
+        seen = np.flatnonzero(is_val & is_trained)
+        # All images of other data may have such paths, too.
+        if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
+            images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
+            notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on")
+        return notes
+
+
+def split_listing(listing: Listing, data: Data, split: str, splitter: Splitter | None) -> Listing:
+    """The 'train' or the 'val' part of a listing, or for 'all' the listing.
 
     Each class is split; images with several labels each are split as if they were of one class.
     """
     targets = listing.arrays["targets"]
     strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
-    indices, findings = split_indices(strata, data, split)
+    indices, findings, notes = (splitter or Splitter(data)).part(listing.paths, strata, split)
     listing.findings += findings
+    listing.notes += notes
     return listing.select(indices)
 
 
-def split_indices(targets: np.ndarray, data: Data, split: str) -> tuple[np.ndarray, list[str]]:
-    """Sorted indices of the samples of the 'train' or the 'val' part, and an error message if none can be held out.
+def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
+    return hash_paths(StringPacker(paths).strings())
 
-    DATA.VAL_FRACTION of each class (a tenth by default), rounded, is val; of two or more samples at least one is in
-    each part; a single sample is in train. A pure function of the arguments, with the seed DATA.SPLIT_SEED.
 
-    targets: the labels int64 (N,).
-    """
-    rng = np.random.Generator(np.random.PCG64(data.split_seed))
-    is_val = np.zeros(len(targets), dtype=bool)
-    by_label = np.argsort(targets, kind="stable")
-    for members in np.split(by_label, np.flatnonzero(np.diff(targets[by_label])) + 1):
-        wanted = round(len(members) * (data.val_fraction or _DEFAULT_VAL_FRACTION))
-        num_val = min(max(wanted, 1), len(members) - 1)
-        is_val[rng.permutation(members)[:num_val]] = True
-    nothing = f"{data.data_path}: no class has two images, so no image can be held out; add a val split"
-    return np.flatnonzero(~is_val if split == "train" else is_val), [] if is_val.any() else [nothing]
+def _hold_out(strata: np.ndarray, fraction: float, seed: int, hashes: np.ndarray | None) -> np.ndarray:
+    """Tells for each image whether it is held out, bool (N,). Without `hashes`, positions are drawn at random."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    is_val = np.zeros(len(strata), dtype=bool)
+    by_label = np.argsort(strata, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(strata[by_label])) + 1):
+        keys = np.argsort(rng.permutation(len(members))) if hashes is None else hashes[members]
+        order = np.unique(keys)  # a table may list an image twice
+        wanted = max(round(len(order) * fraction), 1)
+        if len(order) > 1:
+            is_val[members] = keys < order[min(wanted, len(order) - 1)]
+    return is_val

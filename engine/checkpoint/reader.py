@@ -13,6 +13,7 @@ from configs.reading.yaml_io import format_value, parse_value
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.paths import BEST, FILE, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
 from engine.checkpoint.run_folder import is_run_folder
+from engine.checkpoint.split_entry import ENTRY, read_split
 from engine.checkpoint.trained_on import is_description
 from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
@@ -142,6 +143,8 @@ def _open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, 
     state = open_shards(folder, rank, world_size)
     if isinstance(state.get("sums"), StoredTensor):
         state["sums"] = read_stored(state["sums"])
+    if ENTRY in state:
+        state[ENTRY] = read_stored(state[ENTRY])
     _check_format(folder, state)
     _check_content(folder, state, StoredTensor)
     return state
@@ -210,8 +213,9 @@ def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.
 def _is_consistent(state: dict[str, Any]) -> bool:
     """Returns whether a run can be at the position that the state gives."""
     try:
+        read_split(state, {})
         steps = EpochLayout(**state["geometry"]).steps_per_epoch
-    except (TypeError, ZeroDivisionError):
+    except (TypeError, ValueError, ZeroDivisionError):
         return False
     return (
         _are_options(state["options"])
@@ -234,6 +238,7 @@ def _is_best(entry: dict[str, Any]) -> bool:
 
 def _are_options(text: str) -> bool:
     try:
-        return isinstance(parse_value(text), dict)
+        options = parse_value(text)
+        return isinstance(options, dict) and isinstance(options.get("DATA", {}), dict)
     except UserError:
         return False

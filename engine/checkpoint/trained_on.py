@@ -18,9 +18,12 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
 from configs.schema.model import Model
+from datasets.sources.class_names import to_nfc
+from datasets.sources.split import RunSplit
+from engine.checkpoint.split_entry import ENTRY, read_split
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
-from models.weights.shards import read_content
+from models.weights.shards import read_content, read_stored
 from utils.atomic_file import atomic_write
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.safetensors_metadata import read_metadata
@@ -42,7 +45,7 @@ OPTION_OF = {
 class TrainedOn:
     """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options.
 
-    num_classes: of its options; None if they have none.
+    num_classes: of its options; None if they have none. split: of its data.
     """
 
     class_names: list[str] | None
@@ -50,6 +53,7 @@ class TrainedOn:
     data: dict[str, Any]
     model: dict[str, Any]
     num_classes: int | None
+    split: RunSplit | None = None
 
     def preprocessing_options(self) -> dict[str, Any]:
         """The fields of the DATA section that an evaluation must share with the training, with their values."""
@@ -133,30 +137,35 @@ def read_trained_on(weights: str) -> TrainedOn | None:
     if reader is _read_checkpoint:
         checked_archive_bytes(path)
     try:
-        description, options = reader(path)
+        content, options = reader(path)
+        description = {entry: content.get(entry) for entry in _DESCRIPTION}
         if not is_description(description):
             return None
-        data, model = dict(options["DATA"]), dict(options["MODEL"])
+        names, data, model = description["class_names"], dict(options["DATA"]), dict(options["MODEL"])
+        description["class_names"] = names and list(map(to_nfc, names))  # as in the data
         number = model.get("NUM_CLASSES")
-        return TrainedOn(**description, data=data, model=model, num_classes=number if _is_positive(number) else None)
+        number = number if _is_positive(number) else None
+        return TrainedOn(**description, data=data, model=model, num_classes=number, split=read_split(content, data))
     except Exception:  # a file of another program has any content
         return None
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
-    """The entries of `describe_data`, and the options."""
+    """The entries, and the options."""
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return {entry: state.get(entry) for entry in _DESCRIPTION}, parse_value(state["options"])
+    return state, parse_value(state["options"])
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
     metadata = read_metadata(path)
-    return {entry: json.loads(metadata[entry]) for entry in _DESCRIPTION}, json.loads(metadata[OPTIONS_ENTRY])
+    entries = [*_DESCRIPTION, ENTRY] if ENTRY in metadata else _DESCRIPTION
+    return {entry: json.loads(metadata[entry]) for entry in entries}, json.loads(metadata[OPTIONS_ENTRY])
 
 
 def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
     content = read_content(folder)
-    return {entry: content.get(entry) for entry in _DESCRIPTION}, parse_value(content["options"])
+    split = {ENTRY: read_stored(content[ENTRY])} if ENTRY in content else {}
+    return content | split, parse_value(content["options"])
 
 
 _READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}

@@ -1,6 +1,7 @@
 """The parts that an evaluation, a prediction and their dry run share: weights, data and model, checked and logged."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
 from datasets.sources.checks import digest_of
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
+from datasets.sources.split import Splitter
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
 from engine.commands.open_run import find_on_all_ranks
@@ -124,8 +126,12 @@ def _read(
         return read_unlabelled(prediction.path, options.data, context)
     names = trained_on.class_names if trained_on else None
     classes, predicts = options.model.num_classes, prediction is not None
-    (samples,) = read_samples(options.data, classes, context, split, class_names=names, predicts=predicts)
-    return samples
+    known = trained_on.split if trained_on else None
+    if trained_on and known and not known.held_out and not is_training_data(options.data, trained_on):
+        known = None
+    splitter = Splitter(options.data, known)
+    read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
+    return read(options.data, classes, context, split)[0]
 
 
 def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:

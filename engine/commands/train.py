@@ -10,6 +10,7 @@ from configs.reading.compare import resumed_options
 from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
+from engine.checkpoint.split_entry import write_held_out
 from engine.checkpoint.trained_on import describe_data, write_classes
 from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
@@ -78,6 +79,7 @@ def _open_trainer(
     run, position = build_run(config, splits, context, logger, open_folder, found)
     if context.is_main:
         write_classes(run.folder, describe_data(config.data, run.class_names))
+        write_held_out(run.folder, splits.split)
     resume = next_command(command, f"-resume={run.folder}")
     trainer = Trainer(run, begin_status(run.folder, context, resume), position)
     if report := trainer.report:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from configs.reading.command_line import to_yaml
 from configs.reading.compare import non_default_options
@@ -12,6 +13,7 @@ from datasets.loading.batches import BatchSource, build_eval_loader
 from datasets.loading.loader import Loader
 from datasets.sources.checks import digest_of, notes_on
 from engine.checkpoint.reader import FoundCheckpoint
+from engine.checkpoint.split_entry import HELD_OUT_FILE, split_to_entry
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.run.facts import Devices, Fact, Model, TrainingData
@@ -49,6 +51,7 @@ class Run:
         batches: for training, on this rank.
         bad_images: this rank's list of images that cannot be read.
         class_names: of the data, None if it has none.
+        split: of the data, the entry of checkpoints.
     """
 
     folder: Path
@@ -59,6 +62,7 @@ class Run:
     bad_images: BadImageList
     reporter: Reporter
     class_names: Sequence[str] | None
+    split: dict[str, Any] | None
 
 
 def build_run(
@@ -98,7 +102,8 @@ def build_run(
         build_eval_files(config, splits.val, evaluator, folder),
     )
     reporter = _build_reporter(state, folder, logger, model)
-    return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names), position
+    entry = split_to_entry(splits.split)
+    return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names, entry), position
 
 
 def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], logger: RunLogger) -> None:
@@ -121,6 +126,8 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
         )
     )
     logger.record(splits.preprocessing)
+    if splits.split:
+        logger.info(f"----- Data: the held-out images are listed in {HELD_OUT_FILE}, SHA-256 {splits.split.digest}")
     if context.is_main:
         for note in notes_on(splits.train, splits.val, splits.test):
             logger.note(f"Data: {note}")

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from configs.reading.yaml_io import parse_value
 from configs.resolve import DataFacts, resolve, warnings, with_preprocessing
 from configs.schema import Config, Data
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
@@ -11,7 +12,9 @@ from datasets.registry import has_test_split, read_samples
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.checkpoint.split_entry import read_split
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
 from engine.parallel.same_options import check_same_options
 from engine.run.facts import Preprocessing
@@ -23,7 +26,8 @@ from utils.distributed import ProcessContext
 class DataSplits:
     """The samples of each split, the class names if there are any, and warnings about options that do not fit.
 
-    test: held-out samples, for the end of the run; None if there are none.
+    split: of data without a validation split; None if the data has one. test: held-out samples, for the end of the run;
+    None if there are none.
     """
 
     train: Samples
@@ -31,6 +35,7 @@ class DataSplits:
     class_names: list[str] | None
     warnings: list[str]
     preprocessing: Preprocessing
+    split: RunSplit | None
     test: Samples | None = None
 
 
@@ -39,8 +44,8 @@ def read_run_data(
 ) -> tuple[Config, DataSplits]:
     """Reads the samples; returns them and the options as `resolve` completes them.
 
-    A run that resumes from `checkpoint` keeps its class names. Options of the preprocessing that are not set follow the
-    checkpoint, or the weights. Every rank must call it.
+    A run that resumes from `checkpoint` keeps its class names and its split. Options of the preprocessing that are not
+    set follow the checkpoint, or the weights. Every rank must call it.
 
     Raises:
         UserError: as `resolve`, `read_samples` and `check_images`.
@@ -55,7 +60,9 @@ def read_run_data(
     data = config.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
-    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known)
+    before = parse_value(checkpoint["options"]).get("DATA", {}) if checkpoint else {}
+    splitter = Splitter(data, read_split(checkpoint, before) if checkpoint else None)
+    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
     train, val, *test = splits
     train.notes += [note] if note else []
     train.notes += [line for line in notes if "IMAGENET" in line and not checkpoint]
@@ -74,7 +81,7 @@ def read_run_data(
         window = min(windows.size, shards)
         train.notes.append(f"samples are shuffled within {window} of {shards} shards (DATA.SHUFFLE_SHARDS)")
     class_names = train.class_names if train.has_class_names else known
-    return config, DataSplits(train, val, class_names, warnings(config, facts), preprocessing, *test)
+    return config, DataSplits(train, val, class_names, warnings(config, facts), preprocessing, splitter.result, *test)
 
 
 def complete_preprocessing(

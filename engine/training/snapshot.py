@@ -12,6 +12,7 @@ from configs.reading.command_line import to_yaml
 from configs.reading.compare import changed_options
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
+from engine.checkpoint.split_entry import ENTRY
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
@@ -69,8 +70,10 @@ class RunPosition:
     best_is_unsaved: bool = False
 
 
-def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """The content of a checkpoint; a collective call. The tensors are not copied."""
+def take_snapshot(
+    state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The content of a checkpoint; a collective call. The tensors are not copied. split: its entry."""
     config, strategy, average, progress = state.config, state.strategy, state.average, position.progress
     return {
         "model": strategy.model_state(state.precision.weights.saved),
@@ -86,6 +89,7 @@ def take_snapshot(state: TrainState, position: RunPosition, class_names: Sequenc
         "images": position.clock.images,
         "options": to_yaml(config),
         **describe_data(config.data, class_names),
+        ENTRY: split,
     }
 
 

@@ -199,7 +199,7 @@ class Trainer:
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
-        content = take_snapshot(self.state, self.position, self.run.class_names)
+        content = take_snapshot(self.state, self.position, self.run.class_names, self.run.split)
         self.run.reporter.sync()
         if self.writer:
             epoch = content["epoch"]

@@ -1,12 +1,14 @@
 """The format safetensors: the weights, with class names, preprocessing and options in the metadata."""
 
 import errno
+import json
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.trained_on import read_trained_on
 from scripts.exporting.compare import Forward
 from scripts.weights.trained_model import TrainedModel
@@ -23,7 +25,8 @@ def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     mode = path.stat().st_mode
     tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     try:
-        save_file(tensors, path, {"format": "pt"} | trained.metadata())
+        split = {entry: json.dumps(value) for entry, value in exported_entry(trained.split).items()}
+        save_file(tensors, path, {"format": "pt"} | trained.metadata() | split)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(path)) from error
     path.chmod(mode)  # the library makes a file that only its owner can read

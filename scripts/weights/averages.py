@@ -9,6 +9,7 @@ from configs.reading.yaml_io import write_yaml
 from datasets.loading.batches import build_eval_loader
 from engine.checkpoint.paths import checkpoints_by_progress
 from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.trained_on import read_trained_on
 from engine.training.eval_model import build_eval_model
 from models.weights.fit import load_pretrained
@@ -97,7 +98,8 @@ class _Evaluation:
         own = self.built.fp32.state_dict()
         weights = {name: tensor.to(own[name].dtype).cpu() for name, tensor in state.items()}
         options = {"options": write_yaml(self.trained.options)}
-        atomic_save(output, {"model": weights} | options | self.trained.description)
+        split = exported_entry(self.trained.split)
+        atomic_save(output, {"model": weights} | options | self.trained.description | split)
 
 
 def _checkpoints(run: Path) -> list[Path]:

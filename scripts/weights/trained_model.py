@@ -13,8 +13,10 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.commands.evaluated_model import is_training_data
 from engine.commands.open_evaluation import read_evaluation_data
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -27,12 +29,13 @@ class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`.
 
     class_names: from the training; if the weights have none, from the validation samples, or None.
-    notes: lines about the data for the user.
+    notes: lines about the data for the user. split: of the data of the training, None if the data is other data.
     """
 
     config: Config
     class_names: list[str] | None
     notes: list[str]
+    split: RunSplit | None = None
 
     @property
     def weights(self) -> Path:
@@ -72,7 +75,8 @@ def without_images(command: Command) -> TrainedModel:
     """The model of the weights `MODEL.PRETRAINED`, with the class names that they have."""
     config = command.config.with_model(resume=None)
     trained_on = read_trained_on(str(config.model.pretrained))
-    return TrainedModel(config, trained_on.class_names if trained_on else None, [])
+    split = trained_on.split if trained_on and is_training_data(config.data, trained_on) else None
+    return TrainedModel(config, trained_on.class_names if trained_on else None, [], split)
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
@@ -90,7 +94,8 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
             "-dataset=NAME their kind)"
         ) from None
-    names = without_images(command).class_names
+    trained = without_images(replace(command, config=config))
+    names = trained.class_names
     if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         names = samples.class_names
-    return TrainedModel(config, names, notes), samples
+    return replace(trained, config=config, class_names=names, notes=notes), samples

@@ -16,6 +16,7 @@ from datasets.shards.indexing.labels import Label, is_class_name
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
+from datasets.sources.class_names import to_nfc
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
 from utils.atomic_file import open_atomically
@@ -123,7 +124,7 @@ def join(indexes: Sequence[Index], label_key: str = "") -> Index:
 
 def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
     """The sorted names of all classes with an image, and the targets of each index as positions in them."""
-    lists = {id(index.class_names): np.array(index.class_names or [], object) for index in indexes}
+    lists = {id(index.class_names): np.array(list(map(to_nfc, index.class_names or ())), object) for index in indexes}
     is_used = {key: np.zeros(len(names) + 1, bool) for key, names in lists.items()}  # the last one is of targets of -1
     for index in indexes:  # many shards share one list
         is_used[id(index.class_names)][index.arrays["targets"]] = True

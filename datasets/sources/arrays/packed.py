@@ -19,6 +19,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
 from datasets.sources.arrays.mapped_arrays import MappedArrays
 from datasets.sources.arrays.strings import strings_in
+from datasets.sources.class_names import to_nfc
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
 from utils.errors import UserError
 from utils.files import open_regular_file
@@ -103,7 +104,7 @@ class _Packed(Samples):
 
     def __init__(self, path: Path, arrays: MappedArrays, labels: MappedArrays | None = None) -> None:
         """`labels`: `targets` that replace the labels of the index."""
-        super().__init__(list(strings_in(arrays, "classes")))
+        super().__init__(list(map(to_nfc, strings_in(arrays, "classes"))))
         self.has_class_names = self.class_names != [str(label) for label in range(len(self.class_names))]
         self.path = path
         self._file, self._arrays, self._labels = open_regular_file(path), arrays, labels or arrays

@@ -11,17 +11,19 @@ import numpy as np
 from configs.schema import Data
 from datasets.decoding.kinds import missing_decoder
 from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.class_names import to_nfc
 from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.split import split_listing
+from datasets.sources.split import Splitter, split_listing
 from utils.errors import UserError, combine_findings
 
 _MAX_DEPTH = 100  # nested folders
 
 
-def caltech(name: str, excluded: str, data: Data, split: str) -> ImageFiles:
+def caltech(name: str, excluded: str, data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
     """The folder `name`, which is DATA_PATH or inside it, split; without the class `excluded`."""
-    return ImageFiles(split_listing(read_class_folders(find_folder(data.data_path, name), [excluded]), data, split))
+    listing = read_class_folders(find_folder(data.data_path, name), [excluded])
+    return ImageFiles(split_listing(listing, data, split, splitter))
 
 
 def find_folder(data_path: str, name: str) -> Path:
@@ -31,7 +33,7 @@ def find_folder(data_path: str, name: str) -> Path:
 
 
 def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
-    """Lists the images of each folder in `root`, at any depth; the sorted names of the folders are the classes.
+    """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
     Hidden files and folders are ignored. A link to a folder is followed once per class, and never to a parent folder.
 
@@ -40,9 +42,11 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
     Raises:
         UserError: `root` is missing, cannot be listed, or contains no folders.
     """
-    scan, names = _Scan([], [], FoundFiles()), class_names_in(root, excluded)
+    scan, class_folders = _Scan([], [], FoundFiles()), class_folders_in(root, excluded)
+    names = sorted(map(to_nfc, class_folders))
+    label_of = {name: label for label, name in enumerate(names)}
     paths, targets = StringPacker(), array("q")
-    for label, name in enumerate(names):
+    for name in class_folders:
         num_findings, undecodable = len(scan.findings), scan.files.undecodable.copy()
         images = _images_in(root / name, root, scan, {root.resolve()})
         if not images and len(scan.findings) == num_findings:
@@ -52,7 +56,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
             scan.findings.append(f"{root / name}: {problem}")
         for path in images:
             paths.add(path)
-            targets.append(label)
+            targets.append(label_of[to_nfc(name)])
     notes, (folders, files) = [], _list(root)
     scan.files.select_folders(folders)
     if beside := len(scan.files.select_images(root, files)):
@@ -82,6 +86,11 @@ def read_images(root: Path) -> Listing:
 
 
 def class_names_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
+    """The names of the classes of `class_folders_in`."""
+    return list(map(to_nfc, class_folders_in(root, excluded)))
+
+
+def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are none."""
     names = sorted(name for name in _list(root)[0] if name not in excluded and not is_hidden(name))
     if not names:

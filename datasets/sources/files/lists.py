@@ -13,7 +13,7 @@ from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_rows
-from datasets.sources.split import split_listing
+from datasets.sources.split import Splitter, split_listing
 from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
@@ -31,7 +31,7 @@ def has_lists(root: Path) -> bool:
     return any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
 
 
-def csv_tables(data: Data, split: str) -> ImageFiles:
+def csv_tables(data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
     """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; a single file is split.
 
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
@@ -40,12 +40,11 @@ def csv_tables(data: Data, split: str) -> ImageFiles:
     train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
     if split == "test":
         file = table_file(path, "test")
-    elif split == "all" and path.is_file():
-        file = path
     elif val_file.is_file():
         file = train_file if split == "train" else val_file
     else:
-        return ImageFiles(split_listing(read_table(train_file, train_file, data.multi_label), data, split))
+        part = "val" if split == "all" and not path.is_file() else split
+        return ImageFiles(split_listing(read_table(train_file, train_file, data.multi_label), data, part, splitter))
     may_lack_train = split in ("all", "test") and not train_file.is_file()
     return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker
+from datasets.sources.class_names import to_nfc
 from utils.errors import UserError
 from utils.files import open_regular_file
 
@@ -76,7 +77,7 @@ class Rows:
         if not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
         self.paths.add(path)
-        self.row_target_ids.append(self.target_ids.setdefault(target, len(self.target_ids)))
+        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
 
     def add_finding(self, line: int, problem: str) -> None:

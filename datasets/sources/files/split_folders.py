@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.class_names import list_names
-from datasets.sources.files.class_folders import class_names_in, has_images, read_class_folders
+from datasets.sources.class_names import list_names, to_nfc
+from datasets.sources.files.class_folders import class_folders_in, class_names_in, has_images, read_class_folders
 from datasets.sources.files.image_files import ImageFiles, Listing
-from datasets.sources.split import split_listing
+from datasets.sources.split import Splitter, split_listing
 from datasets.sources.split_names import find_split_names
 from utils.errors import UserError
 
@@ -51,18 +51,18 @@ class SplitFolders:
         return listing
 
 
-def folder(data: Data, split: str) -> ImageFiles:
+def folder(data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
     """One folder per class in the folder of each split, see `find_split_folders`; without val the images are split.
 
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
     """
     found = find_split_folders(Path(data.data_path))
     if split == "all" and "val" not in found.folders and found.folders["train"] == found.root:
-        return ImageFiles(found.read("train"))
+        return ImageFiles(split_listing(found.read("train"), data, split, splitter))
     split = "val" if split == "all" else split
     if split == "test" or "val" in found.folders:
         return ImageFiles(found.read(split))
-    return ImageFiles(split_listing(found.read("train"), data, split))
+    return ImageFiles(split_listing(found.read("train"), data, split, splitter))
 
 
 def find_split_folders(root: Path) -> SplitFolders:
@@ -75,10 +75,10 @@ def find_split_folders(root: Path) -> SplitFolders:
     Raises:
         UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
     """
-    names = class_names_in(root)
+    names = class_folders_in(root)
     named = find_split_names(names, root)
     others = [name for name in names if name not in named.values()]
-    within = {split: _folders_in(root / name) for split, name in named.items()}
+    within = {split: set(map(to_nfc, _folders_in(root / name))) for split, name in named.items()}
     train = within.get("train", set())
     is_split = "train" in named and any(train & within[split] for split in named.keys() - {"train"})
     beside = [] if is_split or "train" not in named else [name for name in others if has_images(root / name, deep=True)]
@@ -88,7 +88,7 @@ def find_split_folders(root: Path) -> SplitFolders:
             f"-data_path={root / named['train']} for the split, or move all classes to that folder"
         )
     has_classes = bool(beside) or ("train" not in named and bool(others or "val" not in named))
-    folders, known = ({"train": root}, set(names)) if has_classes else ({}, train)
+    folders, known = ({"train": root}, set(map(to_nfc, names))) if has_classes else ({}, train)
     for split, name in named.items():
         if split not in folders and (within[split] & known or (split != "test" and not has_classes)):
             folders[split] = root / name
@@ -116,7 +116,7 @@ def find_split_folders(root: Path) -> SplitFolders:
 
 def _folders_in(folder: Path) -> set[str]:
     try:
-        return set(class_names_in(folder))
+        return set(class_folders_in(folder))
     except UserError:  # it cannot be listed, or contains no folders
         return set()
 

@@ -64,7 +64,7 @@ SHARDS = {
     "train": {"filenames": ["t-1.tar", "t-0.tar"], "shard_lengths": [3, 4], "num_samples": 7, "alt_label": "species"},
     "validation": {"filenames": ["v.tar"], "shard_lengths": [2], "num_samples": 2, "alt_label": "species"},
 }
-INFO = {"splits": SHARDS, "class_names": ["cat", "dog"]}
+INFO = {"splits": SHARDS, "class_names": ["cat", "Ha\u0308her"]}
 
 
 def test_info_of_timm(tmp_path):
@@ -74,7 +74,7 @@ def test_info_of_timm(tmp_path):
         for root in (tmp_path, server.url):
             found = find(root)
             assert found.splits == {"train": ["t-0.tar", "t-1.tar"], "val": ["v.tar"]}
-            assert found.class_names == ["cat", "dog"] and found.label_key == "species"
+            assert found.class_names == ["cat", "Häher"] and found.label_key == "species"
 
 
 def with_splits(**splits):

@@ -75,6 +75,11 @@ def test_rows_of_several_indexes_are_joined_with_one_order_of_classes():
     ]
 
 
+def test_names_of_two_unicode_forms_are_one_class():
+    joined = join([index_of([["A\u0308hre", "Bee"]]), index_of([["never used"], ["Ähre"]]).of_shard(1)])
+    assert (joined.class_names, joined.arrays["targets"].tolist()) == (["Bee", "Ähre"], [1, 0, 1])
+
+
 def test_numbers_and_names_are_not_mixed():
     for labels, names in (([["cat"], [None, 3]], r"1\.tar: .* 0\.tar"), ([[None, "cat", 3]], r"0\.tar: ")):
         with pytest.raises(UserError, match=names):

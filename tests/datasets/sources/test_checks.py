@@ -78,10 +78,10 @@ def test_a_report_on_class_folders_names_all_problems(tmp_path, cpu):
 
 
 def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
-    (tmp_path / "train.csv").write_text("image_path,target\na.jpg,0\na.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
+    (tmp_path / "train.csv").write_text("image_path,target\nc.jpg,0\nc.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
     only = report_on(tmp_path, "csv", cpu)[-1]
     assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
-    write_images(tmp_path, "a.jpg", "b.jpg")
+    write_images(tmp_path, "c.jpg", "b.jpg")
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
 

@@ -1,6 +1,7 @@
 """Labels follow the class names of a checkpoint; the number of classes follows the data."""
 
 import pickle
+from unicodedata import normalize
 
 import pytest
 from source_helpers import names_of, options, write_classes, write_image
@@ -69,6 +70,36 @@ def test_a_table_needs_no_training_table(tmp_path, cpu):
     for path in (tmp_path, tmp_path / "val.csv"):
         (samples,) = read(path, cpu, "all", dataset="csv")
         assert samples.targets.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("dataset", ["folder", "csv", "packed"])
+@pytest.mark.parametrize(("form", "known"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, known):
+    """In NFD, as on macOS, the first class is 'A' and a diaeresis, and stands before 'Bee'. Files keep their names."""
+    classes = ["Bee", "Ähre"]
+    mine, theirs = ([normalize(f, name) for name in classes] for f in (form, known))
+    write_classes(tmp_path / "val", **dict.fromkeys(mine, 2))
+    rows = [f"val/{name}/00{number}.jpg,{name}" for number in range(2) for name in mine]
+    (tmp_path / "val.csv").write_text("\n".join(["image_path,target", *rows, rows[1].replace(mine[1], theirs[1])]))
+    if dataset == "csv":
+        write_classes(tmp_path / "val", **{theirs[1]: 1})
+    write_packed_split(tmp_path, "val", mine, [0, 1])
+    for names, label in (None, 1), (theirs, 1), (theirs[::-1], 0):
+        (samples,) = read(tmp_path, cpu, "all", class_names=names, dataset=dataset)
+        assert not [name for name in samples.class_names if name != normalize("NFC", name)]
+        assert samples.class_names[label] == classes[1] and (samples.targets == label).any()
+        assert dataset == "packed" or [samples.open(index, 3) for index in range(len(samples))]
+
+
+def test_equal_names_are_refused_and_names_of_other_case_are_warned_about(tmp_path, cpu):
+    write_classes(tmp_path / "case", dog=2, Dog=2)
+    (samples,) = read(tmp_path / "case", cpu, "all", class_names=None)
+    assert samples.notes == ["Warning: classes 'Dog', 'dog' differ only in case"]
+    with pytest.raises(UserError, match=r"'Dog': not a class .*; 'Dog', 'dog' differ only in case"):
+        read(tmp_path / "case", cpu, "all")
+    write_classes(tmp_path / "twice", **dict.fromkeys([normalize(form, "Ähre") for form in ("NFC", "NFD")], 1))
+    with pytest.raises(UserError, match=r"twice: two classes are named 'Ähre', in two Unicode forms; merge them"):
+        read(tmp_path / "twice", cpu, "all", class_names=None)
 
 
 def test_numbers_of_a_list_stay_labels(tmp_path, cpu):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import safetensors.torch
@@ -28,11 +29,13 @@ def options_of(file: Path) -> dict:
     return {"embed_dim": config.model.embed_dim, "dataset": config.data.dataset, "resume": config.model.resume}
 
 
-@pytest.mark.parametrize("names", [["cat", "dog"], ["<script>", "=1+1"], ["a\nb", "\x1b[2J"], ["ü", "x" * 300]])
+@pytest.mark.parametrize(
+    "names", [["cat", "dog"], ["<script>", "=1+1"], ["a\nb", "\x1b[2J"], ["ü", "x" * 300], ["u\u0308"]]
+)
 def test_names_and_preprocessing_are_read_back(names, tmp_path):
     file = write(tmp_path, names)
     trained_on = read_trained_on(str(file))
-    assert trained_on.class_names == names and trained_on.num_classes == 2
+    assert trained_on.class_names == [normalize("NFC", name) for name in names] and trained_on.num_classes == 2
     assert trained_on.preprocessing == describe_data(DATA, names)["preprocessing"]
     assert trained_on.model == OPTIONS["MODEL"] and trained_on.data == OPTIONS["DATA"]
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}

@@ -38,6 +38,8 @@ INVALID = {  # content -> what the error names
     "geometry": ({"geometry": {}}, ""),
     "sums": ({"sums": torch.zeros(5)}, ""),
     "options": ({"options": "5"}, ""),
+    "options of the data": ({"options": "DATA: 5"}, ""),
+    "split": ({"split": {"digest": "0", "held_out": ["cat/1.jpg"]}}, ""),
     "steps": ({"done_steps": 11}, ""),
     "class names": ({"class_names": ["cat", 3]}, ""),
     "preprocessing": ({"preprocessing": PREPROCESSING}, ""),

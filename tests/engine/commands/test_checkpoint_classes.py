@@ -10,14 +10,18 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
+from safetensors.torch import save_file
+from shard_files import to_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import TrainedOn, is_description
+from engine.checkpoint.split_entry import exported_entry
+from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on, to_metadata
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
 from engine.training.run_data import complete_preprocessing
+from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -114,6 +118,42 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
         config, samples, _, _ = read_evaluation_data(command, cpu)
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
+
+
+def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu):
+    """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
+    data = shutil.copytree(images, tmp_path / "data")
+    options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS)
+    folder = train([*options, "TRAIN.NUM_EPOCHS=1"], cpu)
+    held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+    assert len(held_out) == 8
+    (data / held_out[0]).unlink()
+    for number in range(20, 40):
+        shutil.copy(data / "bee" / "1.png", data / "bee" / f"{number}.png")
+    state, old, export = load_checkpoint(folder / "last.pth"), tmp_path / "old.pth", tmp_path / "export.safetensors"
+    atomic_save(old, {key: value for key, value in state.items() if key != "split"})
+    read = read_trained_on(str(folder / "last.pth"))
+    named = {"class_names": read.class_names, "preprocessing": read.preprocessing} | exported_entry(read.split)
+    save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
+    shards = to_shards(Path(shutil.copy(folder / "last.pth", tmp_path / "last.pth")))
+    assert np.array_equal(load_checkpoint(shards)["split"]["trained"], state["split"]["trained"])
+    for weights, names in (
+        (folder / "best.pth", held_out[1:]),
+        (shards, held_out[1:]),
+        (export, held_out[1:]),
+        (old, None),
+    ):
+        command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
+        _, samples, notes = read_evaluation_data(command, cpu)
+        found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
+        text = "\n".join(map(str, notes))
+        assert names is None or sorted(found) == names
+        assert ("1 of 8 held-out image(s) are missing" in text) == (names is not None)
+        assert ("has no list of held-out images" in text) == (names is None)
+    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=2"], cpu)
+    assert "20 image(s) were added as training images, such as 'bee/20.png'" in (folder / "log.txt").read_text()
+    assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
+    assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
 
 
 def test_preprocessing_that_the_user_wrote_wins_and_is_warned_about(trained, images, tmp_path, cpu):

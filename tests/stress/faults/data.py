@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 from faults.runner import Fault, Provoke
@@ -71,6 +72,7 @@ def data_set_faults() -> list[Fault]:
         "test images beside class folders": (_test_beside_classes, r"data/train/test: is it a class"),
         "a missing test image": (with_table("test", "val/cat/9.jpg,0"), r"test.csv:2: 'val/cat/9.jpg'"),
         "a class without images": (_empty_class, r"emu: contains no images"),
+        "a class in two Unicode forms": (_two_forms, r"two classes are named 'Ähre', in two Unicode forms"),
         "one class": (_one_class, r"contains only one folder, cat"),
         "a class only in val": (with_file("val/emu/0.jpg", image_bytes(), dataset="folder"), r"'emu' .*train and val"),
         "less than a batch": (lambda scene: scene.images(flags=("-batch_size=64",)), r"24 training .*batch of 64"),
@@ -123,6 +125,13 @@ def _empty_class(scene: Scene) -> list[str]:
     flags = scene.images(dataset="folder")
     (scene.data / "train" / "emu").mkdir()
     (scene.data / "val" / "emu").mkdir()
+    return flags
+
+
+def _two_forms(scene: Scene) -> list[str]:
+    flags = scene.images(dataset="folder")
+    for split, name in product(("train", "val"), ("Ähre", "A\u0308hre")):
+        scene.write(f"data/{split}/{name}/0.jpg", image_bytes())
     return flags
 
 
