@@ -81,13 +81,14 @@ def find_split_folders(root: Path) -> SplitFolders:
     within = {split: set(map(to_nfc, _folders_in(root / name))) for split, name in named.items()}
     train = within.get("train", set())
     is_split = "train" in named and any(train & within[split] for split in named.keys() - {"train"})
-    beside = [] if is_split or "train" not in named else [name for name in others if has_images(root / name, deep=True)]
+    unclear = not is_split and not {"train", "val"}.isdisjoint(named)
+    beside = [name for name in others if unclear and has_images(root / name, deep=True)]
     if train and beside and (len(beside) == 1 or "val" in named):
         raise UserError(
             f"{root}: is {named['train']} the training split or a class, beside {list_names(beside)}? Give "
             f"-data_path={root / named['train']} for the split, or move all classes to that folder"
         )
-    has_classes = bool(beside) or ("train" not in named and bool(others or "val" not in named))
+    has_classes = bool(beside) or {"train", "val"}.isdisjoint(named)
     folders, known = ({"train": root}, set(map(to_nfc, names))) if has_classes else ({}, train)
     for split, name in named.items():
         if split not in folders and (within[split] & known or (split != "test" and not has_classes)):

@@ -11,6 +11,7 @@ from configs.schema import Train
 from configs.schema.train import Optimizer
 from engine.parallel.compile import run_eagerly
 from utils.errors import UserError, did_you_mean
+from utils.memory_shortage import find_shortage
 from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
@@ -52,6 +53,8 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     except UserError:
         raise
     except Exception as error:  # some of timm's optimizers need other packages or options
+        if find_shortage(error):
+            raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}") from error
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:

@@ -18,8 +18,8 @@ from datasets.sources import digest
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.sources.arrays.packed import packed
 from datasets.sources.digest import check_same_data
-from datasets.sources.files.class_folders import folder
 from datasets.sources.files.lists import csv_tables, imagenet2012
+from datasets.sources.files.split_folders import folder
 from engine.commands.run import run
 from scripts.pack_dataset import Packable, write_packed
 from utils.distributed import ProcessContext

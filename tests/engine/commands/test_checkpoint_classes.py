@@ -144,7 +144,7 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu):
         (old, None),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
-        _, samples, notes = read_evaluation_data(command, cpu)
+        _, samples, _, notes = read_evaluation_data(command, cpu)
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
         text = "\n".join(map(str, notes))
         assert names is None or sorted(found) == names

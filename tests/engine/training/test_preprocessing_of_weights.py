@@ -113,7 +113,7 @@ def photos(tmp_path) -> Path:
 
 def test_an_evaluation_of_published_weights_has_timms_values(photos, cpu):
     argv = ["-eval", f"-model={TV}", "-dataset=folder", f"-data_path={photos}", "-opts", "MODEL.PRETRAINED=timm"]
-    config, _, notes = read_evaluation_data(parse_command_line(argv), cpu)
+    config, _, _, notes = read_evaluation_data(parse_command_line(argv), cpu)
     (fact,) = (note for note in notes if isinstance(note, Preprocessing))
     assert (config.data.imagenet_mean, config.data.interpolation) == ((0.485, 0.456, 0.406), "bilinear")
     assert fact.sources.startswith(f"timm's {TV}: IMAGE_SIZE, ")
