@@ -16,7 +16,6 @@ from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.report import REPORT
-from engine.report.overview import class_figures
 from engine.run.loggers.group import check_loggers
 from engine.run.result import write_result
 from engine.training.run import build_run
@@ -103,8 +102,12 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
         outcome |= {"stopped_early": True, "reason": result["reason"]}
+    figures = ""
     if trainer.context.is_main:
+        from engine.report.overview import class_figures  # imported late, as the page
+
         trainer.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
+        figures = class_figures(folder)
     name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
     if score is not None:
         average, raw = result.get("average_score", 0.0), result.get("raw_score", 0.0)
@@ -112,7 +115,6 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         both = both if abs(average - raw) > 1 else ""
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
         predict = next_command(command, f"-resume={folder}", "-predict")
-        figures = class_figures(folder) if trainer.context.is_main else ""
         logger.info(
             f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}){figures}, {result['checkpoint']}{both}\n"
             f"      Report: {folder / REPORT}\n"
