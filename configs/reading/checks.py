@@ -74,7 +74,9 @@ def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     if replacement := _REMOVED_KEYS.get(dotted.upper()):
         return f"; it was removed: use {replacement}"
-    leaf = dotted.rpartition(".")[2].upper()
+    parent, _, leaf = dotted.upper().rpartition(".")
+    if parent == "TRAIN.OPTIMIZER.KWARGS":
+        return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
         similar = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM

@@ -53,7 +53,12 @@ def find_single_class(samples: Samples) -> list[str]:
     if len(samples.class_names) > 1 or not isinstance(samples, ImageFiles) or samples.listing.file:
         return []
     root, name = samples.listing.root, samples.class_names[0]
-    return [f"{root}: contains only one folder, {name}; give the folder that contains all classes"]
+    fix = (
+        "for tables beside it: -dataset=csv"
+        if next(root.glob("*.csv"), None)
+        else "give the folder that contains all classes"
+    )
+    return [f"{root}: contains only one folder, {name}; {fix}"]
 
 
 def find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:

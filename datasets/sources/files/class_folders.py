@@ -167,4 +167,5 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _cannot_list(error: OSError) -> UserError:
-    return UserError(f"{error.filename}: cannot be listed ({error.strerror}); check -data_path (DATA.DATA_PATH)")
+    fix = "for a table: -dataset=csv" if str(error.filename).endswith(".csv") else "check -data_path (DATA.DATA_PATH)"
+    return UserError(f"{error.filename}: cannot be listed ({error.strerror}); {fix}")
