@@ -21,6 +21,9 @@ _SAME_WEIGHTS = (
 )  # fmt: skip
 # Keys whose default has changed, with the former one, which holds for a run whose files lack the key.
 _FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}
+# The values that null selects in these optimizers.
+_OF_ADAM = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": [0.9, 0.999]}
+_ADAMS = ("adam", "adamw", "adamwdl")
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
@@ -28,7 +31,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
     """
-    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    before, after = with_defaults(parse_value(then)), _flat(parse_value(now))
     return {
         key: (before.get(key), value)
         for key, value in after.items()
@@ -72,7 +75,14 @@ def shared_options(config: Config) -> dict[str, Any]:
 
 def _values(config: Config) -> dict[str, Any]:
     """All options by dotted key, as a YAML file gives them."""
-    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    return _flat(config.model_dump(by_alias=True, mode="json"))
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """The options by dotted key; null in place of an optimizer's own values, which older versions wrote."""
+    options = dict(flatten(values))
+    is_adam = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() in _ADAMS
+    return options | {key: None for key, value in _OF_ADAM.items() if is_adam and options.get(key) == value}
 
 
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
@@ -90,7 +100,7 @@ def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
-    return _defaults(model_type(values)) | _FORMER_DEFAULTS | dict(flatten(expand_switches(values)))
+    return _defaults(model_type(values)) | _FORMER_DEFAULTS | _flat(expand_switches(values))
 
 
 def _defaults(family: str) -> dict[str, Any]:

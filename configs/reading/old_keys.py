@@ -43,7 +43,8 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
         present = _present_name(key, known)
         if key in known and not (is_cosine and key in _OF_STEP_DECAY):
             continue
-        if key in known or key in _UNUSED or (key in _UNUSED_IF_OFF and value in (None, False, "")):
+        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
+        if key in known or key in _UNUSED or is_off:
             unused.append(key)
         elif present != key:
             renamed.append(f"{key} -> {present}")

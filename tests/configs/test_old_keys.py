@@ -43,6 +43,10 @@ def test_the_present_name_and_options_override_an_old_name(tmp_path):
     assert (model.depth, model.num_heads, model.embed_dim) == (3, 4, 32)
 
 
+def test_an_old_key_that_is_off_and_has_a_present_name_keeps_its_value(tmp_path):
+    assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
+
+
 def test_the_sizes_of_maes_decoder_have_no_effect(tmp_path):
     sizes = "ENCODER: {EMBED_DIM: 24, DEPTH: 1, NUM_HEADS: 2}"
     text = f"MODEL: {{TYPE: MAE, TRANS: {{{sizes}, DECODER: {{EMBED_DIM: 8, DEPTH: 1, NUM_HEADS: 1}}}}}}"
