@@ -19,8 +19,7 @@ _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
     "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
-# Keys whose default has changed, with the former one, which holds for a run whose files lack the key.
-_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}
+_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}  # of a run whose files lack the key
 # The values that null selects in these optimizers.
 _OF_ADAM = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": [0.9, 0.999]}
 _ADAMS = ("adam", "adamw", "adamwdl")
@@ -86,16 +85,14 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
-    """The options of a run that resumes: a key whose default has changed keeps its value, unless the user gives it.
+    """The options of a run that resumes: it keeps the warm-up of the average, unless the user gives it.
 
     given: the options of the user, by section. then: the options of the checkpoint, a text of `to_yaml`.
     """
-    before, written = with_defaults(parse_value(then)), dict(flatten(given))
-    for key in _FORMER_DEFAULTS.keys() - written.keys():
-        section, name = key.lower().split(".")
-        values = getattr(config, section).model_copy(update={name: before[key]})
-        config = config.model_copy(update={section: values})
-    return config
+    if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):
+        return config
+    warmup = with_defaults(parse_value(then))["TRAIN.MODEL_EMA_WARMUP"]
+    return config.model_copy(update={"train": config.train.model_copy(update={"model_ema_warmup": warmup})})
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def _defaults(family: str) -> dict[str, Any]:
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
     family = model_type({"MODEL": {"TYPE": options["MODEL.TYPE"]}})
-    defaults = _defaults(family) | {"MODEL.TYPE": Config().model.type}
+    defaults = _defaults(family) | {"MODEL.TYPE": "vit"}
     return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
 
 

@@ -41,7 +41,7 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
     for path, value in values.items():
         key = ".".join(path)
         present = _present_name(key, known)
-        if key in known and not (is_cosine and key in _OF_STEP_DECAY):
+        if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
             continue
         is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
         if key in known or key in _UNUSED or is_off:

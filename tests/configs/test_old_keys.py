@@ -47,6 +47,11 @@ def test_an_old_key_that_is_off_and_has_a_present_name_keeps_its_value(tmp_path)
     assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
 
 
+def test_a_section_in_an_old_section_is_no_key(tmp_path):
+    with pytest.raises(UserError, match=r"unknown key MODEL.ENCODER"):
+        parse(tmp_path, "MODEL: {TYPE: deit, TRANS: {ENCODER: {DEPTH: 2, HEADS: 3}}}")
+
+
 def test_the_sizes_of_maes_decoder_have_no_effect(tmp_path):
     sizes = "ENCODER: {EMBED_DIM: 24, DEPTH: 1, NUM_HEADS: 2}"
     text = f"MODEL: {{TYPE: MAE, TRANS: {{{sizes}, DECODER: {{EMBED_DIM: 8, DEPTH: 1, NUM_HEADS: 1}}}}}}"
