@@ -30,7 +30,7 @@ _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_R
 
 
 def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
-    """Renames and removes old keys of `layers` in place. A present name that is given as well keeps its value.
+    """Renames and removes old keys of `layers` in place. Of an old and a present name, a higher layer wins.
 
     Returns:
         one warning that names the keys, or nothing.
@@ -48,7 +48,7 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
             unused.append(key)
         elif present != key:
             renamed.append(f"{key} -> {present}")
-            if tuple(present.split(".")) not in values:
+            if layers.level(key) > layers.level(present):
                 layers.add_key(present, value, layers.origin(path).removesuffix(": "))
         else:
             continue
