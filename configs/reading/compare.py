@@ -19,8 +19,10 @@ _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
     "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
-# Keys whose default has changed, with the former one, which holds for a run whose files lack the key.
-_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}
+_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}  # of a run whose files lack the key
+# The values that null selects in these optimizers.
+_OF_ADAM = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": [0.9, 0.999]}
+_ADAMS = ("adam", "adamw", "adamwdl")
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
@@ -28,7 +30,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
     """
-    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    before, after = with_defaults(parse_value(then)), _flat(parse_value(now))
     return {
         key: (before.get(key), value)
         for key, value in after.items()
@@ -72,25 +74,30 @@ def shared_options(config: Config) -> dict[str, Any]:
 
 def _values(config: Config) -> dict[str, Any]:
     """All options by dotted key, as a YAML file gives them."""
-    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    return _flat(config.model_dump(by_alias=True, mode="json"))
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """The options by dotted key; null in place of an optimizer's own values, which older versions wrote."""
+    options = dict(flatten(values))
+    is_adam = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() in _ADAMS
+    return options | {key: None for key, value in _OF_ADAM.items() if is_adam and options.get(key) == value}
 
 
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
-    """The options of a run that resumes: a key whose default has changed keeps its value, unless the user gives it.
+    """The options of a run that resumes: it keeps the warm-up of the average, unless the user gives it.
 
     given: the options of the user, by section. then: the options of the checkpoint, a text of `to_yaml`.
     """
-    before, written = with_defaults(parse_value(then)), dict(flatten(given))
-    for key in _FORMER_DEFAULTS.keys() - written.keys():
-        section, name = key.lower().split(".")
-        values = getattr(config, section).model_copy(update={name: before[key]})
-        config = config.model_copy(update={section: values})
-    return config
+    if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):
+        return config
+    warmup = with_defaults(parse_value(then))["TRAIN.MODEL_EMA_WARMUP"]
+    return config.model_copy(update={"train": config.train.model_copy(update={"model_ema_warmup": warmup})})
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
-    return _defaults(model_type(values)) | _FORMER_DEFAULTS | dict(flatten(expand_switches(values)))
+    return _defaults(model_type(values)) | _FORMER_DEFAULTS | _flat(expand_switches(values))
 
 
 def _defaults(family: str) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def _defaults(family: str) -> dict[str, Any]:
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
     family = model_type({"MODEL": {"TYPE": options["MODEL.TYPE"]}})
-    defaults = _defaults(family) | {"MODEL.TYPE": Config().model.type}
+    defaults = _defaults(family) | {"MODEL.TYPE": "vit"}
     return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
 
 

@@ -29,8 +29,6 @@ def set_model(layers: OptionLayers, name: str) -> None:
     if isinstance(model, dict):
         for key in model.keys() - _COMMON:  # of another family: they may not apply to the new one
             del model[key]
-        if model.get("PRETRAINED") == "timm" and named.get("TYPE") != "timm":
-            del model["PRETRAINED"]  # timm's weights fit timm's models only
     for key, value in named.items():
         layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 

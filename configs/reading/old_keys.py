@@ -30,7 +30,7 @@ _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_R
 
 
 def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
-    """Renames and removes old keys of `layers` in place. A present name that is given as well keeps its value.
+    """Renames and removes old keys of `layers` in place. Of an old and a present name, a higher layer wins.
 
     Returns:
         one warning that names the keys, or nothing.
@@ -41,13 +41,14 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
     for path, value in values.items():
         key = ".".join(path)
         present = _present_name(key, known)
-        if key in known and not (is_cosine and key in _OF_STEP_DECAY):
+        if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
             continue
-        if key in known or key in _UNUSED or (key in _UNUSED_IF_OFF and value in (None, False, "")):
+        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
+        if key in known or key in _UNUSED or is_off:
             unused.append(key)
         elif present != key:
             renamed.append(f"{key} -> {present}")
-            if tuple(present.split(".")) not in values:
+            if layers.level(key) > layers.level(present):
                 layers.add_key(present, value, layers.origin(path).removesuffix(": "))
         else:
             continue

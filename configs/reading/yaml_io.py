@@ -4,7 +4,6 @@ PyYAML itself reads `3e-3` as a string, `on` as True and `010` as 8, keeps the l
 objects from tags.
 """
 
-import os
 import re
 import reprlib
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError
 from utils.files import open_regular_file
 
 KeyPath = tuple[str, ...]
@@ -101,11 +100,7 @@ def _read_text(path: Path, named_in: str) -> str:
         with open_regular_file(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        hint = ""
-        if isinstance(error, FileNotFoundError):
-            recipes = [*path.parent.glob("*.yaml"), *Path(__file__).parents[1].glob("*.yaml")]
-            hint = did_you_mean(str(path), map(os.path.relpath, recipes))
-        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}") from None
+        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if len(data) > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
     try:

@@ -83,6 +83,11 @@ class Config(Section):
                 f"DATA.IMAGE_SIZE {size} is not a multiple of {multiple}, as this model needs; the nearest is "
                 f"{max(1, round(size / multiple)) * multiple}"
             )
+        if self.model.pretrained == "timm" and self.model.type != "timm":
+            raise ValueError(
+                f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}; in place of -model=NAME use "
+                "-opts MODEL.TYPE=timm MODEL.NAME=NAME, or give -pretrained=FILE"
+            )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:

@@ -34,6 +34,14 @@ def test_another_name_is_a_timm_model(tmp_path):
     assert (model.type, model.name, model.droppath, model.num_classes) == ("timm", "resnet18", 0.1, None)
 
 
+def test_weights_of_timm_need_a_model_of_timm():
+    recipe = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}"
+    with pytest.raises(UserError, match=r"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not vit"):
+        parse_command_line([recipe, "-model=vit_small_patch16_224"])
+    assert model_of(recipe, "-model=vit_small_patch16_224", "-pretrained=a.pth").pretrained == "a.pth"
+    assert model_of(recipe, "-model=resnet50").pretrained == "timm"
+
+
 def test_a_path_is_no_model():
     with pytest.raises(UserError, match=r"-model \.\./x: MODEL.NAME is '\.\./x': must be a printable name without /"):
         model_of("-model=../x")

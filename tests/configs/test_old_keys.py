@@ -37,10 +37,22 @@ def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning(tmp_path):
     assert "MODEL.TRANS.HEADS -> MODEL.NUM_HEADS" in warning and "MODEL.DISTILL -> MODEL.DISTILLED" in warning
 
 
-def test_the_present_name_and_options_override_an_old_name(tmp_path):
+def test_the_higher_layer_and_then_the_present_name_win(tmp_path):
     text = "MODEL: {DEPTH: 3, TRANS: {DEPTH: 12, NUM_HEADS: 4, EMBED_DIM: 64}}"
     model = parse(tmp_path, text, "-opts", "MODEL.EMBED_DIM=32").config.model
     assert (model.depth, model.num_heads, model.embed_dim) == (3, 4, 32)
+    (tmp_path / "base.yaml").write_text("MODEL: {TYPE: deit, DROPPATH: 0.1, DEPTH: 3}")
+    model = parse(tmp_path, "BASE: [base.yaml]\nMODEL: {DROP_PATH: 0.2}").config.model
+    assert (model.droppath, model.depth) == (0.2, 3)
+
+
+def test_an_old_key_that_is_off_and_has_a_present_name_keeps_its_value(tmp_path):
+    assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
+
+
+def test_a_section_in_an_old_section_is_no_key(tmp_path):
+    with pytest.raises(UserError, match=r"unknown key MODEL.ENCODER"):
+        parse(tmp_path, "MODEL: {TYPE: deit, TRANS: {ENCODER: {DEPTH: 2, HEADS: 3}}}")
 
 
 def test_the_sizes_of_maes_decoder_have_no_effect(tmp_path):

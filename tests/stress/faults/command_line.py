@@ -44,6 +44,7 @@ def command_line_faults() -> list[Fault]:
         "misspelt argument": (option("TRAIN.OPTIMIZER.KWARGS={amsgrat: true}"), r"KWARGS: .*; did you mean amsgrad"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
+        "weights of timm for a ViT": (option("MODEL.PRETRAINED=timm"), r"PRETRAINED timm needs .*TYPE timm"),
         "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
         "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': input should be 'cross_entropy' or"),
         "too few class weights": (option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"), r"LOSS.CLASS_WEIGHTS: .*2 .*10 classes"),
