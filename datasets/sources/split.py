@@ -10,8 +10,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.sources.arrays.strings import PackedStrings, StringPacker
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, to_nfc
 from datasets.sources.files.image_files import Listing
 
 DEFAULT_VAL_FRACTION = 0.1

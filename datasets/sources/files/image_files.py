@@ -94,15 +94,16 @@ class ImageFiles(EncodedImages):
         return self.listing.location(index)
 
     def checksums(self) -> np.ndarray:
-        """Of the relative paths, combined with the sizes of a few files."""
+        """Of the relative paths in NFC, combined with the sizes of a few files; the order does not matter."""
         checksums = self.listing.arrays["paths_crcs"].copy()
         for index in self._few:
             checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
         return checksums
 
     @property
-    def _few(self) -> range:
-        return range(0, len(self), -(-len(self) // _FEW_FILES) or 1)
+    def _few(self) -> list[int]:
+        crcs = self.listing.arrays["paths_crcs"]
+        return np.sort(np.argsort(crcs, kind="stable")[:_FEW_FILES]).tolist()
 
     def find_missing_files(self) -> list[str]:
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
