@@ -144,7 +144,7 @@ def has_splits(data: Data) -> bool:
     root = Path(data.data_path)
     if data.dataset == "csv":
         return any(table_file(root, split).exists() for split in ("train", "val", "test"))
-    return find_split_folders(root).has_splits
+    return find_split_folders(root).folders != {"train": root}
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:

@@ -31,10 +31,6 @@ class SplitFolders:
     findings: list[str]
     notes: list[str]
 
-    @property
-    def has_splits(self) -> bool:
-        return self.folders != {"train": self.root}
-
     def read(self, split: str) -> Listing:
         """The images of a split. A class that only this split, or only the training split, has is an error."""
         if split not in self.folders:
