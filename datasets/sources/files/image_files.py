@@ -102,8 +102,10 @@ class ImageFiles(EncodedImages):
 
     @property
     def _few(self) -> list[int]:
-        crcs = self.listing.arrays["paths_crcs"]
-        return np.sort(np.argsort(crcs, kind="stable")[:_FEW_FILES]).tolist()
+        """Indices of the files whose paths have the smallest checksums, sorted."""
+        if len(self) <= _FEW_FILES:
+            return list(range(len(self)))
+        return sorted(self.listing.arrays["paths_crcs"].argpartition(_FEW_FILES)[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> list[str]:
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
