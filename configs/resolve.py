@@ -51,22 +51,23 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
 
 def with_preprocessing(
     config: Config, given: Collection[str], known: Mapping[str, Any], source: str
-) -> tuple[Config, str, list[str]]:
+) -> tuple[Config, str, dict[str, str]]:
     """The options with the preprocessing `known` of the weights, by field of DATA, except for the keys in `given`.
 
     Returns:
-        the options, 'SOURCE: IMAGE_SIZE, ...; default: INTERPOLATION', and warnings about given values that differ.
+        the options, 'SOURCE: IMAGE_SIZE, ...; default: INTERPOLATION', and a warning for each key whose given value
+        differs.
     Raises:
         UserError: the known values contradict the given ones.
     """
     trained = {field.upper(): tuple(value) if isinstance(value, list) else value for field, value in known.items()}
     now = {field.upper(): value for field, value in config.data}
     taken = {key: value for key, value in trained.items() if key not in given}
-    warnings = [
-        f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
+    warnings = {
+        key: f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
         for key, value in trained.items()
         if key in given and now[key] != value
-    ]
+    }
     try:
         data = Data.model_validate(now | taken)
     except ValidationError as error:

@@ -9,8 +9,9 @@ from configs.schema import Data
 from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
+from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
-from datasets.sources.class_names import check_names, number_by, number_of_classes, to_nfc
+from datasets.sources.class_names import check_names, number_by, number_of_classes
 from datasets.sources.digest import check_same_data
 from datasets.sources.files.class_folders import caltech
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
@@ -143,7 +144,7 @@ def has_splits(data: Data) -> bool:
     root = Path(data.data_path)
     if data.dataset == "csv":
         return any(table_file(root, split).exists() for split in ("train", "val", "test"))
-    return find_split_folders(root).has_splits
+    return find_split_folders(root).folders != {"train": root}
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:

@@ -11,7 +11,7 @@ from configs.reading.yaml_io import shorten
 from datasets.shards.indexing.index import INFO_FILE
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem
 from datasets.shards.storage.store import ShardStore
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 

@@ -1,8 +1,5 @@
 """Checks samples before the first image is read: `findings` are errors that end a run, `notes` go to its log."""
 
-from hashlib import sha256
-from unicodedata import normalize
-
 import numpy as np
 
 from configs.reading.yaml_io import shorten
@@ -137,16 +134,6 @@ def _notes_on_class_sizes(train: Samples, val: Samples) -> list[str]:
             f"{counts[smallest]}: compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
         )
     return notes
-
-
-def digest_of(samples: Samples, data_path: str) -> str:
-    """A digest of the names and labels of samples, equal on each machine: 16 hexadecimal digits.
-
-    Names are relative to `data_path`, in NFC; the order does not matter.
-    """
-    names = (normalize("NFC", samples.relative_name(index, data_path)) for index in range(len(samples)))
-    lines = sorted(f"{name}\0{label}" for name, label in zip(names, samples.targets.tolist(), strict=True))
-    return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _paths_in_both(train: ImageFiles, val: ImageFiles) -> set[str]:

@@ -3,7 +3,6 @@
 Names are Unicode text in the form NFC: macOS decomposes the names of files (NFD), and Linux keeps them as they are.
 """
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,11 +13,6 @@ from configs.schema.model import IMAGENET_CLASSES
 from datasets.sources.samples import Samples
 
 _MAX_NAMES = 20  # in an error message
-
-
-def to_nfc(text: str) -> str:
-    """The text in the form in which names and paths are compared."""
-    return unicodedata.normalize("NFC", text)
 
 
 def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:

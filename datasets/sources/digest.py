@@ -1,8 +1,8 @@
 """Digests of samples, and the comparison of the data that the ranks read: each host may have files of its own."""
 
-import hashlib
 import zlib
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import product
 
 import numpy as np
@@ -21,7 +21,7 @@ def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
     """
     if context.world_size == 1:
         return
-    digests = gather_objects(list(map(digest, splits)), context)
+    digests = gather_objects([sha256(_fingerprints(samples).data).hexdigest() for samples in splits], context)
     for rank, (split, samples) in product(range(context.world_size), enumerate(splits)):
         if digests[rank][split] != digests[0][split]:
             own = _fingerprints(samples)
@@ -36,17 +36,22 @@ def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
             )
 
 
-def digest(samples: Samples) -> str:
-    """SHA-256 of the labels, class names and checksums of the samples, in their order."""
-    return hashlib.sha256(_fingerprints(samples).data).hexdigest()
+def digest_of(samples: Samples) -> str:
+    """A digest of the labels, class names and checksums of samples in any order: 16 hexadecimal digits."""
+    return sha256(np.sort(_fingerprints(samples)).data).hexdigest()[:16]
 
 
 def _fingerprints(samples: Samples) -> np.ndarray:
     """A checksum of the classes of each sample and the checksum of its content: uint64 (N,)."""
     targets, classes = samples.targets, _classes(samples)
     numbers = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in classes], np.uint64)
-    numbers = numbers[targets] if targets.ndim == 1 else (targets @ numbers[:-1].astype(np.int64)).astype(np.uint64)
-    return numbers << np.uint64(32) | samples.checksums()
+    if targets.ndim == 1:
+        of_samples = numbers[targets]
+    else:
+        rows, labels = np.nonzero(targets)
+        of_samples = np.zeros(len(targets), np.uint64)
+        np.add.at(of_samples, rows, numbers[labels])
+    return of_samples << np.uint64(32) | samples.checksums()
 
 
 def _classes(samples: Samples) -> list[str]:

@@ -100,10 +100,6 @@ class Samples:
         """The image's name in tables and error messages, such as its path."""
         return f"image {index}"
 
-    def relative_name(self, index: int, folder: str) -> str:
-        """Returns the image's path, relative to `folder` if the image is in this folder of the data set."""
-        return self.name(index).removeprefix(os.path.join(folder, ""))
-
     def location(self, index: int) -> str:
         """Names the line of a list or the file in which a user finds the sample."""
         return self.name(index)
@@ -125,6 +121,10 @@ class EncodedImages(Samples):
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""
         raise NotImplementedError
+
+    def relative_name(self, index: int, folder: str) -> str:
+        """Returns the image's path, relative to `folder` if the image is in this folder of the data set."""
+        return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
         return open_image(self.read_bytes(index), channels, self.name(index), self.grey_range)

@@ -10,8 +10,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.sources.arrays.strings import PackedStrings, StringPacker
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, to_nfc
 from datasets.sources.files.image_files import Listing
 
 DEFAULT_VAL_FRACTION = 0.1
@@ -83,6 +82,8 @@ class Splitter:
         elif listed is not None:
             is_val = np.isin(hashes, _hashes_of(listed))
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
+            if not listed:
+                problem = "the run had a validation split, which is missing; restore it"
         else:
             is_val = _hold_out(strata, fraction, seed, None if is_same else hash_paths(paths, seed) if seed else hashes)
         notes = self._changes(paths, hashes, is_val, is_same) if known else []

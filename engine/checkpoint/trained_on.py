@@ -18,7 +18,7 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.data import MAX_CROP_PCT
 from configs.schema.model import Model
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.split import RunSplit
 from engine.checkpoint.split_entry import ENTRY, read_split
 from models.weights.find import find_weights

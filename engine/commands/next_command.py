@@ -11,7 +11,7 @@ _PROJECT = Path(__file__).parents[2]
 
 
 def next_command(command: Command, *flags: str) -> str:
-    """The command line with these flags for the script of `command` its number of processes and its device.
+    """The command line with these flags for the script of `command`, its number of processes and its device.
 
     It needs no launcher. The processes of several hosts, where each needs a launcher, are not in it.
     """

@@ -12,7 +12,7 @@ from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
-from datasets.sources.checks import digest_of
+from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
@@ -92,8 +92,8 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     if trained_on:
         options, changes = with_checkpoint_options(trained_on, options, command.given)
         notes += changes
-    options, preprocessing, changes = complete_preprocessing(options, command.given.get("DATA", {}), trained_on)
-    notes += [preprocessing, *changes]
+    options, preprocessing, differing = complete_preprocessing(options, command.given.get("DATA", {}), trained_on)
+    notes += [preprocessing, *differing.values()]
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)
@@ -106,7 +106,9 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     is_split = command.split or config.data.dataset in UNSPLIT
     notes.append(_describe(samples, config, prediction, split if is_split else None))
     notes.append(name_classes(samples, trained_on, config.model))
-    return config, samples, "val" if split == "all" and has_splits(config.data) else split, notes
+    if split == "all" and not prediction and has_splits(config.data):
+        split = "val"
+    return config, samples, split, notes
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
@@ -139,7 +141,7 @@ def _describe(samples: Samples, config: Config, prediction: Prediction | None, s
         return EvaluationData(len(samples), path=str(prediction.path))
     num_classes = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(num_classes)))
-    digest = "" if prediction else digest_of(samples, config.data.data_path)
+    digest = "" if prediction else digest_of(samples)
     return EvaluationData(len(samples), present, num_classes, split, digest=digest)
 
 

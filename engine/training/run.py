@@ -11,7 +11,8 @@ from configs.schema import Config
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource, build_eval_loader
 from datasets.loading.loader import Loader
-from datasets.sources.checks import digest_of, notes_on
+from datasets.sources.checks import notes_on
+from datasets.sources.digest import digest_of
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.split_entry import HELD_OUT_FILE, split_to_entry
 from engine.evaluation.evaluate import Evaluator
@@ -122,7 +123,7 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
             test=len(splits.test) if splits.test else 0,
             classes=len(splits.train.class_names),
             model_classes=state.config.model.num_logits,
-            validation_digest=digest_of(splits.val, state.config.data.data_path) if context.is_main else "",
+            validation_digest=digest_of(splits.val) if context.is_main else "",
         )
     )
     logger.record(splits.preprocessing)

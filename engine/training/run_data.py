@@ -56,7 +56,7 @@ def read_run_data(
         TrainedOn(known, checkpoint["preprocessing"], {}, {}, None) if checkpoint else trained_on_of(config.model)
     )
     given = {field.upper() for field in config.data.model_fields_set}
-    config, preprocessing, notes = complete_preprocessing(config, given, described)
+    config, preprocessing, differing = complete_preprocessing(config, given, described)
     data = config.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
@@ -65,7 +65,8 @@ def read_run_data(
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
     train, val, *test = splits
     train.notes += [note] if note else []
-    train.notes += [line for line in notes if "IMAGENET" in line and not checkpoint]
+    if not checkpoint:  # it names all options that differ; a fine-tuning may change the image size and the crop
+        train.notes += [differing[key] for key in ("IMAGENET_MEAN", "IMAGENET_STD") if key in differing]
     check_images(splits, data, context)
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
@@ -86,7 +87,7 @@ def read_run_data(
 
 def complete_preprocessing(
     config: Config, given: Collection[str], trained_on: TrainedOn | None
-) -> tuple[Config, Preprocessing, list[str]]:
+) -> tuple[Config, Preprocessing, dict[str, str]]:
     """The options with the preprocessing of the weights, as `with_preprocessing` returns them.
 
     trained_on: of the checkpoint or the weights. Other weights of timm's models follow timm's `pretrained_cfg`.

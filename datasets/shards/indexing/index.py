@@ -15,8 +15,7 @@ from safetensors.numpy import load, save
 from datasets.shards.indexing.labels import Label, is_class_name
 from datasets.shards.indexing.records import Record
 from datasets.shards.shard import Shard
-from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
 from utils.atomic_file import open_atomically

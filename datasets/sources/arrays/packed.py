@@ -18,8 +18,7 @@ from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MAX_ASPECT, MAX_PIXELS, LazyImage, convert_channels
 from datasets.sources.arrays.mapped_arrays import MappedArrays
-from datasets.sources.arrays.strings import strings_in
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import strings_in, to_nfc
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, Samples, read_error
 from utils.errors import UserError
 from utils.files import open_regular_file

@@ -3,8 +3,14 @@
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from unicodedata import normalize
 
 import numpy as np
+
+
+def to_nfc(text: str) -> str:
+    """The text in the form in which names and paths are compared."""
+    return normalize("NFC", text)
 
 
 class PackedStrings:
@@ -48,17 +54,21 @@ class StringPacker:
         return len(self._ends)
 
     def add(self, string: str) -> None:
-        encoded = string.encode("utf-8", "surrogateescape")
+        encoded = _encode(string)
         self._encoded += encoded
         self._ends.append(len(self._encoded))
-        self._crcs.append(zlib.crc32(encoded))
+        self._crcs.append(zlib.crc32(encoded if string.isascii() else _encode(to_nfc(string))))
 
     def strings(self) -> PackedStrings:
         return PackedStrings(np.frombuffer(self._encoded, np.uint8), np.frombuffer(self._ends, np.int64))
 
     def crcs(self) -> np.ndarray:
-        """CRC-32 of each string, uint32 (N,): equal strings have equal values."""
+        """CRC-32 of each string in NFC, uint32 (N,): equal strings have equal values."""
         return np.frombuffer(self._crcs, np.uint32)
+
+
+def _encode(string: str) -> bytes:
+    return string.encode("utf-8", "surrogateescape")
 
 
 def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:

@@ -10,8 +10,7 @@ import numpy as np
 
 from configs.schema import Data
 from datasets.decoding.kinds import missing_decoder
-from datasets.sources.arrays.strings import StringPacker
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import StringPacker, to_nfc
 from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.split import Splitter, split_listing
@@ -83,11 +82,6 @@ def read_images(root: Path) -> Listing:
             fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={root}"
         raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     return Listing(root, ["0"], listing_arrays(paths), notes=_notes(scan, root), has_class_names=False)
-
-
-def class_names_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
-    """The names of the classes of `class_folders_in`."""
-    return list(map(to_nfc, class_folders_in(root, excluded)))
 
 
 def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:

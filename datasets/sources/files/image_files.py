@@ -94,15 +94,18 @@ class ImageFiles(EncodedImages):
         return self.listing.location(index)
 
     def checksums(self) -> np.ndarray:
-        """Of the relative paths, combined with the sizes of a few files."""
+        """Of the relative paths in NFC, combined with the sizes of a few files; the order does not matter."""
         checksums = self.listing.arrays["paths_crcs"].copy()
         for index in self._few:
             checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
         return checksums
 
     @property
-    def _few(self) -> range:
-        return range(0, len(self), -(-len(self) // _FEW_FILES) or 1)
+    def _few(self) -> list[int]:
+        """Indices of the files whose paths have the smallest checksums, sorted."""
+        if len(self) <= _FEW_FILES:
+            return list(range(len(self)))
+        return sorted(self.listing.arrays["paths_crcs"].argpartition(_FEW_FILES)[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> list[str]:
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]

@@ -14,8 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from configs.reading.yaml_io import shorten
-from datasets.sources.arrays.strings import StringPacker
-from datasets.sources.class_names import to_nfc
+from datasets.sources.arrays.strings import StringPacker, to_nfc
 from utils.errors import UserError
 from utils.files import open_regular_file
 

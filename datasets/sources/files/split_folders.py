@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.class_names import list_names, to_nfc
-from datasets.sources.files.class_folders import class_folders_in, class_names_in, has_images, read_class_folders
+from datasets.sources.arrays.strings import to_nfc
+from datasets.sources.class_names import list_names
+from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders
 from datasets.sources.files.image_files import ImageFiles, Listing
 from datasets.sources.split import Splitter, split_listing
 from datasets.sources.split_names import find_split_names
 from utils.errors import UserError
 
-_SPLIT_IN_NAME = re.compile("train|val|test")
+_SPLIT_IN_NAME = re.compile("(?<![a-z])(train|val|test)")  # trainset, val2017; not contest
 _MAX_TRIED = 10  # folders in which images are looked for
 
 
@@ -30,10 +31,6 @@ class SplitFolders:
     findings: list[str]
     notes: list[str]
 
-    @property
-    def has_splits(self) -> bool:
-        return self.folders != {"train": self.root}
-
     def read(self, split: str) -> Listing:
         """The images of a split. A class that only this split, or only the training split, has is an error."""
         if split not in self.folders:
@@ -42,7 +39,8 @@ class SplitFolders:
         splits = {folder.name for folder in self.folders.values() if folder != self.root}
         listing = read_class_folders(self.folders[split], splits if self.folders[split] == self.root else ())
         other = "val" if split == "train" else split
-        classes = [set(class_names_in(self.folders[of])) - splits for of in ("train", other) if of in self.folders]
+        folders = [self.folders[of] for of in ("train", other) if of in self.folders]
+        classes = [set(map(to_nfc, class_folders_in(folder, splits))) for folder in folders]
         listing.findings += self.findings + [
             f"{self.root}: class folder {name!r} is only in one of train and {other}; add or remove it"
             for name in sorted(classes[0] ^ classes[-1])

@@ -23,7 +23,6 @@ def make(root, *folders):
         (["train: a b", "validation: a b"], (6, 6, None)),  # Hugging Face
         (["train: a b", "valid: a b", "test: a b"], (6, 6, 6)),  # Roboflow
         (["Train: a b", "Val: a b", "raw"], (6, 6, None)),
-        (["TRAIN: a b"], (4, 2, None)),
         (["Training: a b", "Testing: a b"], (4, 2, 6)),
         (["train: a b", "val: a b", "valid: a b"], (6, 6, None)),
         (["train: a b", "test"], (4, 2, None)),  # images without labels
@@ -47,7 +46,7 @@ def test_folders_of_splits(tmp_path, folders, sizes, cpu):
         (["car train"], ["car", "train"]),
         (["valid invalid"], ["invalid", "valid"]),
         (["train: test-tube bus-train"], ["bus-train", "test-tube"]),
-        (["latest protest"], ["latest", "protest"]),
+        (["latest strain"], ["latest", "strain"]),
     ],
 )
 def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
@@ -65,7 +64,6 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
         (["train: a b", "unsorted"], "is train the training split or a class, beside 'unsorted'"),
         (["train: a b", "val", "x y"], "is train the training split or a class, beside 'x', 'y'"),
         (["training_set: a b", "test_set: a b"], "'test_set', 'training_set' splits"),
-        (["test-tube bus-train"], "'bus-train', 'test-tube' splits"),
         (["traindata: a b", "validation: a b"], "'traindata', 'validation' splits"),
         (["train: a b", "valid: a b", "validation: a b"], "'valid' and 'validation': which one is val"),
         (["validation: a b", "test: a b"], "has no folder train beside 'validation'"),

@@ -179,7 +179,7 @@ def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
     trained_on = TrainedOn(["a", "b"], preprocessing, {}, 2, {})
     completed, _, warnings = complete_preprocessing(config, given, trained_on)
-    assert (completed.data.imagenet_mean, completed.data.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, [])
+    assert (completed.data.imagenet_mean, completed.data.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, {})
     trained_on.preprocessing["mean"] = [0.5, 0.5, 0.5]
     assert complete_preprocessing(config, given, trained_on)[0].data.imagenet_mean == (0.5, 0.5, 0.5)
 

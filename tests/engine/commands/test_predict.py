@@ -78,7 +78,8 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     assert "Class names: from the checkpoint" in printed and "images/s)" in printed
     assert f"Validation Acc@1: {expected['top1']:.2f}%" in printed
     # Without labels: the same images in the same order, the same probabilities
-    unlabelled = predict(tmp_path / "paths", cpu, str(other), f"-pretrained={moved}", "-top_k=1")
+    (recipe := tmp_path / "recipe.yaml").write_text("DATA: {DATASET: folder}")  # without the folder of a training
+    unlabelled = predict(tmp_path / "paths", cpu, str(other), f"-cfg={recipe}", f"-pretrained={moved}", "-top_k=1")
     assert list(unlabelled[0]) == ["path", "class_1", "probability_1", "error"]
     for row, labelled in zip(unlabelled, of_run, strict=True):
         assert {key: labelled[key] for key in row} == row

@@ -29,7 +29,7 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     config = parse_command_line(list(argv)).config
     given = {field.upper() for field in config.data.model_fields_set}
     config, fact, warnings = complete_preprocessing(config, given, None)
-    return config.data, fact.sources, warnings
+    return config.data, fact.sources, list(warnings.values())
 
 
 def timms(name: str) -> dict:
