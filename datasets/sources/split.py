@@ -116,7 +116,8 @@ class Splitter:
         # All images of other data may have such paths, too.
         if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
             images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
-            notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on")
+            fix = "; -split val evaluates the held-out images" if is_val.all() else ""
+            notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on{fix}")
         return notes
 
 
