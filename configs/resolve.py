@@ -107,7 +107,7 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
     if "TRAIN.SQRT_SCALED_LR" in written:  # it excludes the other rule to scale the learning rates
         values["TRAIN"].pop("LINEAR_SCALED_LR", None)
     if str(written.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl"):
-        values["TRAIN"].pop("OPTIMIZER", None)  # its betas are those of AdamW
+        values["TRAIN"].pop("OPTIMIZER", None)  # AdamW's betas
     used = [key for key, _ in flatten(values) if key not in written]
     notes = [f"Defaults of MODEL.TYPE {family_name}: {', '.join(used)}"] if used else []
     if family:

@@ -27,8 +27,8 @@ def notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: Sequence[np
     """
     marks = np.concatenate(fingerprints)
     _, groups, sizes = np.unique(marks, return_inverse=True, return_counts=True)
-    alike = np.flatnonzero((sizes[groups] > 1) & (marks > 0))
-    alike = alike[np.argsort(groups[alike], kind="stable")]
+    candidates = np.flatnonzero((sizes[groups] > 1) & (marks > 0))
+    candidates = candidates[np.argsort(groups[candidates], kind="stable")]
     starts = np.cumsum([0, *map(len, splits)])
     deadline = time.monotonic() + _MAX_SECONDS
 
@@ -46,7 +46,7 @@ def notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: Sequence[np
         return digest, path, (samples.targets[index].tobytes(), split)
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        files = list(filter(None, pool.map(read, alike[:_MAX_FILES].tolist())))
+        files = list(filter(None, pool.map(read, candidates[:_MAX_FILES].tolist())))
     equal: defaultdict[bytes, dict[str, tuple[bytes, int]]] = defaultdict(dict)
     for digest, path, facts in files:
         equal[digest].setdefault(path, facts)  # `notes_on` reports a path in two splits
@@ -57,6 +57,8 @@ def notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: Sequence[np
             other = next(path for path, of_other in others if of_other[kind] != facts[kind])
             pair = f"{shorten(one)} and {shorten(other)}"
             notes.append(f"Warning: {sum(map(len, found))} files with equal bytes {problem}, such as {pair}; {advice}")
-    if len(files) < len(alike):
-        notes.append(f"compared the bytes of {len(files)} of {len(alike)} files with the size and the end of another")
+    if len(files) < len(candidates):
+        notes.append(
+            f"compared the bytes of {len(files)} of {len(candidates)} files with the size and the end of another"
+        )
     return notes
