@@ -13,6 +13,7 @@ from configs.schema.keys import known_keys, model_type
 from configs.schema.model import Model
 from utils.errors import combine_findings, did_you_mean
 
+AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
 _REMOVED_KEYS = {
     "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
     "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
@@ -20,6 +21,13 @@ _REMOVED_KEYS = {
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
     "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
     "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
+}
+_KEYS_ELSEWHERE = {
+    "AMP.MODE": "AMP.PRESET",  # of Colossal-AI
+    "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex
+    "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
+    "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
+    "FP16": AMP_OF_COLOSSALAI,
 }
 
 
@@ -74,6 +82,9 @@ def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     if replacement := _REMOVED_KEYS.get(dotted.upper()):
         return f"; it was removed: use {replacement}"
+    section = dotted.upper().partition(".")[0]
+    if replacement := _KEYS_ELSEWHERE.get(dotted.upper(), _KEYS_ELSEWHERE.get(section)):
+        return f"; use {replacement}"
     parent, _, leaf = dotted.upper().rpartition(".")
     if parent == "TRAIN.OPTIMIZER.KWARGS":
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'

@@ -1,11 +1,13 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from configs.reading.checks import check_options, nearest_key
+from configs.reading.amp_preset import apply_preset
+from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.model_options import read_family, set_model
 from configs.reading.old_keys import replace_old_keys
@@ -89,7 +91,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     dataset_notes, family = _follow_data_path(layers), read_family(layers)
-    old_keys = replace_old_keys(layers, family)
+    old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
     if arguments.profile:
@@ -103,7 +105,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*dataset_notes, *old_keys, *notes),
+        notes=(*dataset_notes, *old_keys, *preset, *notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -117,6 +119,13 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
         if flag.lstrip("-") == "mae_pretrain":
             parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
+    if arguments.cfg and arguments.cfg.endswith(".py"):
+        raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
+    launched = os.environ.get("LOCAL_RANK", "0")
+    if arguments.local_rank is not None and str(arguments.local_rank) != launched:
+        raise UserError(
+            f"--local-rank {arguments.local_rank}: LOCAL_RANK is {launched}; leave the flag to the launcher"
+        )
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
@@ -136,6 +145,8 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
         value = getattr(arguments, flag.name)
         if value == "":
             raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
+        if flag.type is bool and value is not None:
+            value = flag.value if value else flag.off
         for key in flag.keys if value is not None else ():
             layers.add_key(key, value, f"-{flag.name}")
     if arguments.predict is not None:

@@ -31,14 +31,15 @@ class Flag:
     keys: tuple[str, ...]
     type: type
     help: str
-    value: Any = True  # of a flag without an argument
+    value: Any = True  # of a switch that is on
+    off: Any = False
 
 
 FLAGS = {
     "run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
         Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision with dtype float16 or bfloat16"),
-        Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", value="default"),
+        Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", "default", "none"),
         Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
         Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
@@ -61,6 +62,15 @@ FLAGS = {
         Flag("name", ("NAME",), str, "name of the run's folder"),
     ),
 }
+# Of timm, torchvision, Colossal-AI and PyTorch's examples; their words with dashes have `_` here.
+_ALIASES = {
+    "amp": ("--use-amp", "--use_amp"),
+    "batch_size": ("-b",),
+    "cfg": ("--config",),
+    "model": ("-a", "--arch"),
+    "num_workers": ("-j", "--workers"),
+}
+_SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,8 +88,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flag(parser: Any, name: str, **options: Any) -> None:
-    """Adds a flag, with one dash or two, to a parser or an argument group."""
+    """Adds a flag, with one dash or two, to a parser or an argument group; -h hides its names in other programs."""
     parser.add_argument(f"-{name}", f"--{name}", **options)
+    aliases = (*_ALIASES.get(name, ()), *([f"--{name.replace('_', '-')}"] if "_" in name else ()))
+    if aliases and not options.get("required"):
+        parser.add_argument(*aliases, dest=name, **options | {"help": argparse.SUPPRESS})
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise argparse.ArgumentTypeError(f"is {text[:80]!r}: must be yes or no")
+    return _SWITCH[text.lower()]
 
 
 def entry_parser(prog: str) -> Parser:
@@ -105,7 +124,7 @@ def entry_parser(prog: str) -> Parser:
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.type is bool:
-                add_flag(group, flag.name, action="store_const", const=flag.value, default=None, help=flag.help)
+                add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
             else:
                 metavar = {int: "N", float: "X", str: "X"}[flag.type]
                 add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
@@ -126,6 +145,7 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
     add_flag(group, "debug", action="store_true", help="show the traceback of an error")
+    add_flag(group, "local_rank", type=int, help=argparse.SUPPRESS)  # from python -m torch.distributed.launch
     return parser
 
 

@@ -1,16 +1,41 @@
 """The section AMP."""
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.schema.section import Names, Section
+
+Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle"]
+
+
+def _scaled(level: str, scale: float, incr_every_n_steps: int, decr_every_n_nan_or_inf: int) -> dict[str, Any]:
+    """Mixed precision whose loss scale doubles and halves."""
+    return {
+        "ENABLED": True, "LEVEL": level, "INIT_LOSS_SCALING": scale, "INCR_EVERY_N_STEPS": incr_every_n_steps,
+        "DECR_EVERY_N_NAN_OR_INF": decr_every_n_nan_or_inf, "INCR_RATIO": 2.0, "DECR_RATIO": 0.5,
+    }  # fmt: skip
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "fp32": {"ENABLED": False},
+    "torch": _scaled("O1", 65536.0, 2000, 1),  # torch.amp.GradScaler; Colossal-AI's AMP_TYPE.TORCH
+    "naive": _scaled("O2", 65536.0, 1000, 2),  # Colossal-AI's AMP_TYPE.NAIVE: DynamicGradScaler, fp32 master weights
+    "apex_o1": _scaled("O1", 65536.0, 2000, 1),  # apex.amp.initialize, LossScaler
+    "apex_o2": _scaled("O2", 65536.0, 2000, 1),
+    "fleet": _scaled("O1", 32768.0, 1000, 2),  # amp_configs of Fleet's DistributedStrategy
+    "paddle": _scaled("O1", 1024.0, 2000, 1),  # the scale of Paddle's tutorial on AMP, other values of its GradScaler
+}
 
 
 class Amp(Section):
     """Mixed precision. In YAML, `AMP: true` means `AMP: {ENABLED: true}`. The loss scaling keys are Paddle Fleet's."""
 
     enabled: bool = Field(False, description="mixed precision in training and evaluation")
+    preset: Preset | None = Field(
+        None,
+        description="ENABLED, LEVEL and loss scaling of another system (docs/amp.md); keys beside it win",
+    )
     dtype: Literal["float16", "bfloat16"] | None = Field(
         None, description="half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
     )
@@ -38,6 +63,14 @@ class Amp(Section):
     custom_black_list: Names = Field(
         (), description="ops and modules that compute in fp32; has priority over the white list"
     )
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _check_level(cls, level: Any) -> Any:
+        preset = {"O0": "fp32"}.get(level, level) if isinstance(level, str) else None
+        if preset in get_args(Preset):
+            raise ValueError(f"is no level; write AMP.PRESET={preset}")
+        return level
 
     @model_validator(mode="after")
     def _check(self) -> "Amp":

@@ -5,6 +5,7 @@ backward pass has that dtype too. The mode is entered inside the `forward` of mo
 are compiled, wrapped for data parallelism, copied, or recomputed in the backward pass.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
@@ -123,7 +124,7 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
     """The ops and the module paths that the entries match."""
     paths = [path for path, _ in model.named_modules() if path]
     ops, matched = set(), set()
-    for entry in entries:
+    for entry in map(_op_name, entries):
         # The dot at the end lets `blocks.11.*` match block 11 itself.
         found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
         matched |= found
@@ -135,6 +136,12 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
                 f"{key}: {entry[:80]} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})"
             )
     return ops, matched
+
+
+def _op_name(entry: str) -> str:
+    """torch's name of Paddle's op, such as elementwise_add, reduce_mean and matmul_v2; else the entry itself."""
+    name = re.sub(r"^(elementwise|reduce)_|_v2$", "", entry)
+    return name if name in OPS else entry
 
 
 def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Function, torch.dtype]:

@@ -202,6 +202,8 @@ class Precision:
         if self.dtype == torch.float16 and self.device.type == "cpu":
             parts.append("on a CPU 10 to 100 times slower than -amp_dtype=bfloat16")
         on_gpu = self.device.type == "cuda"
+        if on_gpu and self.dtype != torch.float32 and torch.cuda.get_device_capability(self.device) < (7, 0):
+            parts.append("no tensor cores (compute capability below 7.0): half precision saves memory, but no time")
         if on_gpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             parts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
         return "; ".join(parts)

@@ -91,6 +91,9 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
     if profile.has_fast_half and not profile.is_half_precision:
         slow = "the forward and backward pass in float32, on a device with fast 16-bit matrix products"
         yield share(FORWARD, BACKWARD), 0.5, 0.5, f"{slow}: train in mixed precision (-amp)"
+    if on_gpu and profile.is_half_precision and profile.batch_size % 8:
+        sizes = "16-bit matrix products of a size that tensor cores have to pad: make -batch_size a multiple of 8"
+        yield share(FORWARD, BACKWARD), 0.5, 0.05, sizes
     if on_gpu and not compiled:
         fuse = "compile the model (-compile); compiling takes about a minute"
         elementwise = f"elementwise ops, norms and softmax, which torch.compile fuses: {fuse}"

@@ -102,6 +102,16 @@ LISTS = {  # black list, white list, module -> dtype of its output
 }
 
 
+def test_paddles_names_of_ops_are_torchs():
+    models = []
+    for black in (("add", "mean", "matmul"), ("elementwise_add", "reduce_mean", "matmul_v2")):
+        torch.manual_seed(0)
+        models.append(vit())
+        policy(black).apply_op_lists(models[-1])
+    torchs, paddles = (model.blocks[0].casting_mode.dtypes for model in models)
+    assert torchs == paddles and torchs
+
+
 @pytest.mark.parametrize(("black", "white", "expected"), LISTS.values(), ids=LISTS.keys())
 def test_listed_ops_and_modules_have_their_dtype(black, white, expected):
     model, listed = vit(), policy(black, white)

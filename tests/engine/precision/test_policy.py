@@ -74,6 +74,16 @@ def test_bf16_that_the_gpu_emulates_is_named(monkeypatch, emulates, dtype):
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulates
     )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype}), CPU)
     precision.device = torch.device("cuda")
     assert ("-amp_dtype=float16" in precision.describe()) == (emulates and dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("capability", [(6, 1), (7, 0)])
+def test_half_precision_without_tensor_cores_is_named(monkeypatch, enabled, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    precision = Precision(Amp.model_validate({"ENABLED": enabled, "DTYPE": "float16"}), CPU)
+    precision.device = torch.device("cuda")
+    assert ("tensor cores" in precision.describe()) == (enabled and capability < (7, 0))

@@ -166,6 +166,7 @@ def test_no_advice_without_a_bottleneck():
         (profile(**LAUNCH_WAITS, is_compiled=False), 40, "launch .*-compile.*-batch_size"),
         (profile(**LAUNCH_WAITS), 40, "launch .*-batch_size.*COMPILE=max"),
         (profile(is_half_precision=False), 90, "float32.*-amp"),
+        (profile(batch_size=100), 90, "16-bit.*-batch_size"),
         (profile(is_half_precision=False, **CPU), 90, "float32.*-amp"),
         (profile(is_compiled=False, ops=ELEMENTWISE), 30, "elementwise .*-compile"),
         (profile(busy={OPTIMIZER: 0.25}), 25, "optimizer.*-batch_size or -accum_iter"),
