@@ -12,7 +12,7 @@ OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DAT
 # The place of the data, its split, and its preprocessing.
 DATA_KEYS = (
     "DATASET", "DATA_PATH", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED", "IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE",
-    "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
+    "RESIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
 )  # fmt: skip
 
 

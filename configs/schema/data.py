@@ -43,6 +43,9 @@ class Data(Section):
     )
     batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
+    image_root: Path | None = Field(
+        None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
+    )
     dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")
     multi_label: bool = Field(
         False, description="data set csv: each image has no, one or several labels; LOSS.NAME is then bce"
@@ -54,6 +57,11 @@ class Data(Section):
     image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
     grey_range: Pair | None = Field(
         None, description="values of 16-bit grayscale that become 0 and 255; null: 0 and 65535"
+    )
+    resize: Literal["crop", "squash", "pad"] = Field(
+        "crop",
+        description="crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in "
+        "other proportions or with a border in the mean color",
     )
     crop_pct: float = Field(
         0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
@@ -91,6 +99,7 @@ class Data(Section):
     balanced_sampling: bool = Field(
         False, description="training: equally many images of each class in an epoch, which keeps its number of batches"
     )
+    affine_prob: Probability = Field(1.0, description="training: probability of the random affine map")
     affine_degrees: float = Field(0.0, ge=0, le=180, description="training: maximum random rotation, degrees")
     affine_translate: float = Field(0.0, ge=0, le=1, description="training: maximum random shift / image size")
     affine_scale: Pair = Field((1.0, 1.0), description="training: range of the random scale factor")

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import interpolate, pad
@@ -36,6 +37,21 @@ def center_crop(image: torch.Tensor, size: int, crop_pct: float, interpolation: 
         border = (-left, left + size - width, -top, top + size - height)
         return pad(resized, border)
     return resized[:, top : top + size, left : left + size]
+
+
+def pad_to_square(
+    image: torch.Tensor, size: int, color: Sequence[float], interpolation: str = "bicubic"
+) -> torch.Tensor:
+    """The whole of torch.uint8 (C, H, W) as (C, size, size), as timm's crop mode `border`.
+
+    The longer side is resized to `size`; the rest has the `color`, 0..1 per channel.
+    """
+    height, width = (max(1, round(side * size / max(image.shape[1:]))) for side in image.shape[1:])
+    top, left = (size - height) // 2, (size - width) // 2
+    padded = torch.tensor([round(255 * value) for value in color], dtype=torch.uint8).view(-1, 1, 1)
+    padded = padded.repeat(1, size, size)
+    padded[:, top : top + height, left : left + width] = resize(image, height, width, interpolation)
+    return padded
 
 
 def random_crop_box(

@@ -51,9 +51,12 @@ class RandomAffine(RandomDeviceOperation):
     def __init__(self, data: Data) -> None:
         super().__init__()
         self.degrees, self.translate, self.scale = data.affine_degrees, data.affine_translate, data.affine_scale
+        self.probability = data.affine_prob
 
     def draw(self, rng: random.Random) -> list[list[float]]:
         """The map (2, 3) from a pixel of the new image to a pixel of the old one, in coordinates from -1 to 1."""
+        if self.probability < 1 and rng.random() >= self.probability:
+            return [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
         angle = math.radians(rng.uniform(-self.degrees, self.degrees))
         zoom = rng.uniform(*self.scale)
         right, down = (2 * rng.uniform(-self.translate, self.translate) for _ in range(2))

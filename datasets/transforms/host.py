@@ -16,7 +16,7 @@ import torch
 
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
-from datasets.transforms.crops import center_crop, random_crop_box, resize
+from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from datasets.transforms.policies import PillowPolicies, build_policies
 from utils.seeding import derive_seed
@@ -45,6 +45,19 @@ class CenterCrop:
 
     def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
         return center_crop(image.pixels, *self.arguments)
+
+
+class WholeImage:
+    """The whole image as (C, S, S), in other proportions or with a border: DATA.RESIZE squash and pad."""
+
+    def __init__(self, data: Data) -> None:
+        self.size, self.interpolation, self.mean = data.image_size, data.interpolation, data.imagenet_mean
+        self.pads = data.resize == "pad"
+
+    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
+        if self.pads:
+            return pad_to_square(image.pixels, self.size, self.mean, self.interpolation)
+        return resize(image.pixels, self.size, self.size, self.interpolation)
 
 
 class RandomHorizontalFlip:
@@ -110,9 +123,11 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     operations, crop = host_operations(data, train), (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
     is_costly = augments or data.image_size > _SMALL
-    return HostTransform(RandomResizedCrop(data), operations, drawing, seed, is_costly=is_costly)
+    first = RandomResizedCrop(data) if data.resize == "crop" else WholeImage(data)
+    return HostTransform(first, operations, drawing, seed, is_costly=is_costly)
 
 
 def build_eval_host_transform(data: Data) -> HostTransform:
     """The host transform of validation images."""
-    return HostTransform(CenterCrop(data), is_costly=data.image_size > _SMALL)
+    crop = CenterCrop(data) if data.resize == "crop" else WholeImage(data)
+    return HostTransform(crop, is_costly=data.image_size > _SMALL)

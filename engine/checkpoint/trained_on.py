@@ -33,6 +33,7 @@ _DESCRIPTION = ("class_names", "preprocessing")
 # Entry of `preprocessing` -> field of the DATA section
 OPTION_OF = {
     "image_size": "image_size",
+    "resize": "resize",
     "crop_pct": "crop_pct",
     "channels": "image_channels",
     "mean": "imagenet_mean",
@@ -84,8 +85,9 @@ def is_description(state: dict[str, Any]) -> bool:
 def _is_preprocessing(values: dict[str, Any]) -> bool:
     size, channels, crop = (values.get(entry) for entry in ("image_size", "channels", "crop_pct"))
     return (
-        values.keys() == OPTION_OF.keys()
-        and values["interpolation"] in get_args(Data.model_fields["interpolation"].annotation)
+        values.keys() | {"resize"} == OPTION_OF.keys()  # earlier checkpoints have no `resize`: it is the default
+        and _is_choice("interpolation", values)
+        and _is_choice("resize", {"resize": "crop"} | values)
         and _is_positive(size)
         and type(channels) is int
         and channels in (1, 3)
@@ -94,6 +96,10 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
         and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
         and min(values["std"]) > 0
     )
+
+
+def _is_choice(entry: str, values: dict[str, Any]) -> bool:
+    return values.get(entry) in get_args(Data.model_fields[OPTION_OF[entry]].annotation)
 
 
 def _is_positive(value: Any) -> bool:

@@ -148,7 +148,8 @@ def evaluates_average(run: RunContents) -> bool:
 def _preprocessing(run: RunContents) -> str:
     values = run.classes.get("preprocessing")
     values = values if isinstance(values, dict) else {}
-    labels = {"crop_pct": "crop", "channels": "channels", "mean": "mean", "std": "std", "interpolation": ""}
+    labels = {"crop_pct": "crop"} if values.get("resize", "crop") == "crop" else {"resize": ""}
+    labels |= {"channels": "channels", "mean": "mean", "std": "std", "interpolation": ""}
     shown = [f"{label} {values[name]}".strip() for name, label in labels.items() if name in values]
     side = run.options["DATA.IMAGE_SIZE"]
     return ", ".join([f"{side} × {side} pixels", *shown])

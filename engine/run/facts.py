@@ -131,9 +131,11 @@ class Preprocessing:
     mean: list[float]
     std: list[float]
     sources: str
+    resize: str = "crop"
 
     def __str__(self) -> str:
-        crop = f"{self.image_size} pixels, crop {self.crop_pct:g}, {self.interpolation}"
+        crop = f" {self.crop_pct:g}" if self.resize == "crop" else ""
+        crop = f"{self.image_size} pixels, {self.resize}{crop}, {self.interpolation}"
         return f"Preprocessing: {crop}, mean {self.mean}, std {self.std} ({self.sources})"
 
 

@@ -99,7 +99,8 @@ def complete_preprocessing(
         known, source = published_preprocessing(config.model.name)
     config, sources, warnings = with_preprocessing(config, given, known, source)
     data, mean, std = config.data, list(config.data.imagenet_mean), list(config.data.imagenet_std)
-    return config, Preprocessing(data.image_size, data.crop_pct, data.interpolation, mean, std, sources), warnings
+    crop = data.image_size, data.crop_pct, data.interpolation
+    return config, Preprocessing(*crop, mean, std, sources, data.resize), warnings
 
 
 def data_facts(data: Data, splits: list[Samples]) -> DataFacts:

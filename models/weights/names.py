@@ -12,8 +12,8 @@ import torch
 State = dict[str, torch.Tensor]
 
 # Entries of a checkpoint with a state, the preferred one first: an average of the weights (this project's, PaddleViT's
-# and DeiT's, timm's), the weights.
-_ENTRIES = ("ema", "model_ema", "state_dict_ema", "model", "state_dict")
+# and DeiT's, timm's), the weights (model_state_dict: as in PyTorch's tutorials).
+_ENTRIES = ("ema", "model_ema", "state_dict_ema", "model", "state_dict", "model_state_dict")
 
 _BLOCK = r"Transformer/encoderblock_(\d+)"
 _KIND = r"(kernel|scale|bias)"

@@ -31,7 +31,7 @@ def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
     names = {"label_names": trained.class_names} if trained.class_names else {}
     try:
-        save_for_hf(rebuilt, str(path), names, data_config=_data_config(trained))
+        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
     except ValueError as error:
         raise _not_rebuilt(trained.config, str(error)) from None
     _complete(path / "config.json", trained.config.data.multi_label)
@@ -55,15 +55,16 @@ def _complete(file: Path, multi_label: bool) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _data_config(trained: TrainedModel) -> dict[str, Any]:
-    values = trained.description["preprocessing"]
+def data_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The preprocessing of a checkpoint, as from `describe_data`, in timm's names."""
+    resize = values.get("resize", "crop")  # earlier checkpoints have no `resize`
     return {
         "input_size": (values["channels"], values["image_size"], values["image_size"]),
         "interpolation": values["interpolation"],
         "mean": tuple(values["mean"]),
         "std": tuple(values["std"]),
-        "crop_pct": values["crop_pct"],
-        "crop_mode": "center",
+        "crop_pct": values["crop_pct"] if resize == "crop" else 1.0,
+        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[resize],
     }
 
 

@@ -20,13 +20,14 @@ from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.trained_on import describe_data, read_trained_on
 from engine.commands.run import run
 from models.build import build_model
 from models.weights.paddle import read_pdparams
 from scripts import export
 from scripts.exporting import formats, safetensors_file
 from scripts.exporting.compare import Reference, make_reference
+from scripts.exporting.hf_folder import data_config
 from scripts.exporting.run import export as write_export
 from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
@@ -239,20 +240,21 @@ def test_logits_that_prove_nothing(opened, reference):
         make_reference(model, samples, trained.config.data)
 
 
-@pytest.mark.parametrize("channels, crop_pct, side", [(3, 0.875, 32), (3, 1.0, 48), (1, 0.9, 32)])
-def test_timms_transform_gives_our_pixels(channels, crop_pct, side, tmp_path):
-    """Up to the rounding of the bicubic resize to whole values of 0..255."""
+@pytest.mark.parametrize(
+    "channels, resize, crop_pct, side",
+    [(3, "crop", 0.875, 32), (3, "crop", 1.0, 48), (1, "crop", 0.9, 32), (3, "squash", 0.875, 32), (3, "pad", 0.9, 48)],
+)
+def test_timms_transform_gives_our_pixels(channels, resize, crop_pct, side, tmp_path):
+    """With the options of -format hf; up to the rounding of the bicubic resize to whole values of 0..255."""
     smooth = torch.rand((1, channels, 9, 12), generator=torch.Generator().manual_seed(0))
     pixels = torch.nn.functional.interpolate(smooth, (75, 100), mode="bicubic")[0].clamp(0, 1).mul(255).byte()
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze())
     picture.save(tmp_path / "a.png")
-    mean, std = (0.4,) * channels, (0.2,) * channels
-    data = Data(IMAGE_SIZE=side, IMAGE_CHANNELS=channels, CROP_PCT=crop_pct, IMAGENET_MEAN=mean, IMAGENET_STD=std)
+    normalization = {"IMAGENET_MEAN": (0.4,) * channels, "IMAGENET_STD": (0.2,) * channels}
+    data = Data(IMAGE_SIZE=side, IMAGE_CHANNELS=channels, RESIZE=resize, CROP_PCT=crop_pct, **normalization)
     image = open_image((tmp_path / "a.png").read_bytes(), channels, "a.png")
     ours = build_eval_transform(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
-    theirs = create_transform(
-        (channels, side, side), interpolation="bicubic", mean=mean, std=std, crop_pct=crop_pct, crop_mode="center"
-    )(picture)
+    theirs = create_transform(**data_config(describe_data(data, None)["preprocessing"]))(picture)
     assert (ours - theirs).abs().max() * 0.2 * 255 < 1.01
 
 

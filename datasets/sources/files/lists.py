@@ -18,13 +18,18 @@ from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
 _SEPARATORS = "|;,"
+_WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _MAX_TARGET_BYTES = 10**10
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
 
 
 def imagenet2012(data: Data, split: str) -> ImageFiles:
     """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`; see `read_list`."""
-    return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt"))
+    return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt", image_root(data)))
+
+
+def image_root(data: Data) -> Path | None:
+    return Path(data.image_root) if data.image_root else None
 
 
 def has_lists(root: Path) -> bool:
@@ -36,7 +41,7 @@ def csv_tables(data: Data, split: str, splitter: Splitter | None = None) -> Imag
 
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
     """
-    path = Path(data.data_path)
+    path, root = Path(data.data_path), image_root(data)
     train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
     if split == "test":
         file = table_file(path, "test")
@@ -44,9 +49,10 @@ def csv_tables(data: Data, split: str, splitter: Splitter | None = None) -> Imag
         file = train_file if split == "train" else val_file
     else:
         part = "val" if split == "all" and not path.is_file() else split
-        return ImageFiles(split_listing(read_table(train_file, train_file, data.multi_label), data, part, splitter))
+        listing = read_table(train_file, train_file, data.multi_label, root)
+        return ImageFiles(split_listing(listing, data, part, splitter))
     may_lack_train = split in ("all", "test") and not train_file.is_file()
-    return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label))
+    return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label, root))
 
 
 def table_file(root: Path, split: str) -> Path:
@@ -55,8 +61,10 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{find_split_names(names, root).get(split, split)}.csv"
 
 
-def read_list(file: Path) -> Listing:
-    """Reads a text file with one image per line: its path relative to the file's folder, white space, its label.
+def read_list(file: Path, root: Path | None = None) -> Listing:
+    """Reads a text file with one image per line: its path relative to `root`, white space, its label.
+
+    root: default: the file's folder.
 
     Error messages, by file and line: a missing path or label, a label that is not a whole number, a path outside the
     folder, an image with two labels.
@@ -64,7 +72,7 @@ def read_list(file: Path) -> Listing:
     Raises:
         UserError: the file cannot be read.
     """
-    rows = Rows(file)
+    rows = Rows(file, root)
     for number, line in enumerate(read_lines(file), 1):
         fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
         if len(fields) == 1:
@@ -76,8 +84,10 @@ def read_list(file: Path) -> Listing:
     return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), file)
 
 
-def read_table(file: Path, train_file: Path, multi_label: bool = False) -> Listing:
-    """Reads a CSV file with the columns image_path (relative to the file's folder) and target: whole numbers or names.
+def read_table(file: Path, train_file: Path, multi_label: bool = False, root: Path | None = None) -> Listing:
+    """Reads a CSV file with the columns image_path (relative to `root`) and target: whole numbers or names.
+
+    root: default: the file's folder.
 
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
@@ -91,8 +101,8 @@ def read_table(file: Path, train_file: Path, multi_label: bool = False) -> Listi
     Raises:
         UserError: a file cannot be read or lacks a column; several labels per image without `multi_label`.
     """
-    rows = table_rows(file)
-    train_rows = rows if file == train_file else table_rows(train_file)
+    rows = table_rows(file, root)
+    train_rows = rows if file == train_file else table_rows(train_file, root)
     if multi_label:
         separator = _find_separator(train_rows.target_ids) or _find_separator(rows.target_ids)
         known = dict.fromkeys(name for target in train_rows.target_ids for name in split_labels(target, separator))
@@ -149,7 +159,7 @@ def _to_listing(
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     if is_numeric := _is_number(next(iter(known), "0")):
         used = {name for names in names_of.values() for name in names}.union(known)
-        label_of = {name: int(name) for name in used if name.isdecimal() and len(name) <= LABEL_DIGITS}
+        label_of = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
         class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
         problem = "is not a class number; number the classes from 0"
     else:
@@ -172,7 +182,7 @@ def _to_listing(
         targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
     arrays = listing_arrays(rows.paths, targets, lines)
     named = not is_numeric
-    listing = Listing(rows.file.parent, class_names, arrays, rows.file, rows.findings, rows.notes, named)
+    listing = Listing(rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, named)
     _report_repeated_images(listing)
     return listing
 

@@ -54,11 +54,11 @@ def _find_encoding(file: Path) -> str:
 class Rows:
     """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
 
-    anywhere: paths may be outside of the file's folder.
+    root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
     """
 
-    def __init__(self, file: Path, anywhere: bool = False) -> None:
-        self.file, self._anywhere = file, anywhere
+    def __init__(self, file: Path, root: Path | None = None, anywhere: bool = False) -> None:
+        self.file, self.root, self._anywhere = file, root or file.parent, anywhere
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
         self.findings: list[str] = []
@@ -69,15 +69,21 @@ class Rows:
             self.add_finding(line, f"{shorten(path)} is not a path; save the file as text in UTF-8")
             return
         if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
-            self.add_finding(
-                line, f"path {shorten(path)} is not inside {self.file.parent}; write a path relative to it"
-            )
-            return
-        if not self._anywhere and ("./" in path or "//" in path):
+            absolute = os.path.abspath(os.path.join(self.root, path))
+            if not self._is_inside(absolute):
+                problem = "write a path relative to it, or set DATA.IMAGE_ROOT"
+                self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {problem}")
+                return
+            path = os.path.relpath(absolute, self.root)
+        elif not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
         self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
+
+    def _is_inside(self, path: str) -> bool:
+        """Returns whether an absolute path is in the root, or in the folder of the file."""
+        return any(path.startswith(f"{os.path.abspath(folder)}{os.sep}") for folder in (self.root, self.file.parent))
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.file}:{line}: {problem}")
@@ -101,12 +107,12 @@ def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
     return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
 
 
-def table_rows(file: Path, with_targets: bool = True) -> Rows:
+def table_rows(file: Path, root: Path | None = None, with_targets: bool = True) -> Rows:
     """The rows of a CSV file with the columns image_path and target, which may be empty.
 
     with_targets: False if the column target is not read, and paths may be outside of the file's folder.
     """
-    rows, needed = Rows(file, not with_targets), ("image_path", "target")[: 1 + with_targets]
+    rows, needed = Rows(file, root, anywhere=not with_targets), ("image_path", "target")[: 1 + with_targets]
     table, dialect = _open_table(file)
     try:
         table.fieldnames = columns = [name.strip() for name in table.fieldnames or ()]

@@ -96,6 +96,30 @@ def test_csv_with_names(tables):
     assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
 
 
+def test_labels_that_pandas_writes_as_floats_are_whole_numbers(tables):
+    header = "image_path,target\n"
+    given = tables(train=f"{header}{FIRST},0.0\nb.jpg,2.\nc.jpg,2\n", val=f"{header}d.jpg,1.0\n")
+    samples = csv_tables(given, "train")
+    assert (samples.targets.tolist(), samples.class_names) == ([0, 2, 2], ["0", "1", "2"])
+    assert_refused(lambda: csv_tables(tables(train=f"{header}b.jpg,0\nc.jpg,0.5\n"), "train"), "csv:3", "0.5")
+
+
+def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
+    """../input/256_ObjectCategories/... in input/data.csv: relative to a sibling of the data folder."""
+    write_image(tmp_path / "input" / "images" / "a.jpg")
+    (tmp_path / "src").mkdir()
+    table, text = tmp_path / "input" / "data.csv", "image_path,target\n{},0\n{}/images/b.jpg,1\n"
+    table.write_text(text.format("../input/images/a.jpg", tmp_path / "input"))
+    for root in (None, str(tmp_path / "src")):
+        samples = csv_tables(options(table, image_root=root, val_fraction=0.5), "all")
+        assert samples.open(0, 3).pixels.shape == (3, 9, 12)
+    table.write_text(text.format("images/a.jpg", "../other"))
+    assert_refused(lambda: csv_tables(options(table), "all"), "data.csv:3", "DATA.IMAGE_ROOT")
+    table.write_text(text.format("a.jpg", "."))
+    samples = csv_tables(options(table, image_root=str(tmp_path / "input" / "images")), "all")
+    assert samples.open(0, 3).pixels.shape == (3, 9, 12)
+
+
 @pytest.mark.parametrize("single_file", [True, False])
 def test_a_single_csv_is_split(tables, tmp_path, single_file):
     rows = "".join(f"{number}.jpg,{'xy'[number % 2]}\n" for number in range(40))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.partial_jpeg import Box
-from datasets.transforms.crops import center_crop, random_crop_box, resize
+from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
 from tests.datasets.photo import PHOTO, as_tensor
 
 BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
@@ -54,6 +55,18 @@ def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolatio
     assert torch.equal(crop, CenterCrop(size)(resize(image)))
     on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
+
+
+@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 3), (90, 61)])
+@pytest.mark.parametrize("size", [64, 225])
+def test_padding_is_timms_border(width, height, size):
+    photo, mean, std = PHOTO.resize((width, height)), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    as_timm = create_transform(
+        size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0, crop_mode="border", normalize=False
+    )
+    padded, theirs = pad_to_square(as_tensor(photo), size, mean), as_timm(photo)
+    assert padded.shape == theirs.shape
+    assert (padded.int() - theirs.int()).abs().float().mean() < 0.1
 
 
 @pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 100)])

@@ -23,6 +23,17 @@ def test_normalization_equals_torchvisions():
     assert torch.allclose(transformed, expected, atol=1e-5)
 
 
+def test_affine_map_has_its_probability():
+    data = Data.model_validate({"AFFINE_DEGREES": 15.0, "AFFINE_PROB": 0.25})
+    affine, rng = RandomAffine(data), random.Random(0)
+    drawn = [affine.draw(rng) for _ in range(2000)]
+    unchanged = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+    assert 0.22 < sum(matrix != list(unchanged) for matrix in drawn) / 2000 < 0.28
+    images = torch.rand(1, 3, 9, 9) * 255
+    (matrix,) = affine.collate([list(unchanged)])
+    assert torch.allclose(affine(images, matrix), images, atol=1e-3)
+
+
 @pytest.mark.parametrize(("degrees", "shift", "zoom"), [(30, 0, 1.0), (0, 0.25, 1.0), (0, 0, 1.5), (20, 0.1, 0.8)])
 def test_affine_map_equals_torchvisions(degrees, shift, zoom):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""

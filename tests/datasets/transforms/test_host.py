@@ -31,6 +31,18 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
     assert drawn == drawn_both[:1] and len(drawn_both[1]) == 1
 
 
+@pytest.mark.parametrize("resize", ["squash", "pad"])
+def test_training_and_validation_see_the_whole_image(resize):
+    image = torch.full((3, 20, 40), 200, dtype=torch.uint8)
+    data = Data.model_validate({"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 0.5})
+    trained, _ = build_host_transform(data, Train(), 0)(LazyImage(image), 0, 1)
+    validated, _ = build_eval_host_transform(data)(LazyImage(image), 0, 1)
+    assert torch.equal(trained, validated) and trained.shape == (3, 16, 16)
+    rows = (trained == 200).all(dim=(0, 2))
+    assert rows.sum() == (16 if resize == "squash" else 8)
+    assert (trained[:, ~rows] == 128).all()  # the mean color
+
+
 def test_validation_images_are_center_crops():
     image = LazyImage(torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8))
     transform = build_eval_host_transform(Data.model_validate({"IMAGE_SIZE": 28}))

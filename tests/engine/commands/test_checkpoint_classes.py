@@ -68,7 +68,8 @@ def test_a_run_keeps_names_and_preprocessing(trained):
     expected = {
         "class_names": CLASSES,
         "preprocessing": {
-            "image_size": 8, "crop_pct": 1.0, "channels": 1, "mean": [0.5], "std": [0.5], "interpolation": "bicubic",
+            "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": 1, "mean": [0.5], "std": [0.5],
+            "interpolation": "bicubic",
         },
     }  # fmt: skip
     assert json.loads((trained / "classes.json").read_text()) == expected

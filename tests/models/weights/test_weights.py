@@ -159,6 +159,7 @@ def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "optimizer": {"state": {}}},
         lambda state: {"model": {"state_dict": state}},
+        lambda state: {"epoch": 10, "model_state_dict": state, "optimizer_state_dict": {"state": {}}, "loss": "CE"},
         lambda state: {"state_dict": {"other": torch.ones(1)}, "state_dict_ema": state},
         lambda state: {"format": 1, "model": {"other": torch.ones(1)}, "ema": state, "optimizer": {}},
         lambda state: {"format": 1, "model": state, "ema": None, "optimizer": {}},
