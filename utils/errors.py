@@ -34,8 +34,8 @@ def to_single_line(text: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Replaces user names and passwords in URLs by '***'."""
-    return re.sub(r"(?<=://)[^\s/]*@", "***@", text)
+    """Replaces user names, passwords and queries, such as signatures, in URLs by '***'."""
+    return re.sub(r"(://[^\s?'\"]*\?)[^\s'\"]+", r"\1***", re.sub(r"(?<=://)[^\s/]*@", "***@", text))
 
 
 def escape_control_characters(text: str) -> str:

@@ -21,6 +21,7 @@ from engine.commands.evaluated_model import is_training_data, name_classes, with
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.same_options import check_same_options
+from engine.run.environment import record_environment
 from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
@@ -69,6 +70,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     for note in (*built.notes, *data_notes):
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
+    record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
     return OpenedEvaluation(config, samples, built.compute, built.evaluator, split, title, meta_model)

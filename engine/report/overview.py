@@ -8,7 +8,7 @@ from typing import Any
 from configs.schema.data import WITHOUT_FILES
 from engine.report.contents import RunContents, read_contents
 from engine.report.formats import duration, gigabytes, number, option, percent
-from engine.run.facts import Attention, Devices, EvaluationData, Model, TrainingData
+from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, TrainingData
 from utils.errors import UserError
 from utils.tables import to_float
 
@@ -131,6 +131,10 @@ def details_of(run: RunContents) -> dict[str, str]:
         details["Test-time augmentation"] = str(options["EVAL.TTA"])
     else:
         details |= {"Training": _training(run), "Started": _started(run)}
+    if environment := facts.get(Environment):
+        hosts, variables = dict.fromkeys(environment.hosts), environment.variables.items()
+        details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
+        details["Variables"] = ", ".join(f"{name}={value}" for name, value in variables)
     return {name: text for name, text in details.items() if text}
 
 

@@ -50,6 +50,23 @@ class Devices:
 
 
 @dataclass(frozen=True)
+class Environment:
+    """The software and hardware of a start; no text contains a password.
+
+    parts: all that may change the last bits of a result, by name: versions, the commit of the program, devices.
+    hosts: of each rank. variables: of the environment.
+    """
+
+    command: str
+    parts: dict[str, str]
+    hosts: list[str]
+    variables: dict[str, str]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {part}" for name, part in self.parts.items())
+
+
+@dataclass(frozen=True)
 class Model:
     """The model in training.
 
@@ -185,7 +202,7 @@ class RunWarning:
         return self.text
 
 
-Fact = Start | Devices | Model | TrainingData | Preprocessing | EvaluationData | Attention | RunWarning
+Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | RunWarning
 _F = TypeVar("_F", bound=Fact)
 _READERS = {kind.__name__: TypeAdapter(kind) for kind in Fact.__args__}
 
@@ -228,3 +245,11 @@ def read_facts(path: Path) -> Facts:
                 values = json.loads(line)
                 facts.add(_READERS[values[_KIND]].validate_python(values))
     return facts
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """The fields of the latest `Environment` of the run in `folder`; none if it is not recorded."""
+    with suppress(OSError):
+        if environment := read_facts(folder / FACTS).get(Environment):
+            return asdict(environment)
+    return {}

@@ -17,6 +17,7 @@ from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.split_entry import HELD_OUT_FILE, split_to_entry
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.run.environment import record_environment
 from engine.run.facts import Devices, Fact, Model, TrainingData
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
@@ -92,6 +93,7 @@ def build_run(
     logger.record(model)
     for warning in (*splits.warnings, *_warnings(state)):
         logger.warn(f"Warning: {warning}")
+    record_environment(context, logger, found.run_folder if found else None)
     position = restore(state, logger, found)
     folder = open_folder(position.progress.step)
     bad_images = BadImageList(folder, context.rank)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.run.facts import read_environment
 from engine.run.loggers.logger import LoggedRun
 from utils.errors import hide_passwords
 
@@ -31,6 +32,7 @@ class MlflowLogger:
         if not known_id:  # MLflow refuses to change a parameter
             self._mlflow.log_params(dict(run.hyperparameters))
         self._mlflow.log_text(run.options, "config.yaml")
+        self._mlflow.log_dict(read_environment(run.folder), "environment.json")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._mlflow.log_metrics(dict(values), step=step)

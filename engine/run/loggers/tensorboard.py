@@ -1,9 +1,11 @@
-"""TensorBoard: curves, the options as text, and the table of hyperparameters."""
+"""TensorBoard: curves, options and environment as text, and the table of hyperparameters."""
 
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from configs.reading.yaml_io import write_yaml
+from engine.run.facts import read_environment
 from engine.run.loggers.logger import LoggedRun
 
 
@@ -29,7 +31,8 @@ class TensorBoardLogger:
         _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
         self._board.file_writer.add_summary(session_start)
         # Indented text is a code block: Markdown shows it as it is.
-        self._board.add_text("options", textwrap.indent(run.options, "    "), run.steps_done)
+        for name, text in (("options", run.options), ("environment", write_yaml(read_environment(run.folder)))):
+            self._board.add_text(name, textwrap.indent(text, "    "), run.steps_done)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():

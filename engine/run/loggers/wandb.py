@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.reading.yaml_io import parse_value
+from engine.run.facts import read_environment
 from engine.run.loggers.logger import LoggedRun
 from utils.errors import UserError
 
@@ -43,7 +44,7 @@ class WandbLogger:
             resume="allow",
             name=run.folder.name,
             dir=str(run.folder),
-            config=parse_value(run.options),
+            config=parse_value(run.options) | {"environment": read_environment(run.folder)},
             allow_val_change=True,
         )
         run.store_id("wandb", self._run.id)

@@ -10,11 +10,23 @@ from typing import Any
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from engine.run.facts import FACTS, Devices, EvaluationData, Fact, Model, RunWarning, Start, TrainingData, to_json
+from engine.run.facts import (
+    FACTS,
+    Devices,
+    Environment,
+    EvaluationData,
+    Fact,
+    Model,
+    RunWarning,
+    Start,
+    TrainingData,
+    to_json,
+)
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
+    Environment("python <b>", {"torch": "2.14.1", "commit": "0123-dirty"}, ["a", "a", "b"], {"NCCL_DEBUG": "INFO"}),
     TrainingData(1437, 360, 0, 3, 3),
     Model(455_000, 46_600_000, None),
     RunWarning("Warning: 12 of 1000 classes have one training image, such as 'newt'"),

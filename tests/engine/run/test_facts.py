@@ -8,6 +8,7 @@ from engine.run.facts import (
     MAX_CHARS,
     Attention,
     Devices,
+    Environment,
     EvaluationData,
     Model,
     Preprocessing,
@@ -22,6 +23,10 @@ EXAMPLES = [
     (Start("output/\udcffrun\n", 40), "output/\udcffrun\n"),
     (Devices(1, "cpu", "float32"), "1 process, cpu, float32"),
     (Devices(11, "cuda:0", "O1: bfloat16"), "11 processes, cuda:0, O1: bfloat16"),
+    (
+        Environment("python a.py", {"Python": "3.12.1", "commit": "\udcff"}, ["a", "b"], {"OMP_NUM_THREADS": "1"}),
+        "Python 3.12.1, commit \udcff",
+    ),
     (Model(455_000, 46_600_000, None), "0.455 M parameters, 0.0466 GFLOP"),
     (Model(86_000_000, 105 * 10**9, 2e15), "86.000 M parameters, 105 GFLOP per training image; datasheet peak: 2000 T"),
     (TrainingData(1437, 360, 20, 9, 10), "1437 training images of 9 classes, 360 for validation, 20 for the test"),
@@ -73,7 +78,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], cpu)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
-    assert facts.latest.keys() == {Start, Devices, TrainingData, Preprocessing, Model, RunWarning}
+    assert facts.latest.keys() == {Start, Devices, Environment, TrainingData, Preprocessing, Model, RunWarning}
     assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3)
     assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
     data = facts.get(TrainingData)

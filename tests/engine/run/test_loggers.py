@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from torch.utils.tensorboard import SummaryWriter
 
+from engine.run.facts import read_environment
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup, check_loggers
 from engine.run.loggers.logger import BackgroundLogger, LoggedRun
@@ -88,6 +89,11 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22 and inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
     assert [made.kwargs["run_id"] for made in mlflow.start_run.call_args_list] == [None, "mlflow-id"]
     mlflow.log_params.assert_called_once()
+    environment = read_environment(logged)
+    assert inits[1]["config"]["environment"] == environment and environment["parts"]["torch"]
+    assert call(environment, "environment.json") in mlflow.log_dict.call_args_list
+    (_, text) = events.Tensors("environment/text_summary")  # of both starts
+    assert f"torch: {environment['parts']['torch']}," in text.tensor_proto.string_val[0].decode()
     logs = wandb.run.log.call_args_list
     curves = {made.kwargs["step"]: made.args[0]["train/loss"] for made in logs if "train/loss" in made.args[0]}
     assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
