@@ -40,11 +40,19 @@ class EpochProgress:
 
 
 class TrainClock:
-    """Seconds spent in training steps, and images trained on over all ranks; evaluation and saving do not count."""
+    """Seconds spent in training steps, and images trained on over all ranks; evaluation and saving do not count.
 
-    def __init__(self, seconds: float = 0.0, images: int = 0) -> None:
+    They count in `total_seconds`, which continues from the value at the checkpoint, as the others do.
+    """
+
+    def __init__(self, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
         self.seconds, self.images = seconds, images
         self._since, self._images_then = time.perf_counter(), 0
+        self._start = self._since - total_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        return time.perf_counter() - self._start
 
     def start(self, images_of_epoch: int) -> None:
         """Starts to count; `images_of_epoch` are done already."""

@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
             f"python {SCRIPT} {path} -format {flags.format or 'onnx'} (formats: {', '.join(FORMATS)})"
         )
     source = find_source(sources[0])
+    if flags.check and flags.no_check:
+        raise UserError("-check and -no_check contradict each other; remove one of them")
     if flags.output:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
@@ -43,13 +45,14 @@ def main(argv: list[str]) -> int:
         require("-format onnx", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
-    return run(source, command, flags.format, flags.output, flags.check)
+    return run(source, command, flags)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=SCRIPT,
-        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [-check NPZ] [flags of main_single_gpu.py]",
+        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [-check NPZ|-no_check] [-no_paths] "
+        "[flags of main_single_gpu.py]",
         description="Exports the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads, and "
         "checks the result on validation images.",
         epilog="All other flags, such as -cfg, -model, -data_path and -opts, are flags of main_single_gpu.py: see its "
@@ -61,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-output", "--output", type=Path, metavar="PATH", help=output)
     check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
     parser.add_argument("-check", "--check", type=Path, metavar="NPZ", help=check)
+    no_check = "write the export without a comparison; needs no validation images"
+    parser.add_argument("-no_check", "--no_check", action="store_true", help=no_check)
+    no_paths = "leave out the folder of the data and the names of its held-out images"
+    parser.add_argument("-no_paths", "--no_paths", action="store_true", help=no_paths)
     return parser
 
 

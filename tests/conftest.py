@@ -295,7 +295,7 @@ def states(folder: Path, name: str = "last.pth") -> dict:
     from engine.checkpoint.reader import load_checkpoint
 
     state = load_checkpoint(folder / name)
-    del state["train_seconds"], state["options"]
+    del state["train_seconds"], state["total_seconds"], state["options"]
     return state
 
 
@@ -310,9 +310,10 @@ def rows(folder: Path) -> list[dict]:
 
 
 def step_rows(folder: Path) -> list[dict]:
-    """The rows of steps.csv, without the gradient norm: its mean covers fewer steps after a resume."""
+    """The rows of steps.csv, without the means since the previous row, which covers fewer steps after a resume."""
+    means = {"grad_norm", "loss", "top1", "top5"}
     with open(folder / "steps.csv", newline="") as file:
-        return [{key: row[key] for key in row.keys() - {"grad_norm"}} for row in csv.DictReader(file)]
+        return [{key: row[key] for key in row.keys() - means} for row in csv.DictReader(file)]
 
 
 def training_samples(patch: pytest.MonkeyPatch) -> list[int]:

@@ -224,6 +224,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
         and is_description(state)
+        and isinstance(state.get("total_seconds", 0.0), float)
         and (state["best"] is None or _is_best(state["best"]))
     )
 

@@ -12,7 +12,7 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
-from engine.run.mfu.flops import forward_flops
+from engine.run.mfu.flops import count_parameters, forward_flops
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
@@ -32,8 +32,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         config, model = opened.config, opened.meta_model
     else:
         config, model = _build_training(command, context, logger)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    parameters, trained = count_parameters(model)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
     flops = forward_flops(model, config.data)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")

@@ -89,13 +89,8 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
         UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
             In a prediction, missing and unreadable images are no errors.
     """
-    options, prediction = command.config, command.prediction
-    trained_on, notes = trained_on_of(options.model), list[str | Fact]()
-    if trained_on:
-        options, changes = with_checkpoint_options(trained_on, options, command.given)
-        notes += changes
-    options, preprocessing, differing = complete_preprocessing(options, command.given.get("DATA", {}), trained_on)
-    notes += [preprocessing, *differing.values()]
+    prediction = command.prediction
+    options, trained_on, notes = options_of_weights(command)
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)
@@ -111,6 +106,21 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     if split == "all" and not prediction and has_splits(config.data):
         split = "val"
     return config, samples, split, notes
+
+
+def options_of_weights(command: Command) -> tuple[Config, TrainedOn | None, list[str | Fact]]:
+    """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; what they were trained on; log lines.
+
+    Raises:
+        UserError: no such weights; a preprocessing that contradicts the options.
+    """
+    options, given = command.config, command.given
+    trained_on, notes = trained_on_of(options.model), list[str | Fact]()
+    if trained_on:
+        options, changes = with_checkpoint_options(trained_on, options, given)
+        notes += changes
+    options, preprocessing, differing = complete_preprocessing(options, given.get("DATA", {}), trained_on)
+    return options, trained_on, [*notes, preprocessing, *differing.values()]
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:

@@ -21,6 +21,7 @@ from engine.run.result import write_result
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.trainer import Trainer
+from utils.columns import format_duration
 from utils.distributed import ProcessContext
 from utils.signals import Interrupted
 
@@ -38,6 +39,7 @@ def train(command: Command, context: ProcessContext) -> int:
                 result |= evaluate_best(config, trainer, result["epoch"], test)
             except Interrupted as signal:
                 trainer.interrupted = signal
+        result["total_seconds"] = trainer.position.clock.total_seconds
         trainer.run.reporter.finish(result)
         return _conclude(command, trainer, result)
 
@@ -102,6 +104,8 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
         outcome |= {"stopped_early": True, "reason": result["reason"]}
+    total, steps = map(format_duration, (result["total_seconds"], result["train_seconds"]))
+    logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     figures = ""
     if trainer.context.is_main:
         from engine.report.overview import class_figures  # imported late, as the page

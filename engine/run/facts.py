@@ -71,19 +71,21 @@ class Model:
     """The model in training.
 
     flops_per_image: of a training step; None if they cannot be counted. peak_flops_per_second: datasheet peak of all
-    devices together; None for CPUs and unknown GPUs.
+    devices together; None for CPUs and unknown GPUs. trainable: of the parameters; None in runs of older versions.
     """
 
     parameters: Count
     flops_per_image: Count | None
     peak_flops_per_second: float | None
+    trainable: Count | None = None
 
     def __str__(self) -> str:
         return f"Model: {self.size}, {self.flops}"
 
     @property
     def size(self) -> str:
-        return f"{self.parameters / 1e6:.3f} M parameters"
+        trainable = "" if self.trainable is None else f", {self.trainable / 1e6:.3f} M trainable"
+        return f"{self.parameters / 1e6:.3f} M parameters{trainable}"
 
     @property
     def flops(self) -> str:

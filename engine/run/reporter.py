@@ -22,9 +22,9 @@ from engine.run.tables import (
     STEP_COLUMNS,
     CsvFile,
     cell,
+    metric_figures,
     step_row,
     training_scalars,
-    validation_figures,
 )
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
@@ -117,7 +117,7 @@ class Reporter:
         if is_due or self._is_first_step:
             self._is_first_step = False
             report = self._report(progress)
-            if is_due and self._steps:
+            if self._steps and (is_due or progress.step == 1):  # not the first step of a resumed run: no row is there
                 self._steps.append(step_row(report))
             if is_last:
                 self._epoch_seconds = time.perf_counter() - self._epoch_start.time
@@ -159,11 +159,11 @@ class Reporter:
             row["train_seconds"] = round(train_seconds, 3)
             for prefix, metrics in (("", validation), ("raw_", raw)):
                 if metrics:
-                    row |= validation_figures(f"{prefix}val_", metrics)
-                    self.loggers.scalars(validation_figures(f"{prefix}val/", metrics), progress.step)
+                    row |= metric_figures(f"{prefix}val_", metrics)
+                    self.loggers.scalars(metric_figures(f"{prefix}val/", metrics), progress.step)
             if is_best and validation:
                 # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
-                best = {"best/epoch": progress.epoch + 1, **validation_figures("best/", validation)}
+                best = {"best/epoch": progress.epoch + 1, **metric_figures("best/", validation)}
                 self.loggers.scalars(best, progress.step)
             self._epochs.append(row)
 

@@ -19,7 +19,7 @@ EPOCH_COLUMNS = [
     "raw_val_loss", "raw_val_top1", "raw_val_top5", "val_mean_ap", "raw_val_mean_ap",
     "launch_bound_share",
 ]  # fmt: skip
-STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm"]
+STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm", "loss", "top1", "top5"]
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
     "skipped_steps", "grad_norm", "peak_memory_bytes", "launch_bound_share",
@@ -72,19 +72,19 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
 def training_scalars(report: StepReport) -> dict[str, float]:
     """The curves of training: train/loss and so on."""
     values = {f"train/{name}": value for name in _SCALARS if (value := getattr(report, name)) is not None}
-    if report.latest.samples:
-        values |= {"train/loss": report.latest.loss, "train/top1": report.latest.top1}
-    return values
+    return values | (metric_figures("train/", report.latest) if report.latest.samples else {})
 
 
 def step_row(report: StepReport) -> dict[str, Any]:
-    """A row of `steps.csv`."""
-    return {name: getattr(report, name) for name in STEP_COLUMNS} | {"grad_norm": cell(report.grad_norm, ".6g")}
+    """A row of `steps.csv`. Loss and accuracy are those since the previous row; empty if all its steps were skipped."""
+    row = {name: getattr(report, name) for name in ("step", "lr", "loss_scale", "skipped_steps")}
+    figures = metric_figures("", report.latest) if report.latest.samples else {}
+    return row | {"grad_norm": cell(report.grad_norm, ".6g")} | {name: f"{x:.6g}" for name, x in figures.items()}
 
 
-def validation_figures(prefix: str, validation: Metrics) -> dict[str, float]:
-    """The figures of an evaluation by name, with a prefix: 'val/' and so on for loggers, 'val_' for `metrics.csv`."""
-    return {f"{prefix}{name}": value for name, value in {"loss": validation.loss, **validation.scores()}.items()}
+def metric_figures(prefix: str, metrics: Metrics) -> dict[str, float]:
+    """The loss and the scores by name, with a prefix: 'val/' and so on for loggers, 'val_' for `metrics.csv`."""
+    return {f"{prefix}{name}": value for name, value in {"loss": metrics.loss, **metrics.scores()}.items()}
 
 
 def cell(value: float | None, spec: str = "") -> str:

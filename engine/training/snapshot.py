@@ -86,6 +86,7 @@ def take_snapshot(
         "geometry": asdict(state.layout),
         "best": position.best.to_entry() if position.best else None,
         "train_seconds": position.clock.seconds,
+        "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
         "options": to_yaml(config),
         **describe_data(config.data, class_names),
@@ -118,7 +119,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         logger.info(f"----- Resume: {changed_batch}")
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
-    clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"])
+    seconds = checkpoint["train_seconds"]  # an older checkpoint has no total
+    clock = TrainClock(seconds, checkpoint["images"], checkpoint.get("total_seconds", seconds))
     if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
         logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
     return RunPosition(progress, clock, *_restore_best(found, state.context))

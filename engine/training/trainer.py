@@ -226,13 +226,16 @@ class Trainer:
         self.status.update(checkpoint=str(path), epoch=content["epoch"], step=step)
 
     def _result(self) -> dict[str, Any]:
-        best, clock = self.position.best, self.position.clock
+        best, clock, model = self.position.best, self.position.clock, self.run.reporter.model
         result = {
             **(best.scores if best else {"top1": None, "top5": None}),
             "epoch": best.epoch if best else None,
             "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
             "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
+            "total_seconds": clock.total_seconds,
+            "parameters": model.parameters,
+            "trainable_parameters": model.trainable,
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
             "numeric_precision": self.state.precision.name,
             "device": device_name(self.context.device),

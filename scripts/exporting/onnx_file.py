@@ -36,6 +36,7 @@ def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
             opset_version=OPSET,
             input_names=["images"],
             output_names=["logits"],
+            dynamic_shapes=({0: "batch"},),  # the name of the axis: torch forgets the program's
             external_data=False,
         )
     exported.model.metadata_props.update(trained.metadata())

@@ -1,5 +1,7 @@
 """One export: the model is built, written, read back, and compared with the original."""
 
+import argparse
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,20 +24,22 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError, escape_control_characters
 
 
-def run(source: Path, command: Command, kind: str, output: Path | None, check: Path | None) -> int:
+def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     """Exports the weights of `source`, a file or the folder of a run; returns the exit status.
 
-    check: an .npz file with images and logits that the export must reproduce, in place of validation images.
+    flags: of scripts/export.py.
     """
-    weights = locate_weights(source)
-    target = output or weights.with_name(weights.stem + FORMATS[kind].suffix)
+    weights, kind = locate_weights(source), flags.format
+    target = flags.output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     command = command.with_weights(weights)
-    if check:
-        trained = without_images(command)
+    if flags.check or flags.no_check:
+        trained, samples = without_images(command), None
     else:
         trained, samples = open_trained(command, context)
+    if flags.no_paths:
+        trained = replace(trained, split=None, names_data_path=False)
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
@@ -43,18 +47,25 @@ def run(source: Path, command: Command, kind: str, output: Path | None, check: P
     for note in (*built.notes, *trained.notes):
         _print(str(note))
     model, config = built.fp32, trained.config
-    reference = read_reference(check, model, config) if check else make_reference(model, samples, config.data)
+    reference = make_reference(model, samples, config.data) if samples else None
+    if flags.check:
+        reference = read_reference(flags.check, model, config)
     difference = export(model, trained, reference, kind, target)
-    _print(
-        f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} (limit "
-        f"{TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
-    )
+    if reference:
+        _print(
+            f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} "
+            f"(limit {TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
+        )
+    else:
+        _print("Not checked: the exported model was not run (-no_check)")
     _print(f"Exported: {target} ({FORMATS[kind].title})")
     return 0
 
 
-def export(model: nn.Module, trained: TrainedModel, reference: Reference, kind: str, target: Path) -> float:
+def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> float:
     """Writes `target` if the export's logits equal the logits of `model`; returns the largest difference.
+
+    reference: None writes without a comparison; the result is then NaN.
 
     Raises:
         UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.
@@ -67,6 +78,8 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference, kind: 
             raise UserError(
                 f"{target}: cannot be written ({str(error).splitlines()[0]}); free space, or use another format"
             ) from error
+        if not reference:
+            return math.nan
         difference = reference.largest_difference(program.load(trained, temporary))
         if not difference <= TOLERANCE:
             raise UserError(

@@ -21,12 +21,15 @@ def export_program(model: nn.Module, trained: TrainedModel) -> torch.export.Expo
     data = trained.config.data
     images = torch.zeros((2, data.image_channels, data.image_size, data.image_size))  # with 1, torch fixes the batch
     try:
-        return torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # of many types, by the operation
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
             f"MODEL.TYPE {trained.config.model.type}: torch.export cannot trace this model ({reason}); use safetensors"
         ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # names the folders of this machine
+    return program
 
 
 def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision
-from engine.run.mfu.flops import training_flops
+from engine.run.mfu.flops import count_parameters, training_flops
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, build_optimizer
 from models.attention import EXPLICIT
 from models.build import build_model
@@ -80,10 +80,10 @@ def measure_workload(config: Config) -> Workload:
                     raise
         flops = training_flops(model, config.data)
     blocks = _block_sizes(model)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters, trained = count_parameters(model)
     return Workload(
         parameters=parameters,
-        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        trained=trained,
         block=max(blocks, default=0),
         rest=parameters - sum(blocks),
         flops_per_image=flops,

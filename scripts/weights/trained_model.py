@@ -15,13 +15,16 @@ from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
-from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.checkpoint.trained_on import TrainedOn, describe_data, to_metadata, trained_on_of
 from engine.commands.evaluated_model import is_training_data
-from engine.commands.open_evaluation import read_evaluation_data
+from engine.commands.open_evaluation import options_of_weights, read_evaluation_data
+from engine.run.facts import Fact
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
+
+_SOURCE = {"DATASET", "DATA_PATH", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED"}  # keys of DATA
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`.
 
     class_names: from the training; if the weights have none, from the validation samples, or None.
-    notes: lines about the data for the user. split: of the data of the training, None if the data is other data.
+    notes: lines for the user. split: of the data of the training, None if the data is other data.
+    names_data_path: whether `options` names the folder of the data.
     """
 
     config: Config
     class_names: list[str] | None
-    notes: list[str]
+    notes: list[str | Fact]
     split: RunSplit | None = None
+    names_data_path: bool = True
 
     @property
     def weights(self) -> Path:
@@ -44,7 +49,10 @@ class TrainedModel:
     @property
     def options(self) -> dict[str, dict[str, Any]]:
         """The options that travel with the weights: model, and data as an evaluation needs them."""
-        return options_to_export(parse_value(to_yaml(self.config)))
+        options = options_to_export(parse_value(to_yaml(self.config)))
+        if not self.names_data_path:
+            del options["DATA"]["DATA_PATH"]
+        return options
 
     @property
     def description(self) -> dict[str, Any]:
@@ -72,11 +80,15 @@ def locate_weights(source: Path) -> Path:
 
 
 def without_images(command: Command) -> TrainedModel:
-    """The model of the weights `MODEL.PRETRAINED`, with the class names that they have."""
-    config = command.config.with_model(resume=None)
-    trained_on = read_trained_on(str(config.model.pretrained))
-    split = trained_on.split if trained_on and is_training_data(config.data, trained_on) else None
-    return TrainedModel(config, trained_on.class_names if trained_on else None, [], split)
+    """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless the command names other data.
+
+    The data is not read.
+    """
+    config, trained_on, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
+    if trained_on and not _SOURCE & command.given.get("DATA", {}).keys():
+        changes = {key.lower(): value for key, value in trained_on.data.items() if key in _SOURCE}
+        config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    return _trained_model(config, trained_on, notes)
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
@@ -92,10 +104,14 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     except UserError as error:
         raise UserError(
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
-            "-dataset=NAME their kind)"
+            "-dataset=NAME their kind; export.py -no_check needs no images)"
         ) from None
-    trained = without_images(replace(command, config=config))
-    names = trained.class_names
-    if not names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
-        names = samples.class_names
-    return replace(trained, config=config, class_names=names, notes=notes), samples
+    trained = _trained_model(config, trained_on_of(config.model), notes)
+    if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
+        trained = replace(trained, class_names=samples.class_names)
+    return trained, samples
+
+
+def _trained_model(config: Config, trained_on: TrainedOn | None, notes: list[str | Fact]) -> TrainedModel:
+    split = trained_on.split if trained_on and is_training_data(config.data, trained_on) else None
+    return TrainedModel(config, trained_on.class_names if trained_on else None, notes, split)

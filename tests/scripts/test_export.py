@@ -2,14 +2,16 @@
 
 import json
 import re
+import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from conftest import only_run, read_result
+from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, train
 from PIL import Image
 from test_layers import loaded_with
 from timm.data import create_transform, resolve_model_data_config
@@ -33,6 +35,7 @@ from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.file_formats.safetensors_metadata import read_metadata
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 VIT = "../paddlevit_small"
@@ -121,6 +124,7 @@ def test_onnx_runs_any_batch(digits_run, reference, tmp_path):
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["class_names"]) == list("0123456789")
     assert json.loads(metadata["preprocessing"])["mean"] == [0.5]
+    assert [node.shape[0] for node in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 2
     assert pytest.importorskip("onnx").load(file).opset_import[0].version == formats.OPSET
 
 
@@ -131,6 +135,58 @@ def test_torch_export_runs_any_batch(digits_run, reference, tmp_path):
     model = torch.export.load(file, extra_files=extra).module()
     assert reference.largest_difference(model) < 1e-5
     assert json.loads(extra["class_names"]) == list("0123456789")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> tuple[Path, Path]:
+    """A checkpoint away from its run, and the folder of its images, which were held out by path and are gone."""
+    home = tmp_path_factory.mktemp("jane_doe")
+    data = noise_folder(home, 40, 0, (8, 8, 3)) / "train"
+    folder = train(
+        [f"-data_path={data}", f"-output={home / 'out'}", "-batch_size=8", "-epochs=1", "-opts", *TINY_VIT], CPU
+    )
+    moved = shutil.copy(folder / "best.pth", tmp_path_factory.mktemp("moved"))
+    shutil.rmtree(home)
+    return Path(moved), data
+
+
+def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
+    """The content of the file, of the files of a folder, or of the members of an archive."""
+    target = folder / f"a{formats.FORMATS[kind].suffix}"
+    assert export.main([*argv, "-format", kind, f"-output={target}"]) == 0
+    if target.is_dir():
+        return b"".join(path.read_bytes() for path in target.iterdir())
+    if not zipfile.is_zipfile(target):
+        return target.read_bytes()
+    with zipfile.ZipFile(target) as archive:
+        return b"".join(map(archive.read, archive.namelist()))
+
+
+@pytest.mark.parametrize("kind", formats.FORMATS)
+def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsys):
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
+    weights, data = private
+    argv = [str(weights), "-no_check"]
+    paths = [str(data).encode(), b"class0/", b"jane_doe"]
+    if kind == "safetensors":
+        named = export_bytes(argv, kind, tmp_path)
+        assert all(path in named for path in paths)
+    content = export_bytes([*argv, "-no_paths"], kind, tmp_path)
+    machine = [ROOT, Path.home(), sys.prefix, Path(torch.__file__).parents[1], weights.parent, tmp_path]
+    assert not [path for path in (*paths, *(str(folder).encode() for folder in machine)) if path in content]
+    assert kind == "pdparams" or b"CROP_PCT" in content
+    assert "Not checked: " in capsys.readouterr().out
+
+
+def test_an_export_that_is_not_checked_is_the_one_that_is(digits_run, tmp_path):
+    """Options, class names and preprocessing do not come from the validation data."""
+    moved = str(shutil.copy(digits_run / "best.pth", tmp_path))
+    metadata = []
+    for flag in ("-dataset=digits", "-no_check"):
+        export_bytes([moved, flag], "safetensors", tmp_path)
+        metadata.append(read_metadata(tmp_path / "a.safetensors"))
+    assert metadata[0] == metadata[1]
 
 
 @pytest.mark.parametrize("name", ["CaiT", "SwinTransformer"])
@@ -276,6 +332,7 @@ def test_missing_packages_are_named(digits_run, monkeypatch):
         (["RUN", "-format", "safetensors", "-output=RUN"], "is a folder"),
         (["RUN", "-format", "hf", "-output=RUN"], "is not an exported folder"),
         (["RUN/best.pth", "-format", "hf", "-output=RUN/best.pth"], "is the file to export"),
+        (["RUN", "-format", "hf", "-no_check", "-check=a.npz"], "-check and -no_check"),
         (["gone", "-format", "hf"], "gone: no such file"),
         (["EMPTY", "-format", "hf"], "has no checkpoint"),
         (["RUN", "-format", "hf", "-dataset=folder", "-data_path=EMPTY/gone"], "images are needed .*gone.*-data_path"),

@@ -33,7 +33,15 @@ def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool,
     peak = None
     if context.device.type == "cuda":
         peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
-    return Model(sum(map(torch.numel, model.parameters())), flops, peak and peak * context.world_size)
+    parameters, trainable = count_parameters(model)
+    return Model(parameters, flops, peak and peak * context.world_size, trainable)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """All parameters, and the trainable ones."""
+    parameters = list(model.parameters())
+    trainable = (parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return sum(map(torch.numel, parameters)), sum(trainable)
 
 
 def forward_flops(model: nn.Module, data: Data) -> int:

@@ -136,12 +136,12 @@ def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeyp
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
     assert (folder / "curves.png").exists()
-    step, _, *scale, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
-    assert (step, scale) == ("20", ["1.0", "18"])
+    step, _, *scale, _, loss, _, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
+    assert (step, scale) == ("20", ["1.0", "18"]) and loss
     monkeypatch.undo()
     train([f"-resume={folder}", *argv], cpu)
     steps = [line.split(",")[0] for line in (folder / "steps.csv").read_text().splitlines()[1:]]
-    assert steps == ["20", "22"]  # one row per step, although step 20 ran twice
+    assert steps == ["1", "20", "22"]  # one row per step, although step 20 ran twice
     scaler = load_checkpoint(folder / "last.pth")["precision"]["scaler"]
     assert scaler["scale"] == 65536 and scaler["counts"] == [18, 0]
 

@@ -28,6 +28,7 @@ EXAMPLES = [
         "Python 3.12.1, commit \udcff",
     ),
     (Model(455_000, 46_600_000, None), "0.455 M parameters, 0.0466 GFLOP"),
+    (Model(455_000, 46_600_000, None, 1930), "0.455 M parameters, 0.002 M trainable, 0.0466 GFLOP"),
     (Model(86_000_000, 105 * 10**9, 2e15), "86.000 M parameters, 105 GFLOP per training image; datasheet peak: 2000 T"),
     (TrainingData(1437, 360, 20, 9, 10), "1437 training images of 9 classes, 360 for validation, 20 for the test"),
     (EvaluationData(8, 2, 3, "val"), "8 images of 2 of 3 classes: the validation split"),

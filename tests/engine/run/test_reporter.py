@@ -75,7 +75,9 @@ def test_the_log_of_a_rank_has_the_loss_since_its_last_line(tmp_path, cpu):
 def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu, report_freq=2)
     run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
-    assert [row["grad_norm"] for row in run.rows("steps.csv")] == ["", "2.5"]  # the first report was after step 1
+    columns = ("step", "grad_norm", "loss", "top1", "top5")
+    rows = [[row[name] for name in columns] for row in run.rows("steps.csv")]
+    assert rows == [["1", "1", "2", "100", "100"], ["2", "", "", "", ""], ["3", "2.5", "3", "100", "100"]]
     (epoch,) = run.rows("metrics.csv")
     assert (epoch["grad_norm"], epoch["train_loss"], epoch["train_top1"]) == ("1.75", "2.5", "100.0")
     assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"

@@ -1,9 +1,12 @@
 """The tables of a run: columns, resuming, damaged cells; the best epoch in them."""
 
-import pytest
-from conftest import train
+import re
 
-from engine.run.facts import FACTS, read_facts
+import pytest
+from conftest import read_result, train
+
+from engine.checkpoint.reader import load_checkpoint
+from engine.run.facts import FACTS, Model, read_facts
 from engine.run.result import best_epoch
 from engine.run.tables import CsvFile
 from utils.tables import read_rows
@@ -52,6 +55,18 @@ def test_a_run_with_a_damaged_table_is_resumed(digits_argv, cpu):
     (warning,) = read_facts(folder / FACTS).warnings
     assert f"{folder / 'steps.csv'}: 1 row has no number in the column step" in warning
     assert best_epoch(read_rows(folder / "metrics.csv"))[0] == 2
+
+
+def test_a_result_has_the_trainable_parameters_and_the_time_of_all_starts(digits_argv, cpu):
+    folder = train([*digits_argv, "MODEL.FREEZE_BACKBONE=true", "TRAIN.MAX_STEPS=23"], cpu)
+    model, before = read_facts(folder / FACTS).get(Model), read_result(folder)
+    head = 10 * 16 + 10  # classes, embed_dim
+    assert (model.trainable, before["trainable_parameters"]) == (head, head) and before["parameters"] > 20 * head
+    assert 0 < before["train_seconds"] < before["total_seconds"]
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert read_result(folder)["total_seconds"] > load_checkpoint(folder / "previous.pth")["total_seconds"] > 0
+    log = (folder / "log.txt").read_text()
+    assert len(re.findall(r"----- Total time: \S+, of it \S+ in training steps", log)) == 2
 
 
 def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
