@@ -141,10 +141,10 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, 
     content = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [image["predictions"] == [] for image in content] == [bool(row["error"]) for row in rows]
     assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
-    assert "3 of them could not be read" in capsys.readouterr().out
+    assert "3 of 15 images could not be read" in capsys.readouterr().out
     listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["predictions.csv", "predictions.json"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
 
 
 def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path, cpu):
