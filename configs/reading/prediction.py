@@ -33,9 +33,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
     if arguments.predict is None:
-        flags = dict.fromkeys(("top_k", "json", "format"), "-predict") | {"split": "-eval and -predict"}
-        for name, commands in flags.items():
+        for name in ("top_k", "json", "format", "split"):
             if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
+                commands = "-eval and -predict" if name == "split" else "-predict"
                 raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
         return None
     for name in (name for name in ("eval", "profile") if getattr(arguments, name)):

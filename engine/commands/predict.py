@@ -41,7 +41,7 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_writable(options.folder)
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
-    folder = _open_folder(replace(command, config=config), options.folder, context, logger)
+    folder = options.folder or open_new_folder(replace(command, config=config), context, logger, "predict-")
     num_readable = 0
     with lock_run_folder(folder) if context.is_main else nullcontext():
         part = _open_part(folder, opened, options.top_k, context, logger) if context.is_main else None
@@ -59,9 +59,8 @@ def predict(command: Command, context: ProcessContext) -> int:
             files = [predictions.write_csv(folder, options.excel)]
             if options.json:
                 files.append(predictions.write_json(folder))
-            logger.info(f"----- {number} images in {seconds:.1f} s ({number / seconds:.1f} images/s)")
-            if num_bad := len(samples) - num_readable:
-                logger.info(f"----- {num_bad} of {len(samples)} images could not be read: see the column error")
+            speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
+            logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")
             if options.path is None and num_readable:
                 metrics, classes = predictions.metrics(), config.model.num_logits
                 precision = opened.evaluator.precision.name
@@ -77,27 +76,19 @@ def _open_part(
     folder: Path, opened: OpenedEvaluation, top_k: int, context: ProcessContext, logger: RunLogger
 ) -> PartFile:
     """The results of an earlier run with the same options, images and weights, or else an empty file."""
-    sections = {"data", "model", "amp", "eval", "deterministic"}
+    sections, samples = {"data", "model", "amp", "eval", "deterministic"}, opened.samples
     options = opened.config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
-    digest = sha256(json.dumps([options, top_k, context.device.type, digest_of(opened.samples)]).encode())
-    for index in range(len(opened.samples)):
-        digest.update(f"\n{opened.samples.name(index)}".encode(errors="surrogateescape"))
+    digest = sha256(json.dumps([options, top_k, context.device.type, digest_of(samples)]).encode())
+    for index in range(len(samples)):
+        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
     for tensor in opened.model.state_dict().values():
         digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{CSV_FILE}.part"
-    existed = path.exists()
-    part = PartFile(path, digest.hexdigest())
+    existed, part = path.exists(), PartFile(path, digest.hexdigest())
     if existed:
-        other = "starting anew: it has no results of these weights, images and options"
-        continuing = f"continuing after {part.num_samples} of {len(opened.samples)} images"
-        logger.info(f"----- {path}: {continuing if part.num_samples else other}")
+        action = (
+            f"continuing after {part.num_samples} of {len(samples)} images" if part.num_samples else "starting anew"
+        )
+        logger.info(f"----- {path}: {action}, by its digest of the weights, images and options")
     return part
-
-
-def _open_folder(command: Command, folder: Path | None, context: ProcessContext, logger: RunLogger) -> Path:
-    """Opens the folder of the predictions: -output, without a log, or else a new folder."""
-    if folder is None:
-        return open_new_folder(command, context, logger, "predict-")
-    if context.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -31,7 +31,6 @@ from utils.status import RUN_LOG
 
 TOP_K = 5
 _SECONDS_BETWEEN_LINES = 60.0
-_LOG = logging.getLogger(RUN_LOG)
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ class Evaluator:
             yield batch
             if bar.disable and (now := time.perf_counter()) - last >= _SECONDS_BETWEEN_LINES:
                 last, speed, done, total = now, (end(number) - end(0)) / (now - started), end(number), end(len(batches))
-                left = format_duration((total - done) / speed)
-                _LOG.info(f"----- {done} of {total} images done, {format_speed(speed)}, left {left}")
+                figures = f"{format_speed(speed)}, left {format_duration((total - done) / speed)}"
+                logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
 
     def _forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The logits float32 (B, C)."""
