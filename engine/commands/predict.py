@@ -42,6 +42,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
     folder = options.folder or open_new_folder(replace(command, config=config), context, logger, "predict-")
+    if context.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
     num_readable = 0
     with lock_run_folder(folder) if context.is_main else nullcontext():
         part = _open_part(folder, opened, options.top_k, context, logger) if context.is_main else None
@@ -83,7 +85,6 @@ def _open_part(
         digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
     for tensor in opened.model.state_dict().values():
         digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{CSV_FILE}.part"
     existed, part = path.exists(), PartFile(path, digest.hexdigest())
     if existed:
