@@ -120,9 +120,7 @@ class Evaluator:
         arrays = {}
         for name in list(parts[0]):
             gathered = gather_to_main(torch.stack([part.pop(name) for part in parts]), self.context)
-            if (
-                gathered is not None
-            ):  # of each rank: (batches, B, ...); batch b of the samples is on rank b % world size
+            if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
                 by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)
                 arrays[name] = by_batch[:num_samples].numpy()
         all_errors = gather_objects(errors, self.context)
