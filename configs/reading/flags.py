@@ -136,6 +136,8 @@ def entry_parser(prog: str) -> Parser:
     add_flag(
         group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
     )
+    format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
+    add_flag(group, "format", choices=("csv", "excel"), help=format_help)
     group = parser.add_argument_group("other")
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     add_flag(

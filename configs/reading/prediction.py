@@ -16,13 +16,14 @@ class Prediction:
 
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.
-    folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too.
+    folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
     """
 
     path: str | None
     top_k: int
     folder: Path | None
     json: bool
+    excel: bool = False
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
@@ -32,8 +33,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
     if arguments.predict is None:
-        for name, commands in {"top_k": "-predict", "json": "-predict", "split": "-eval and -predict"}.items():
+        for name in ("top_k", "json", "format", "split"):
             if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
+                commands = "-eval and -predict" if name == "split" else "-predict"
                 raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
         return None
     for name in (name for name in ("eval", "profile") if getattr(arguments, name)):
@@ -48,4 +50,4 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
     folder = Path(arguments.output) if arguments.output else None
-    return Prediction(path, top_k, folder, bool(arguments.json))
+    return Prediction(path, top_k, folder, bool(arguments.json), arguments.format == "excel")

@@ -83,9 +83,10 @@ def build_eval_loader(
     context: ProcessContext,
     timeout_seconds: float,
     bad_images: BadImageList | None = None,
+    first: int = 0,
 ) -> Loader:
-    """The validation batches of this rank: each sample once over all ranks."""
+    """The validation batches of this rank: each sample from `first` on once over all ranks."""
     batch_size = min(data.eval_batch_size, len(samples))
-    sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size)
+    sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
     reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
     return Loader(reader, sampler, context, bad_images)

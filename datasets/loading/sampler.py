@@ -97,23 +97,29 @@ class EvalSampler:
     Batch b of the data, the next `batch_size` samples, is on rank b % `world_size`: the samples that are computed
     together, and so their results, do not depend on the number of ranks. The remaining positions have the index
     `PADDING`.
+
+    first: the samples before this one, a multiple of `batch_size`, are done.
     """
 
     num_samples: int
     batch_size: int
     rank: int = 0
     world_size: int = 1
+    first: int = 0
 
     def __len__(self) -> int:
-        return -(-self.num_samples // (self.batch_size * self.world_size))
+        return -(-(self.num_samples - self.first) // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[list[Key]]:
         for batch in range(len(self)):
-            start = (batch * self.world_size + self.rank) * self.batch_size
+            start = self.first + (batch * self.world_size + self.rank) * self.batch_size
             indices = range(start, start + self.batch_size)
             yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]
 
+    def end(self, number: int) -> int:
+        """The sample after the first `number` batches of all ranks."""
+        return min(self.first + number * self.world_size * self.batch_size, self.num_samples)
+
     def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
         """See `TrainSampler.shards_from`."""
-        first = number * self.world_size * self.batch_size
-        return list(range(int(np.searchsorted(ends, first, side="right")), len(ends)))
+        return list(range(int(np.searchsorted(ends, self.end(number), side="right")), len(ends)))

@@ -1,16 +1,23 @@
 """The prediction command."""
 
+import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+
+import torch
 
 from configs.reading.command_line import Command
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
-from engine.checkpoint.run_folder import check_writable
-from engine.commands.open_evaluation import open_evaluation
+from datasets.sources.digest import digest_of
+from engine.checkpoint.run_folder import check_writable, lock_run_folder
+from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.evaluation.evaluate import TOP_K
+from engine.evaluation.part_file import PartFile
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
@@ -18,13 +25,15 @@ from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 
 _SHOWN_ROWS = 10
+_BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
+_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
 
 
 def predict(command: Command, context: ProcessContext) -> int:
-    """Labels the images of `-predict`, and writes `predictions.csv`.
+    """Labels the images of `-predict`, and writes `predictions.csv`; continues a run that was killed.
 
     Raises:
-        UserError: no image can be read; the file then has the reasons.
+        UserError: no image can be read; the file then has the reasons. Another process writes to the folder.
     """
     logger, options = start_log(command, context), command.prediction
     assert options
@@ -32,36 +41,55 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_writable(options.folder)
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
-    folder = _open_folder(replace(command, config=config), options.folder, context, logger)
-    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-    started = time.perf_counter()
-    results = opened.evaluator.classify(opened.model, batches, max(options.top_k, TOP_K))
-    seconds = time.perf_counter() - started
+    folder = options.folder or open_new_folder(replace(command, config=config), context, logger, "predict-")
+    if context.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
     num_readable = 0
-    if results:  # on the main process
-        names = names_of_labels(samples, config.model.num_logits)
-        predictions = Predictions(samples, results, names, options.top_k, labelled=options.path is None)
-        num_readable = predictions.num_readable
-        files = [predictions.write_csv(folder)]
-        if options.json:
-            files.append(predictions.write_json(folder))
-        logger.info(f"----- {len(samples)} images in {seconds:.1f} s ({len(samples) / seconds:.1f} images/s)")
-        if num_bad := len(samples) - num_readable:
-            logger.info(f"----- {num_bad} of them could not be read; the column error has the reasons")
-        if options.path is None and num_readable:
-            metrics = results.metrics()
-            precision, classes = opened.evaluator.precision.name, config.model.num_logits
-            log_validation(logger, "", metrics, classes, metrics.samples, seconds, opened.title, precision)
-        logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")
+    with lock_run_folder(folder) if context.is_main else nullcontext():
+        part = _open_part(folder, opened, options.top_k, context, logger) if context.is_main else None
+        first = broadcast_object(part.num_samples if part else 0, context)
+        batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, first=first)
+        started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
+        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE):
+            if part and results:
+                part.append(results)
+        seconds, number = time.perf_counter() - started, len(samples) - first
+        if part:
+            names = names_of_labels(samples, config.model.num_logits)
+            predictions = Predictions(part, samples, names, options.top_k, labelled=options.path is None)
+            num_readable = predictions.num_readable
+            files = [predictions.write_csv(folder, options.excel)]
+            if options.json:
+                files.append(predictions.write_json(folder))
+            speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
+            logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")
+            if options.path is None and num_readable:
+                metrics, classes = predictions.metrics(), config.model.num_logits
+                precision = opened.evaluator.precision.name
+                log_validation(logger, "", metrics, classes, metrics.samples, seconds, opened.title, precision)
+            logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")
+            part.path.unlink()
     if not broadcast_object(num_readable, context):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")
     return 0
 
 
-def _open_folder(command: Command, folder: Path | None, context: ProcessContext, logger: RunLogger) -> Path:
-    """Opens the folder of the predictions: -output, without a log, or else a new folder."""
-    if folder is None:
-        return open_new_folder(command, context, logger, "predict-")
-    if context.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _open_part(
+    folder: Path, opened: OpenedEvaluation, top_k: int, context: ProcessContext, logger: RunLogger
+) -> PartFile:
+    """The results of an earlier run with the same options, images and weights, or else an empty file."""
+    sections, samples = {"data", "model", "amp", "eval", "deterministic"}, opened.samples
+    options = opened.config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
+    digest = sha256(json.dumps([options, top_k, context.device.type, digest_of(samples)]).encode())
+    for index in range(len(samples)):
+        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
+    for tensor in opened.model.state_dict().values():
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    path = folder / f"{CSV_FILE}.part"
+    existed, part = path.exists(), PartFile(path, digest.hexdigest())
+    if existed:
+        action = (
+            f"continuing after {part.num_samples} of {len(samples)} images" if part.num_samples else "starting anew"
+        )
+        logger.info(f"----- {path}: {action}, by its digest of the weights, images and options")
+    return part

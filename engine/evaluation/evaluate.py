@@ -3,29 +3,34 @@
 Legend: B images per batch, N samples, K ranked classes, C classes.
 """
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from datasets.batch import PADDING
+from datasets.batch import PADDING, Batch
 from datasets.loading.loader import Loader
-from datasets.loading.sampler import Key
+from datasets.loading.sampler import EvalSampler, Key
 from engine.evaluation.multi_label import score_classes
 from engine.evaluation.results import SampleResults
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.run.log import progress_bar
+from engine.run.step_report import format_speed
+from utils.columns import format_duration
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
 from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
+from utils.status import RUN_LOG
 
 TOP_K = 5
+_SECONDS_BETWEEN_LINES = 60.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Evaluator:
         Raises:
             UserError: no sample is readable.
         """
-        results = self.classify(model, batches, TOP_K, after_batch)
+        (results,) = self.classify(model, batches, TOP_K, len(batches), after_batch)
         metrics = broadcast_object(results.metrics() if results else None, self.context)
         if not metrics or not metrics.samples:
             raise UserError(
@@ -64,17 +69,19 @@ class Evaluator:
         return metrics, results
 
     def classify(
-        self, model: nn.Module, batches: Loader, top_k: int, after_batch: Callable[[], None] = lambda: None
-    ) -> SampleResults | None:
-        """The results of all samples on the main process, None on the others; a collective call."""
+        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: Callable[[], None] = lambda: None
+    ) -> Iterator[SampleResults | None]:
+        """The results of each `every` batches of all ranks, on the main process; a collective call."""
         parts: list[dict[str, torch.Tensor]] = []
         errors: dict[int, str] = {}
+        sampler = batches.sampler
+        assert isinstance(sampler, EvalSampler)
         with self.strategy.evaluation(model):
             model.eval()
             self.strategy.sync_buffers(model)
             try:
-                bar = progress_bar("Validation", self.context, len(batches), "batches", over=batches)
-                for batch, keys in zip(bar, batches.sampler, strict=True):
+                loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
+                for number, (batch, keys) in enumerate(loaded, 1):
                     with self.precision.autocast(), run_eagerly():
                         logits = self._forward(model, self.transform(batch.images))
                     rank_classes = score_classes if self.multi_label else _rank_classes
@@ -83,29 +90,43 @@ class Evaluator:
                         reasons = (error.reason for error in batch.bad)
                         errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
                     after_batch()
+                    if number % every == 0 or number == len(batches):
+                        yield self._gather(parts, errors, sampler.end(number) - sampler.end(number - len(parts)))
+                        parts, errors = [], {}
             except Exception as error:
                 error.add_note(IN_EVALUATION)
                 raise
-            gathered = {name: self._gather([part.pop(name) for part in parts], batches) for name in list(parts[0])}
-            all_errors = gather_objects(errors, self.context)
-        arrays = {name: values for name, values in gathered.items() if values is not None}
-        if not arrays:  # not the main process
-            return None
-        return SampleResults(**arrays, errors={index: text for part in all_errors for index, text in part.items()})
+
+    def _with_progress(self, batches: Loader, end: Callable[[int], int]) -> Iterator[Batch]:
+        """Shows a progress bar on a terminal, else a line per minute. end: the samples of so many batches."""
+        bar = progress_bar("Validation", self.context, len(batches), "batches", over=batches)
+        last = started = time.perf_counter()
+        for number, batch in enumerate(bar, 1):
+            yield batch
+            if bar.disable and (now := time.perf_counter()) - last >= _SECONDS_BETWEEN_LINES:
+                last, speed, done, total = now, (end(number) - end(0)) / (now - started), end(number), end(len(batches))
+                figures = f"{format_speed(speed)}, left {format_duration((total - done) / speed)}"
+                logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
 
     def _forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The logits float32 (B, C)."""
         logits = model(images).float()
         return (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
 
-    def _gather(self, parts: list[torch.Tensor], batches: Loader) -> np.ndarray | None:
-        """One value per sample of all ranks in the order of the samples (N, ...), on the main process."""
-        gathered = gather_to_main(torch.stack(parts), self.context)  # of each rank: (batches, B, ...)
-        if gathered is None:
+    def _gather(
+        self, parts: list[dict[str, torch.Tensor]], errors: dict[int, str], num_samples: int
+    ) -> SampleResults | None:
+        """The results of the next `num_samples` samples, from the batches of all ranks; on the main process."""
+        arrays = {}
+        for name in list(parts[0]):
+            gathered = gather_to_main(torch.stack([part.pop(name) for part in parts]), self.context)
+            if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
+                by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)
+                arrays[name] = by_batch[:num_samples].numpy()
+        all_errors = gather_objects(errors, self.context)
+        if not arrays:
             return None
-        on_host = [values.cpu() for values in gathered]
-        by_batch = torch.stack(on_host, dim=1).flatten(0, 2)  # batch b of the samples is on rank b % world size
-        return by_batch[: batches.sampler.num_samples].numpy()
+        return SampleResults(**arrays, errors={index: text for part in all_errors for index, text in part.items()})
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

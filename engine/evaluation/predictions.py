@@ -1,6 +1,6 @@
 """The files of a prediction: one row per image, with the ranked classes and their probabilities.
 
-Rows are written one by one: a million images are arrays and a list of paths, never a table in memory.
+Rows are written one by one: a million images are a list of paths, never results or a table in memory.
 Legend: N images, K ranked classes.
 """
 
@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from datasets.sources.samples import Samples
+from engine.evaluation.part_file import PartFile
 from engine.evaluation.results import SampleResults
 from utils.atomic_file import open_atomically
+from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
 CSV_FILE, JSON_FILE = "predictions.csv", "predictions.json"
@@ -31,22 +34,30 @@ class Predictions:
     """
 
     def __init__(
-        self, samples: Samples, results: SampleResults, class_names: Sequence[str], top_k: int, labelled: bool
+        self, part: PartFile, samples: Samples, class_names: Sequence[str], top_k: int, labelled: bool
     ) -> None:
-        self._samples, self._results, self._class_names, self._labelled = samples, results, class_names, labelled
-        self._num_ranks = min(top_k, results.labels.shape[1])
-        self.num_readable = len(results.readable)
+        self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, labelled
+        self._num_ranks = min(top_k, len(class_names))
+        self.num_readable = sum(len(results.readable) for results in part)
+
+    def metrics(self) -> Metrics:
+        """The metrics of labelled data, whose results are in memory then."""
+        columns = [vars(results) for results in self._part]
+        names = [name for name, values in columns[0].items() if isinstance(values, np.ndarray)]
+        arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
+        return SampleResults(**arrays).metrics()
 
     def _images(self, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
         """Path, (class, probability) of the most probable classes, target, and the error of an unreadable image."""
-        results = self._results
-        for index in range(len(self._samples)):
-            error = results.errors.get(index)
-            labels, probabilities = results.labels[index, :num_ranks], results.probabilities[index, :num_ranks]
-            ranked = zip((names[label] for label in labels.tolist()), probabilities.tolist(), strict=True)
-            target = _name_of(self._samples.targets[index], names) if self._labelled else ""
-            path = self._samples.name(index).removeprefix("./")
-            yield path, [] if error else [(name, round(value, 6)) for name, value in ranked], target, error
+        index = 0
+        for results in self._part:
+            ranked = results.labels[:, :num_ranks].tolist(), results.probabilities[:, :num_ranks].tolist()
+            for labels, probabilities in zip(*ranked, strict=True):
+                error = results.errors.get(index)
+                classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
+                target = _name_of(self._samples.targets[index], names) if self._labelled else ""
+                yield self._samples.name(index).removeprefix("./"), [] if error else classes, target, error
+                index += 1
 
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
         """The header, and the cells of each image."""
@@ -58,9 +69,10 @@ class Predictions:
             cells += [""] * (len(columns) - len(cells))
             yield [safe_cell(path), *cells, *[target] * self._labelled, safe_cell(error or "")]
 
-    def write_csv(self, folder: Path) -> Path:
-        """Writes `predictions.csv` atomically; raises OSError."""
+    def write_csv(self, folder: Path, excel: bool = False) -> Path:
+        """Writes `predictions.csv` atomically; raises OSError. excel: with a byte order mark, for spreadsheets."""
         with open_atomically(folder / CSV_FILE) as file:
+            file.write("\ufeff" * excel)
             names = [safe_cell(name) for name in self._class_names]
             csv.writer(file, lineterminator="\n").writerows(self._rows(names, self._num_ranks))
         return folder / CSV_FILE
@@ -79,8 +91,10 @@ class Predictions:
         return folder / JSON_FILE
 
     def table(self, rows: int) -> str:
-        """The first `rows` predictions with at most three classes, as text for a terminal."""
-        header, *lines = islice(self._rows(self._class_names, min(_SHOWN_RANKS, self._num_ranks)), rows + 1)
+        """The first `rows` predictions, and as many later errors, with at most three classes, for a terminal."""
+        images = self._rows(self._class_names, min(_SHOWN_RANKS, self._num_ranks))
+        header, *lines = islice(images, rows + 1)
+        lines += islice((row for row in images if row[-1]), rows)
         more = len(self._samples) - len(lines)
         return aligned_table(header, lines, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
 

@@ -18,6 +18,8 @@ WEIGHTS = "-pretrained=vit.pth"
         (["-predict=photos", "-top_k=1", "-json"], Prediction("photos", 1, None, True)),
         (["-predict=-x.jpg", "-output=o"], Prediction("-x.jpg", 5, Path("o"), False)),  # a dash needs '='
         (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
+        (["-predict=photos", "-format=excel"], Prediction("photos", 5, None, False, excel=True)),
+        (["-predict=photos", "-format=csv"], Prediction("photos", 5, None, False)),
         (["-dataset=digits", "-predict"], Prediction(None, 5, None, False)),
         ([], None),
     ],
@@ -42,6 +44,7 @@ def test_a_prediction(argv, expected):
         (["-predict", "photos", WEIGHTS, "-dataset=digits"], "remove the path, or -dataset"),
         (["-eval", WEIGHTS, "-top_k=3"], "-top_k is a flag of -predict"),
         (["--predict", "-x.jpg", WEIGHTS], "unknown flag -x"),
+        (["-format=csv"], "-format is a flag of -predict"),
         (["-json"], "-json is a flag of -predict"),
         (["-split=val"], "-split is a flag of -eval and -predict"),
     ],

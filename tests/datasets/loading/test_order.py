@@ -84,6 +84,16 @@ def test_evaluation_reads_each_sample_once_and_each_rank_has_as_many_batches(num
     assert seen == Counter(range(num_samples))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("first", [0, 8, 24, 25])
+def test_an_evaluation_continues_with_the_batches_of_any_number_of_ranks(first, world_size):
+    whole = [[index for _, index, _ in keys] for keys in EvalSampler(25, 4)]
+    ranks = [list(EvalSampler(25, 4, rank, world_size, first)) for rank in range(world_size)]
+    rest = [[index for _, index, _ in keys] for together in zip(*ranks, strict=True) for keys in together]
+    assert [batch for batch in rest if batch != [PADDING] * 4] == whole[-(-first // 4) :]
+    assert EvalSampler(25, 4, 0, world_size, first).end(len(ranks[0])) == 25
+
+
 @pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (0, 27), (1, 3)])
 def test_batches_start_at_any_position(cpu, epoch, batch):
     config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")

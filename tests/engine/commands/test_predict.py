@@ -2,12 +2,18 @@
 
 import csv
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
+import torch
+from conftest import GREY, ROOT, TINY_VIT, environment, only_run, read_result, run_script, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -17,6 +23,9 @@ from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import TrainedOn
 from engine.commands.evaluated_model import name_classes
 from engine.commands.run import run
+from engine.evaluation.part_file import PartFile
+from engine.evaluation.predictions import Predictions
+from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -141,10 +150,10 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, 
     content = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [image["predictions"] == [] for image in content] == [bool(row["error"]) for row in rows]
     assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
-    assert "3 of them could not be read" in capsys.readouterr().out
+    assert "3 of 15 have an error" in capsys.readouterr().out
     listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["predictions.csv", "predictions.json"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
 
 
 def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path, cpu):
@@ -171,6 +180,74 @@ def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_pat
     with pytest.raises(UserError, match="is not writable: Not a directory"):
         predict(tmp_path / "file", cpu, str(images), f"-resume={trained}")
     assert "Pretrained" not in capsys.readouterr().out
+
+
+def test_a_stopped_prediction_continues_with_the_same_inputs_only(images, trained, tmp_path, cpu, capsys, monkeypatch):
+    """49 images are 25 batches; results are kept every 8 batches. A checkpoint, a list and an option change."""
+    shutil.copytree(images, folder := tmp_path / "photos")
+    (folder / "dog" / "13.png").write_bytes(b"hello")
+    shutil.copy(trained / "best.pth", weights := tmp_path / "weights.pth")
+    argv = [str(folder), f"-pretrained={weights}", "-batch_size_eval=2", "-num_workers=0"]
+    out, append = tmp_path / "out", PartFile.append
+
+    def stop_after(kept: int, *more: str) -> str:
+        def append_or_stop(part: PartFile, results: SampleResults) -> None:
+            if part.num_samples == kept:
+                raise KeyboardInterrupt
+            append(part, results)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(PartFile, "append", append_or_stop)
+            predict(out, cpu, *argv, *more)
+        return capsys.readouterr().out
+
+    expected = predict(tmp_path / "whole", cpu, *argv)
+    out.mkdir()
+    (out / "predictions.csv").write_text("earlier")
+    assert "predictions.csv.part" not in stop_after(16)
+    assert "continuing after 16 of 49 images" in stop_after(32, "-opts", "DATA.NUM_WORKERS=0")
+    assert (out / "predictions.csv").read_text() == "earlier"
+    assert predict(out, cpu, *argv) == expected
+    assert "continuing after 32 of 49 images" in capsys.readouterr().out and not list(out.glob("*.part"))
+    stop_after(16)
+    assert "starting anew" in stop_after(16, "-top_k=2")
+    (folder / "dog" / "13.png").rename(folder / "dog" / "14.png")
+    assert "starting anew" in stop_after(16, "-top_k=2")
+    checkpoint = torch.load(weights, weights_only=False)
+    torch.save({"model": {name: 2 * tensor for name, tensor in checkpoint["model"].items()}} | {
+        name: value for name, value in checkpoint.items() if name != "model"
+    }, weights)  # fmt: skip
+    assert "starting anew" in stop_after(16, "-top_k=2")
+    expected = predict(tmp_path / "whole", cpu, *argv)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Predictions, "write_csv", lambda *_: 1 / 0)
+        predict(out, cpu, *argv)
+    capsys.readouterr()
+    assert predict(out, cpu, *argv) == expected
+    assert "continuing after 49 of 49 images" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "continued"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_killed_prediction_continues_on_any_number_of_ranks(images, trained, tmp_path, cpu, killed, continued):
+    """SIGKILL to all processes, as soon as some results are kept; the file is that of an undisturbed run."""
+    (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in sorted(images.rglob("*.png")) * 30))
+    argv = [str(tmp_path / "list.txt"), f"-resume={trained}", "-batch_size_eval=1", "-num_workers=0"]
+    predict(tmp_path / "whole", cpu, *argv)
+    command, part = ["-predict", *argv, f"-output={tmp_path / 'out'}"], tmp_path / "out" / "predictions.csv.part"
+    scripts = {1: ("main_single_gpu.py",), 2: ("main_multi_gpu.py", "-ngpus=2")}
+    process = subprocess.Popen([sys.executable, *scripts[killed], *command], cwd=ROOT, env=environment(),
+                               start_new_session=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    try:
+        while not (part.exists() and part.stat().st_size > 9999):
+            assert process.poll() is None
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert part.exists() and not (tmp_path / "out" / "predictions.csv").exists()
+    assert "continuing after" in run_script(*scripts[continued], *command)
+    assert (tmp_path / "whole" / "predictions.csv").read_bytes() == (part.parent / "predictions.csv").read_bytes()
 
 
 @pytest.mark.slow

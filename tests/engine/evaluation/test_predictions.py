@@ -3,30 +3,45 @@
 import csv
 import json
 import os
+import tracemalloc
+from functools import partial
 
 import numpy as np
+import pytest
 from test_evaluation_files import Noise
 
+from engine.evaluation.part_file import PartFile
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 
 HOSTILE = ["=cmd()", "<script>alert(1)</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1"]
 
 
-def make(names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True) -> Predictions:
+@pytest.fixture
+def make(tmp_path):
+    return partial(predictions, tmp_path / "part")
+
+
+def predictions(
+    path, names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True, chunk=2
+) -> Predictions:
     """Image 1 cannot be read; the target of image i is i."""
     count = len(names)
     labels = np.tile(np.arange(len(classes), dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
     targets = np.arange(count)
     targets[1] = -1
-    results = SampleResults(targets, labels, probabilities, np.zeros(count, np.float32), {1: "is empty (0 bytes)"})
+    path.unlink(missing_ok=True)
+    part = PartFile(path, "inputs")
+    for start in range(0, count, chunk):
+        values = (column[start : start + chunk] for column in (targets, labels, probabilities, np.zeros(count)))
+        part.append(SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {}))
     samples = Noise(list(names))
     samples.targets = np.arange(count)
-    return Predictions(samples, results, list(classes), top_k, labelled)
+    return Predictions(part, samples, list(classes), top_k, labelled)
 
 
-def test_the_table_of_a_prediction(tmp_path):
+def test_the_table_of_a_prediction(make, tmp_path):
     assert make().write_csv(tmp_path) == tmp_path / "predictions.csv"
     assert (tmp_path / "predictions.csv").read_bytes() == (
         b"path,class_1,probability_1,class_2,probability_2,target,error\n"
@@ -42,7 +57,7 @@ def test_the_table_of_a_prediction(tmp_path):
     assert "class_3" in (tmp_path / "predictions.csv").read_text() and "class_4" not in make().table(3)
 
 
-def test_json_has_the_same_values(tmp_path):
+def test_json_has_the_same_values(make, tmp_path):
     content = json.loads(make().write_json(tmp_path).read_text())
     assert content == [
         {
@@ -60,7 +75,7 @@ def test_json_has_the_same_values(tmp_path):
     ]  # fmt: skip
 
 
-def test_hostile_names_stay_text(tmp_path):
+def test_hostile_names_stay_text(make, tmp_path):
     made = make(HOSTILE, HOSTILE)
     with open(made.write_csv(tmp_path), newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
@@ -75,7 +90,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert os.fsencode(paths[5]) == b"b\xff"
 
 
-def test_the_table_on_the_terminal_is_aligned_short_and_escaped():
+def test_the_table_on_the_terminal_is_aligned_short_and_escaped(make):
     *lines, more = make(HOSTILE, HOSTILE, labelled=False).table(rows=5).split("\n")
     assert len(lines) == 6 and more == f"... and {len(HOSTILE) - 5} more"
     assert lines[0].split() == ["path", "class_1", "probability_1", "class_2", "probability_2", "error"]
@@ -83,3 +98,31 @@ def test_the_table_on_the_terminal_is_aligned_short_and_escaped():
     assert all(line[column : column + 6] == "0.7000" for line in (lines[1], *lines[3:]))
     assert all(line.isprintable() and len(line) < 200 for line in lines)
     assert lines[2].endswith("is empty (0 bytes)")
+
+
+def test_a_spreadsheet_gets_a_byte_order_mark_and_no_formulas(make, tmp_path):
+    made = make(["=1+1", "+1", "-1", "@x", "\t=1", "ä"], labelled=False)
+    plain = made.write_csv(tmp_path).read_bytes()
+    marked = made.write_csv(tmp_path, excel=True).read_bytes()
+    assert marked == b"\xef\xbb\xbf" + plain
+    paths = [line.partition(",")[0] for line in plain.decode().splitlines()[1:]]
+    assert paths == ["'=1+1", "'+1", "'-1", "'@x", r"\t=1", "ä"]
+
+
+def test_later_errors_are_in_the_printed_table(make):
+    *lines, more = make([f"{number}.jpg" for number in range(9)], labelled=False).table(rows=1).split("\n")
+    assert [line.split()[0] for line in lines] == ["path", "0.jpg", "1.jpg"] and more == "... and 7 more"
+
+
+def test_memory_does_not_grow_with_the_number_of_images(make, tmp_path):
+    def peak(count: int) -> int:
+        made = make([str(number) for number in range(count)], labelled=False, chunk=100)
+        tracemalloc.start()
+        made.write_csv(tmp_path)
+        made.write_json(tmp_path)
+        made.table(rows=10)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(10_000) < 1.2 * peak(1000)
