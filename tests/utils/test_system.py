@@ -5,6 +5,7 @@ import runpy
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -19,10 +20,14 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
+@pytest.fixture
+def nothing_imported(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, nothing_imported, program):
     for name in ("fcntl", "resource"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(signal, "SIGHUP")
@@ -30,6 +35,15 @@ def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
     monkeypatch.setattr(sys, "path", [str(program.parent), *sys.path])
     with pytest.raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
         runpy.run_path(str(program), run_name="__main__")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_programs_find_their_modules_under_safe_path(monkeypatch, nothing_imported, program):
+    """`python -P` leaves the folder of the script out of sys.path."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match=r"^error: .*win32"):
+        runpy.run_path(str(program))
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])

@@ -42,6 +42,7 @@ def output_faults() -> list[Fault]:
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
         Fault("output: a limit on the file size", Scene.digits, r"File too large", shell="ulimit -f 64; {}"),
         Fault("output: the folder is moved", training, r"No such file", act=remove_the_folder),
+        Fault("the current folder is deleted", Scene.digits, r"current folder", shell="cd $(mktemp -d); rmdir $PWD; {}"),
     ]
 
 
