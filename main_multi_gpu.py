@@ -9,6 +9,9 @@ GPU itself, or, without a GPU or with `-device cpu`, `-ngpus N` processes on the
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device

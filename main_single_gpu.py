@@ -5,6 +5,9 @@
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import parse_command_line
 from utils.errors import UserError

@@ -10,6 +10,7 @@ import functools
 import multiprocessing
 import signal
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -57,8 +58,15 @@ def worker_context() -> multiprocessing.context.BaseContext:
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    try:
+        forkserver.ensure_running()
+    except OSError as error:  # such as 'AF_UNIX path too long'
+        raise UserError(
+            f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error}); set it to a "
+            "short path, such as /tmp, or use no workers: -num_workers=0"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return context
 
 

@@ -23,7 +23,7 @@ from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.workers import default_num_workers
+from datasets.loading.workers import default_num_workers, worker_context
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.cpu_cores import CoreShare
@@ -189,6 +189,19 @@ def test_workers_map_images_in_memory(tmp_path, monkeypatch):
     del received, samples
     gc.collect()
     assert not list(tmp_path.iterdir())
+
+
+def too_long(*_) -> None:
+    """As Python's sockets do if the path in TMPDIR is too long."""
+    raise OSError("AF_UNIX path too long")
+
+
+def test_a_folder_in_which_no_socket_can_be_opened(monkeypatch):
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", too_long)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(UserError, match=r"^TMPDIR: .*path too long.*-num_workers=0"):
+        worker_context()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 
 def end_thread(*_) -> None:

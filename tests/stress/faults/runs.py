@@ -33,6 +33,7 @@ def output_faults() -> list[Fault]:
     def no_folder(scene: Scene) -> list[str]:
         return scene.digits(flags=("-output=/proc/none",))
 
+    gone = "cd $(mktemp -d); rmdir $PWD; {}"
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
         Fault("output: a file", a_file, r"SAVE: .*file is not writable: Not a directory"),
@@ -42,6 +43,7 @@ def output_faults() -> list[Fault]:
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
         Fault("output: a limit on the file size", Scene.digits, r"File too large", shell="ulimit -f 64; {}"),
         Fault("output: the folder is moved", training, r"No such file", act=remove_the_folder),
+        Fault("the folder of the shell is deleted", Scene.digits, r"current folder", shell=gone),
     ]
 
 

@@ -1,0 +1,73 @@
+"""Systems that cannot run the program end with one line, before an import that fails there."""
+
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from utils.system import why_unusable
+
+PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
+PROGRAMS = [
+    path
+    for path in [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
+    if "run_and_report_errors(main" in path.read_text()
+]
+
+
+@pytest.fixture
+def nothing_imported(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, nothing_imported, program):
+    for name in ("fcntl", "resource"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "path", [str(program.parent), *sys.path])
+    with pytest.raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
+        runpy.run_path(str(program), run_name="__main__")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_programs_find_their_modules_under_safe_path(monkeypatch, nothing_imported, program):
+    """`python -P` leaves the folder of the script out of sys.path."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match=r"^error: .*win32"):
+        runpy.run_path(str(program))
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_supported_systems(monkeypatch, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert why_unusable() is None
+
+
+def test_a_deleted_folder(monkeypatch, tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert "current folder" in why_unusable()
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])
+    problem = why_unusable()
+    assert problem.startswith("TMPDIR: ") and "/nonexistent" in problem
+
+
+def test_a_missing_required_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert why_unusable().startswith("pydantic is not installed")
