@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
 from utils.processes.launcher import detect_launcher
@@ -54,7 +54,7 @@ def num_processes(requested: int | None, device: str | None = None) -> int:
 
     gpus = visible_gpus(device)
     if gpus and requested and requested > gpus:
-        raise UserError(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+        raise Unavailable(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
     return requested or gpus or 1
 
 

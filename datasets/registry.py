@@ -21,7 +21,7 @@ from datasets.sources.held_out import check_test_split, find_test_split, tar_sha
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.split import Splitter
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
-from utils.errors import UserError, combine_findings, did_you_mean
+from utils.errors import Finding, UserError, combine_findings, did_you_mean
 
 SamplesT = TypeVar("SamplesT", bound=Samples)
 Source = Callable[..., Callable[[str], Samples]]  # of DATA and, optionally, a `Splitter`
@@ -165,7 +165,7 @@ def _read(
 ) -> list[Samples]:
     if data.dataset != "tar":
         refuse_archive(data.data_path)
-    samples, findings, unknown, read_split = {}, list[str](), list[str](), DATASETS[data.dataset](data, splitter)
+    samples, findings, unknown, read_split = {}, list[Finding](), list[str](), DATASETS[data.dataset](data, splitter)
     class_names = [to_nfc(name) for name in class_names or ()]
     for split in splits:
         source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
@@ -174,7 +174,7 @@ def _read(
                 check_test_split(data)
             samples[split] = read_split(source_split)
         except UserError as error:
-            findings.append(str(error))
+            findings.append(error)
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
         findings += check_names(of_split, data.data_path)
@@ -187,17 +187,17 @@ def _read(
     for split, of_split in samples.items():
         if data.multi_label:
             of_split.fit_targets(num_classes)
-        findings += of_split.findings + (unknown or find_invalid_labels(of_split, split, num_classes))
+        findings += [*of_split.findings, *(unknown or find_invalid_labels(of_split, split, num_classes))]
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:
-        findings = list(dict.fromkeys(findings))  # two splits of one list have the same messages
-        raise combine_findings(f"{data.data_path}: {len(findings)} problems", findings)
+        by_text = {str(finding): finding for finding in findings}  # two splits of one list have the same messages
+        raise combine_findings(f"{data.data_path}: {len(by_text)} problems", list(by_text.values()))
     return list(samples.values())
 
 
-def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[str]:
-    findings = find_no_labels(samples, split)
+def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:
+    findings: list[Finding] = [*find_no_labels(samples, split)]
     if split == "train" and not samples.findings:
         findings += find_too_few_samples(len(samples), data, context.world_size)
     if context.local_rank == 0:  # each host may have a disk of its own

@@ -12,7 +12,7 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.model import Model
-from utils.errors import UserError, did_you_mean
+from utils.errors import Unavailable, UserError, did_you_mean
 
 _RATES = {"drop_rate": "DROPOUT", "drop_path_rate": "DROPPATH", "attn_drop_rate": "ATTENTION_DROPOUT"}
 
@@ -32,7 +32,7 @@ def build_timm(options: Model, data: Data) -> nn.Module:
         try:
             model = _create(name, arguments, pretrained=options.pretrained == "timm")
         except OSError as error:
-            raise UserError(
+            raise Unavailable(
                 f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
                 "check the network, or give a file of weights"
             ) from error

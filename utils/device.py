@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from utils.errors import UserError
+from utils.errors import Unavailable
 
 DEVICE_FILES = Path("/dev")
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
@@ -44,9 +44,9 @@ def visible_gpus(wanted: str | None = None) -> int:
     if gpus == 0:
         reason = _why_unusable(visible)
         if wanted == "cuda" or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:
-            raise UserError(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
+            raise Unavailable(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
     elif len(named) > gpus:
-        raise UserError(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
+        raise Unavailable(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
     return gpus
 
 
@@ -107,7 +107,7 @@ def check_compute_capability(device: torch.device) -> None:
     is_nvidia = any(name.startswith(("sm_", "compute_")) for name in names)
     if not is_nvidia or any(_can_run(name, capability) for name in names):
         return
-    raise UserError(
+    raise Unavailable(
         f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): torch "
         f'{torch.__version__} is built for {", ".join(names)}; install a build for this GPU (see "Get started" on '
         f"PyTorch's site), or set CUDA_VISIBLE_DEVICES to another GPU; {_ON_CPU}"

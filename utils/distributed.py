@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.memory_shortage import find_shortage
 from utils.processes.failure import abort_together, limit_gpu_wait
 from utils.processes.launch import exit_with_launcher
@@ -203,7 +203,7 @@ def _connect_store() -> dist.Store:
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
     except (dist.DistError, ValueError) as error:
-        raise UserError(
+        raise Unavailable(
             f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot connect to {address}:{port}; "
             "set them to the host of rank 0 and a free port on it"
         ) from error
@@ -220,7 +220,7 @@ def _report_full_gpu() -> Iterator[None]:
         shortage = find_shortage(error)
         if not (shortage and shortage.on_gpu):
             raise
-        raise UserError(
+        raise Unavailable(
             f"out of GPU memory at the start ({shortage.reason}); another process may use the GPU: end it (see "
             "nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
         ) from error
@@ -253,7 +253,7 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wan
     check_compute_capability(device)
     identity = torch.cuda.get_device_properties(device).uuid
     if store.add(f"processes on {identity}", 1) > 1:
-        raise UserError(
+        raise Unavailable(
             f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}; "
             "start one process per GPU"
         )

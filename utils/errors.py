@@ -1,29 +1,77 @@
 """Errors that a user can solve, and texts for one line of a terminal."""
 
 import difflib
+import errno
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 _MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
+REFUSED, MAY_PASS = 2, 1  # exit statuses
+
+
 class UserError(Exception):
-    """An error that the user can fix. The message is one line: file or key, problem, remedy."""
+    """An error that the user can fix. The message is one line: file or key, problem, remedy.
+
+    status: the exit status. `REFUSED` for what a retry cannot cure: options, and labels, images or weights that are
+    refused for their content. `MAY_PASS` for an `Unavailable`, and for an error that the system led to.
+    """
+
+    status = REFUSED
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        if any(map(_may_pass, exception_chain(sys.exception()))):
+            self.status = MAY_PASS
+
+
+class Unavailable(UserError):
+    """What is needed is missing, in use, or does not answer: a path, a device, memory, a server, a worker, a host."""
+
+    status = MAY_PASS
+
+
+def _may_pass(cause: BaseException) -> bool:
+    """Readers of damaged files raise an OSError, too: Pillow and NumPy without a number, a wrong position EINVAL."""
+    if isinstance(cause, OSError):
+        return cause.errno not in (None, errno.EINVAL) or isinstance(cause, TimeoutError | ConnectionError)
+    return isinstance(cause, UserError) and cause.status == MAY_PASS
+
+
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, then the one from which or during which it was raised, and so on.
+
+    A hidden context ("from None") counts: torch.compile hides the exception that it wraps.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class Findings(UserError):
     """Several errors: a headline and one line for each."""
 
 
-def combine_findings(headline: str, findings: Sequence[str]) -> UserError:
+Finding = str | UserError  # a text is a mistake in the data
+
+
+def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
     """An error with the only message, or with a headline and the first 20 messages."""
     if len(findings) == 1:
-        return UserError(findings[0])
-    lines = list(map(to_single_line, [headline, *findings[:_MAX_SHOWN]]))
-    if len(findings) > _MAX_SHOWN:
-        lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
-    return Findings("\n  ".join(lines))
+        error = UserError(str(findings[0]))
+    else:
+        lines = [to_single_line(str(line)) for line in (headline, *findings[:_MAX_SHOWN])]
+        if len(findings) > _MAX_SHOWN:
+            lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
+        error = Findings("\n  ".join(lines))
+    error.status = max(one.status if isinstance(one, UserError) else REFUSED for one in findings)
+    return error
 
 
 def to_single_line(text: str) -> str:

@@ -31,6 +31,11 @@ def remove_temporary_folders() -> None:
         remove_temporary_folder(folder)
 
 
+def absolute_file(path: str) -> str:
+    """The absolute path if there is such a file or folder; another text, such as a name, is unchanged."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
 def open_regular_file(path: Path | str) -> io.BufferedReader:
     """Opens a regular file for reading bytes. A pipe would block, and a device may have no end.
 

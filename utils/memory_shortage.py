@@ -5,12 +5,11 @@ allocator, and torch passes their messages on. Checked: the texts in torch 2.10,
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from utils.errors import UserError
+from utils.errors import UserError, exception_chain
 
 # Notes on an exception (`BaseException.add_note`): where it was raised.
 IN_EVALUATION = "in the evaluation"
@@ -46,7 +45,7 @@ def find_shortage(error: BaseException) -> Shortage | None:
     While a batch is loaded, CUDA allocates pinned host memory only: there a shortage concerns host memory. A
     UserError that a shortage of host memory led to keeps its message: a damaged file may declare any size.
     """
-    chain = list(_chain(error))
+    chain = list(exception_chain(error))
     notes = {note for cause in chain for note in getattr(cause, "__notes__", ())}
     in_loading = IN_LOADING in notes
     for cause in chain:
@@ -56,18 +55,6 @@ def find_shortage(error: BaseException) -> Shortage | None:
             if reason and (on_gpu or not isinstance(error, UserError)):
                 return Shortage(on_gpu, reason, IN_EVALUATION in notes, in_loading)
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, then the one from which or during which it was raised, and so on.
-
-    A hidden context ("from None") counts: torch.compile hides the exception that it wraps.
-    """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _reason(error: BaseException, kinds: type[BaseException], pattern: re.Pattern[str]) -> str | None:

@@ -13,27 +13,30 @@ from typing import Any
 STATUS = "status.json"
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
+KEYS = (
+    "state", "exit_status", "message", "signal", "stopped_early", "reason", "slow_rank",
+    "checkpoint", "epoch", "step", "resume", "pid", "host", "world_size", "started", "updated",
+)  # fmt: skip
+
 _current: "RunStatus | None" = None  # the run of this process
 
 
 class RunStatus:
     """Writes `status.json`, from which other programs read how a run ended: torchrun hides exit statuses.
 
-    `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (with a `message`).
-    A finished run that TRAIN.PATIENCE ended has `stopped_early` and a `reason`. If the state is running but the process
-    does not exist any more, the run was killed.
+    docs/operation.md describes the keys. All of them are always there; an unknown value is null.
 
     `on_end` is called when this process has written a final state. Its exceptions are suppressed: they would hide the
     reason of that state.
     """
 
-    def __init__(self, folder: Path, world_size: int, resume: str | None = None) -> None:
-        """resume: the command that resumes the run until it has finished."""
+    def __init__(self, folder: Path, world_size: int, resume: str | None = None, **position: Any) -> None:
+        """resume: the command that resumes the run until it has finished. position: checkpoint, epoch, step."""
         global _current
         self.path = folder / STATUS
-        self.facts: dict[str, Any] = {
-            "state": "running", "pid": os.getpid(), "host": socket.gethostname(), "world_size": world_size,
-            "started": _now(), **({"resume": resume} if resume else {}),
+        self.facts: dict[str, Any] = dict.fromkeys(KEYS) | {
+            "state": "running", "stopped_early": False, "pid": os.getpid(), "host": socket.gethostname(),
+            "world_size": world_size, "started": _now(), "resume": resume, **position,
         }  # fmt: skip
         self._lock = threading.Lock()  # checkpoints are written in a thread
         self.on_end: Callable[[], None] = lambda: None
@@ -45,15 +48,14 @@ class RunStatus:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Adds facts while the state is running; a value of None removes one.
+        """Changes facts while the state is running.
 
         The first final state is kept: the first process to fail knows why.
         """
         with self._lock:
             written = read_status(self.path.parent)
             if written.get("state", "running") == "running":
-                merged = (written or self.facts) | facts
-                self.facts = {name: value for name, value in merged.items() if value is not None}
+                self.facts = (written or self.facts) | facts
                 self._write()
         if "state" in facts:
             with suppress(Exception):
@@ -77,10 +79,10 @@ def read_status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def record_run_end(state: str, **facts: Any) -> None:
+def record_run_end(state: str, exit_status: int = 1, **facts: Any) -> None:
     """Records how the run of this process ended, if there is a run."""
     if _current:
-        _current.update(state=state, **facts)
+        _current.update(state=state, exit_status=exit_status, **facts)
 
 
 def _now() -> str:

@@ -22,6 +22,11 @@ from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
+from utils.files import absolute_file
+
+_FILES = {  # or names
+    "DATA": ("CACHE_DIR",), "MODEL": ("PRETRAINED", "RESUME"), "TRAIN": ("TEACHER_MODEL", "TEACHER_WEIGHTS"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -195,5 +200,14 @@ def _check_profile(dry_run: bool, config: Config) -> None:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`."""
-    return write_yaml(config.model_dump(by_alias=True))
+    """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`.
+
+    Paths of data and weights are absolute: the run can be resumed from another folder.
+    """
+    values = config.model_dump(by_alias=True)
+    for section, keys in _FILES.items():
+        values[section] |= {key: absolute_file(path) for key in keys if (path := values[section][key])}
+    data_path = config.data.data_path
+    if "://" not in data_path and not os.path.isabs(data_path):  # it may be a pattern of names
+        values["DATA"]["DATA_PATH"] = os.path.abspath(data_path)
+    return write_yaml(values)

@@ -34,7 +34,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     return {
         key: (before.get(key), value)
         for key, value in after.items()
-        if key not in (*_INITIAL_WEIGHTS, "NAME") and before.get(key) != value
+        if key not in (*_INITIAL_WEIGHTS, "NAME") and _comparable(key, before.get(key)) != _comparable(key, value)
     }
 
 

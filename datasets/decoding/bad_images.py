@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.tables import read_rows, safe_cell
 
 HOW_TO_SKIP = "to skip such images, set DATA.ON_BAD_IMAGE=skip"
@@ -20,6 +20,16 @@ class BadImage(UserError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}; {self.fix}"
+
+    def with_hint(self) -> "BadImage":
+        """This error, and how to skip such images."""
+        hinted = type(self)(self.path, self.reason, f"{self.fix}; {HOW_TO_SKIP}")
+        hinted.status = self.status
+        return hinted
+
+
+class MissingImage(BadImage, Unavailable):
+    """An image that is not a file."""
 
 
 class BadImageList:

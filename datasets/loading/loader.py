@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from configs.schema import Data
 from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage, BadImageList
+from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -23,7 +23,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.cpu_cores import own_share
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import shared_zeros, tree_map_only
 
@@ -48,7 +48,7 @@ class BatchReader(Dataset[Batch | UserError]):
         except UserError as error:
             return error
         except MemoryError:
-            return UserError("out of host memory; lower -num_workers or -batch_size")
+            return Unavailable("out of host memory; lower -num_workers or -batch_size")
 
     def _read(self, keys: list[Key]) -> Batch:
         channels, size = self.data.image_channels, self.data.image_size
@@ -68,7 +68,7 @@ class BatchReader(Dataset[Batch | UserError]):
                 images[position], drawn[position] = self.transform(image, epoch, index, repeat)
             except BadImage as error:
                 if self.data.on_bad_image == "error":
-                    raise BadImage(error.path, error.reason, f"{error.fix}; {HOW_TO_SKIP}") from error
+                    raise error.with_hint() from error
                 bad.append(error)
             else:
                 targets[position] = torch.tensor(labels[index])
@@ -86,7 +86,7 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     try:
         return shared_zeros(shape)
     except RuntimeError as error:
-        raise UserError(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
+        raise Unavailable(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
 
 
 class _FollowedSampler:

@@ -19,7 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from utils.cpu_cores import CoreShare
-from utils.errors import UserError
+from utils.errors import Unavailable
 from utils.signals import TERMINATION_SIGNALS, kill_children
 from utils.threads import Watchdog
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
@@ -104,7 +104,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
         iterator = iter(batches)
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
-        raise UserError(_exhausted_resource(error) or otherwise) from error
+        raise Unavailable(_exhausted_resource(error) or otherwise) from error
     _kill_workers_at_exit()
     workers, is_exhausted = loader_workers(iterator), False
     # To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
@@ -136,7 +136,7 @@ def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdo
         except Exception as error:
             timed_out = str(error).startswith("DataLoader timed out")
             if timed_out and pinning_has_ended(iterator):
-                raise UserError(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
+                raise Unavailable(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
             if timed_out and watchdog.seconds < limit_seconds:
                 continue
             problem = _exhausted_resource(error) or (
@@ -144,7 +144,7 @@ def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdo
             )
             if problem is None:
                 raise  # an exception in a worker, with its traceback
-            raise UserError(problem) from error
+            raise Unavailable(problem) from error
 
 
 def _exhausted_resource(error: Exception) -> str | None:

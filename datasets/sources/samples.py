@@ -9,7 +9,7 @@ import numpy as np
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
 from datasets.sources.arrays.mapped_arrays import share_arrays
-from utils.errors import UserError
+from utils.errors import Finding, UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
 # The machine or a network disk fails temporarily; the image is not the cause.
@@ -31,7 +31,7 @@ class Samples:
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
-        self.findings: list[str] = []
+        self.findings: list[Finding] = []
         self.notes: list[str] = []
 
     @property
@@ -108,8 +108,8 @@ class Samples:
         """A CRC-32 of each image; of an image file, which is not opened, of its relative path: uint32 (N,)."""
         return np.zeros(len(self), np.uint32)
 
-    def find_missing_files(self) -> list[str]:
-        """An error message if this host has none of the files; a few of them are looked for."""
+    def find_missing_files(self) -> Sequence[Finding]:
+        """An error if this host has none of the files; a few of them are looked for."""
         return []
 
 

@@ -20,7 +20,7 @@ from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import iter_tensors, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
 from utils.metrics import NUM_SUMS
@@ -74,7 +74,7 @@ def find_checkpoint(
     else:
         folders = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
     load = load or load_checkpoint
-    notes: list[str] = []
+    refused: list[UserError] = []
     for folder in folders:
         if is_run_folder(folder):
             lock(folder)
@@ -83,13 +83,16 @@ def find_checkpoint(
             paths.sort(key=lambda path: path.stem != Path(BEST).stem)
         for path in [named] if named and is_checkpoint(named) else paths:
             try:
-                return FoundCheckpoint(path, load(path), notes)
+                return FoundCheckpoint(path, load(path), list(map(str, refused)))
             except UserError as error:
-                notes.append(str(error))
-    if not notes:
+                refused.append(error)
+    if not refused:
         problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
-        raise UserError(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
-    raise UserError(notes[0] if len(notes) == 1 else f"none of {len(notes)} checkpoints is valid: {notes[0]}")
+        raise Unavailable(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
+    several = f"none of {len(refused)} checkpoints is valid: " if len(refused) > 1 else ""
+    none_valid = UserError(f"{several}{refused[0]}")
+    none_valid.status = min(error.status for error in refused)
+    raise none_valid
 
 
 def _with_extension(path: Path) -> Path:
@@ -129,13 +132,13 @@ def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
     """
     if path.suffix != SHARDS:
         return load_checkpoint(path)
-    state, problem = {}, None
+    state, problem = dict[str, Any](), None
     try:
         state = _open_shards(path, context.rank, context.world_size)
     except UserError as error:
-        problem = str(error)
+        problem = error
     if first := next(filter(None, gather_objects(problem, context)), None):
-        raise UserError(first)
+        raise first
     return state
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 
 _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
@@ -23,7 +23,7 @@ def check_writable(folder: Path) -> None:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "a read-only or protected folder" if existing.is_dir() else "Not a directory"
-        raise UserError(f"SAVE: {folder} is not writable: {reason}; choose another folder with -output")
+        raise Unavailable(f"SAVE: {folder} is not writable: {reason}; choose another folder with -output")
 
 
 def make_run_folder(root: Path, name: str) -> Path:
@@ -78,7 +78,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         if not _try_lock(file.fileno()):
             file.seek(0)
             holder = file.read().strip()[:200] or "another process"
-            raise UserError(
+            raise Unavailable(
                 f"{folder}: is in use by {holder}; stop that run first, or resume from a copy of its folder"
             )
         file.truncate(0)

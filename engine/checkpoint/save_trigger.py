@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import Unavailable
 from utils.processes.failure import State, leaving_state
 from utils.signals import Interrupted, PendingSignal
 
@@ -99,7 +99,7 @@ class _DelayedMax:
             except RuntimeError as error:  # NCCL may use another network than gloo
                 if leaving_state(error) is not State.FAILED:
                     raise
-                raise UserError(
+                raise Unavailable(
                     f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
                     "their common network interface"
                 ) from error

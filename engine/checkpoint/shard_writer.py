@@ -26,7 +26,7 @@ from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.writer import BackgroundWriter, available_bytes, copy_to_host
 from utils.atomic_file import tensor_bytes
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
     FileEntry,
@@ -126,7 +126,7 @@ class ShardWriter(BackgroundWriter):
         if self.context.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(self.folder).free
-        raise UserError(
+        raise Unavailable(
             f"{last}: cannot be saved: {problem}, with {free:,} bytes free; the previous checkpoint is intact: free "
             "space and resume"
         )

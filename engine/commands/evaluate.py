@@ -10,11 +10,12 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.report.overview import class_figures
 from engine.report.page import write_report
-from engine.run.result import write_result
+from engine.run.result import with_all_keys, write_result
 from engine.run.step_report import log_validation
 from engine.training.eval_model import build_eval_files
-from utils.device import peak_memory_bytes
+from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext
+from utils.files import absolute_file
 
 
 def evaluate(command: Command, context: ProcessContext) -> int:
@@ -31,20 +32,23 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     precision = opened.evaluator.precision.name
     log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title, precision)
     if results:  # on the main process
-        result = {
-            **metrics.scores(),
-            "loss": metrics.loss,
-            "split": opened.split,
-            "samples": metrics.samples,
-            "numeric_precision": precision,
-            "checkpoint": config.model.pretrained,
-            "images_per_second": metrics.samples / seconds,
-            "peak_memory_bytes": peak_memory_bytes(context.device),
-        }
+        about = {"split": opened.split, "checkpoint": absolute_file(str(config.model.pretrained))}
+        result = with_all_keys(
+            {
+                **metrics.scores(),
+                **about,
+                "loss": metrics.loss,
+                "samples": metrics.samples,
+                "finished": True,
+                "numeric_precision": precision,
+                "images_per_second": metrics.samples / seconds,
+                "peak_memory_bytes": peak_memory_bytes(context.device),
+                "device": device_name(context.device),
+            }
+        )
         write_result(folder, result)  # before the files, which may fail
         files = build_eval_files(config, samples, opened.evaluator, folder)
-        about = {"epoch": None, "split": opened.split, "checkpoint": config.model.pretrained}
-        summary = files.write(metrics, results, opened.model, **about)
+        summary = files.write(metrics, results, opened.model, epoch=None, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
         score = f"{opened.title} {'top-1' if metrics.mean_ap is None else 'mAP'}: {metrics.score:.2f}%"

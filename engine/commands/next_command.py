@@ -10,16 +10,18 @@ from configs.reading.command_line import Command
 _PROJECT = Path(__file__).parents[2]
 
 
-def next_command(command: Command, *flags: str) -> str:
+def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> str:
     """The command line with these flags for the script of `command`, its number of processes and its device.
 
-    It needs no launcher. The processes of several hosts, where each needs a launcher, are not in it.
+    It works in the current folder; in any with `from_anywhere`, if the paths in `flags` are absolute. It needs no
+    launcher. The processes of several hosts, where each needs a launcher, are not in it.
     """
     count = os.environ.get("WORLD_SIZE")
     number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
     processes = [f"-ngpus={number}"] if number else []
     device = [f"-device={command.device}"] if command.device else []
-    script = [_from_here(Path(sys.executable)), _from_here(_PROJECT / command.script)]
+    path = str if from_anywhere else _from_here
+    script = [path(Path(sys.executable)), path(_PROJECT / command.script)]
     return shlex.join([*script, *processes, *device, *flags])
 
 

@@ -142,9 +142,9 @@ def _write_recipe(folder: Path, command: Command) -> None:
         atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line([f"-cfg={command.recipe}"]).config))
 
 
-def begin_status(folder: Path, context: ProcessContext, resume: str | None = None) -> RunStatus:
-    """resume: the command that resumes the run."""
-    status = RunStatus(folder, context.world_size, resume)
+def begin_status(folder: Path, context: ProcessContext, resume: str | None = None, **position: Any) -> RunStatus:
+    """resume, position: as `RunStatus`."""
+    status = RunStatus(folder, context.world_size, resume, **position)
     if context.is_main:
         status.begin()
     return status

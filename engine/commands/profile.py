@@ -20,5 +20,5 @@ def profile(command: Command, context: ProcessContext) -> int:
     status = begin_status(run.folder, context)
     profile_run(run)
     if context.is_main:
-        status.update(state="finished")
+        status.update(state="finished", exit_status=0)
     return 0

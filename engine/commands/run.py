@@ -16,7 +16,7 @@ from utils.device import (
     use_deterministic_algorithms,
 )
 from utils.distributed import ProcessContext, set_collective_timeout
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
@@ -45,7 +45,7 @@ def run(command: Command, context: ProcessContext) -> int:
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:
-            raise UserError(_describe_shortage(shortage, config, context)) from error
+            raise Unavailable(_describe_shortage(shortage, config, context)) from error
         if op := op_without_deterministic_algorithm(error):
             raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
         if isinstance(error, OSError):

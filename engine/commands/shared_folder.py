@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import UserError
+from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
 
 _VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
@@ -34,7 +34,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
         if context.is_main:
             own.unlink(missing_ok=True)
     if blind:
-        raise UserError(
+        raise Unavailable(
             f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
             "folder on a disk that all hosts share with -output"
         )
@@ -59,7 +59,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     if size is None:
         return
     if blind := _blind_hosts(lambda: _size(file) == size, context):
-        raise UserError(
+        raise Unavailable(
             f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
             "disk that all hosts share"
         )

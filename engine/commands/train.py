@@ -81,29 +81,41 @@ def _open_trainer(
     if context.is_main:
         write_classes(run.folder, describe_data(config.data, run.class_names))
         write_held_out(run.folder, splits.split)
-    resume = next_command(command, f"-resume={run.folder}")
-    trainer = Trainer(run, begin_status(run.folder, context, resume), position)
+    saved: dict[str, Any] = {}
+    if found:
+        progress = position.progress
+        saved = {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
+    status = begin_status(run.folder, context, _resume_from_anywhere(command, run.folder), **saved)
+    trainer = Trainer(run, status, position)
     if report := trainer.report:
         trainer.status.on_end = lambda: report.update(now=True)
     return trainer, config, splits.test
 
 
+def _resume_from_anywhere(command: Command, folder: Path, *options: str) -> str:
+    return next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
+
+
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
-    outcome: dict[str, Any] = {"state": "finished", "resume": None}
+    outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None}
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
+    options: list[str] = []
     if signal:
-        resume = next_command(command, f"-resume={folder}")
-        logger.warn(f"Interrupted by {signal}; saved; resume with: {resume}")
-        outcome = {"state": "interrupted", "signal": str(signal), "resume": resume}
+        logger.warn(f"Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
+        outcome |= {"state": "interrupted", "exit_status": signal.status, "signal": str(signal)}
     elif not result["finished"]:
-        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null")
+        options = ["-opts", "TRAIN.MAX_STEPS=null"]
+        resume = next_command(command, f"-resume={folder}", *options)
         logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with: {resume}")
-        outcome = {"state": "stopped", "resume": resume}
-    elif result.get("stopped_early"):
-        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
+        outcome["state"] = "stopped"
+    elif result["stopped_early"]:
+        options = ["-opts", "TRAIN.PATIENCE=null"]
+        resume = next_command(command, f"-resume={folder}", *options)
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
         outcome |= {"stopped_early": True, "reason": result["reason"]}
+    if outcome["state"] != "finished":
+        outcome["resume"] = _resume_from_anywhere(command, folder, *options)
     total, steps = map(format_duration, (result["total_seconds"], result["train_seconds"]))
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     figures = ""
@@ -112,9 +124,9 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
 
         trainer.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
         figures = class_figures(folder)
-    name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result["top1"])
+    name, score = ("top-1", result["top1"]) if result["mean_ap"] is None else ("mAP", result["mean_ap"])
     if score is not None:
-        average, raw = result.get("average_score", 0.0), result.get("raw_score", 0.0)
+        average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
         both = f"\n      Last epoch: {name} of the average {average:.2f}%, of the raw weights {raw:.2f}%"
         both = both if abs(average - raw) > 1 else ""
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")

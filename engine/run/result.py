@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,13 @@ from utils.atomic_file import atomic_write
 from utils.tables import to_float
 
 RESULT = "result.json"
+_OF_SPLIT = ("top1", "top5", "mean_ap", "loss", "samples")
+TEST_KEYS = (*_OF_SPLIT, "error")  # of the entry `test`
+RESULT_KEYS = (
+    *_OF_SPLIT, "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score", "raw_score",
+    "test", "finished", "stopped_early", "reason", "train_seconds", "total_seconds", "images_per_second",
+    "peak_memory_bytes", "numeric_precision", "device", "parameters", "trainable_parameters",
+)  # fmt: skip
 MIN_CLASSES_FOR_TOP5 = 10  # with fewer, top-5 is always high
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 _SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
@@ -44,6 +52,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) -> dict[str, Any]:
+    """The values, and None for the other keys; also for a number that is not finite, which JSON does not have."""
+    known = {key: value for key, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
+    return dict.fromkeys(keys) | known
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

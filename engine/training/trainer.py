@@ -13,6 +13,7 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
+from engine.run.result import RESULT, read_json, with_all_keys
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.run import Run
@@ -41,7 +42,8 @@ class Trainer:
         self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
         self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, status)
         self.interrupted: Interrupted | None = None
-        self._last_scores: dict[str, float] = {}
+        before = read_json(run.folder / RESULT) if self._has_ended() else {}  # nothing is left to evaluate
+        self._evaluated = {key: before.get(key) for key in ("samples", "average_score", "raw_score")}
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
@@ -168,12 +170,13 @@ class Trainer:
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
+        self._evaluated["samples"] = evaluated.metrics.samples
         is_best = best is None or best.is_beaten_by(evaluated.metrics)
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
-        self._last_scores = {"average_score": evaluated.metrics.score, "raw_score": raw.score}
+        self._evaluated |= {"average_score": evaluated.metrics.score, "raw_score": raw.score}
         return evaluated, raw, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
@@ -223,14 +226,13 @@ class Trainer:
         """Called by the writer's thread."""
         self.run.logger.info(f"----- Save model: {path}")
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
-        self.status.update(checkpoint=str(path), epoch=content["epoch"], step=step)
+        self.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 
     def _result(self) -> dict[str, Any]:
         best, clock, model = self.position.best, self.position.clock, self.run.reporter.model
         result = {
-            **(best.scores if best else {"top1": None, "top5": None}),
-            "epoch": best.epoch if best else None,
-            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST))),
+            **({**best.scores, "loss": best.loss, "epoch": best.epoch, "split": "val"} if best else {}),
+            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST)).absolute()),
             "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
             "total_seconds": clock.total_seconds,
@@ -240,13 +242,14 @@ class Trainer:
             "numeric_precision": self.state.precision.name,
             "device": device_name(self.context.device),
             "finished": self._has_ended(),
-            **self._last_scores,
+            "stopped_early": False,
+            **self._evaluated,
         }
         if best and result["finished"] and self._stops_early(self.progress.epoch):
             epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
             reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
             result |= {"stopped_early": True, "reason": reason}
-        return result
+        return with_all_keys(result)
 
 
 def _forward_is_local(state: TrainState) -> bool:

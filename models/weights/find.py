@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 PADDLE = ".pdparams"
@@ -26,4 +26,4 @@ def find_weights(path: str) -> Path:
         file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
         fix = f"give a file in it, such as {file}" + (f", or -resume={path}" if file.suffix != PADDLE else "")
         raise UserError(f"{path}: is a folder; {fix}")
-    raise UserError(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")
+    raise Unavailable(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")

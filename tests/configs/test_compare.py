@@ -21,7 +21,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("option", MISMATCHES)
 def test_first_difference(tmp_path, option):
     argv = ["-dataset=csv", "-data_path=data"]
-    (tmp_path / "config.yaml").write_text(to_yaml(parse_command_line(argv).config))
+    (tmp_path / "config.yaml").write_text("DATA: {DATASET: csv, DATA_PATH: data}")
     config = parse_command_line([*argv, "-opts", option]).config
     assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
 

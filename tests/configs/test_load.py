@@ -98,7 +98,8 @@ def test_any_path_round_trips(text, tmp_path_factory):
     config = Config.model_validate({"SAVE": text, "DATA": {"DATA_PATH": text}})
     path = tmp_path_factory.mktemp("saved") / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert parse_command_line([f"-cfg={path}"]).config == config
+    read = parse_command_line([f"-cfg={path}"]).config
+    assert (read.save, read.data.data_path) == (text, text if "://" in text else os.path.abspath(text))
 
 
 def test_numbers_are_yaml_1_2(tmp_path):

@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from configs.reading.command_line import parse_command_line
+from utils.errors import REFUSED
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "scripts/slurm/train.sbatch"
@@ -31,9 +33,17 @@ def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) ->
 
 @pytest.mark.parametrize(
     ("status", "restarts", "requeued"),
-    [(0, "0", False), (1, "0", False), (2, "0", False), (138, "0", True), (140, "7", True), (138, "100", False)],
+    [
+        (0, "0", False),
+        (1, "0", True),
+        (1, "100", False),
+        (2, "0", False),
+        (138, "0", True),
+        (140, "7", True),
+        (138, "100", False),
+    ],
 )
-def test_sbatch_requeues_an_interrupted_job_only(tmp_path, status, restarts, requeued):
+def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, restarts, requeued):
     ended, _, scontrol = run_sbatch(tmp_path, status, SLURM_RESTART_COUNT=restarts)
     assert ended == status
     assert scontrol.split() == (["requeue", "42"] if requeued else [])
@@ -53,12 +63,27 @@ def test_sbatch_options():
     assert options["ntasks-per-node"] == options["gpus-per-node"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "status"), [("sys.exit(2)", 2), ("sys.exit(1)", 1), ("os.kill(os.getpid(), 9)", 137), ("", 0)]
+)
+def test_torchrun_ends_with_the_status_of_a_rank(tmp_path, script, status):
+    (tmp_path / "script.py").write_text(f"import os, sys\nif os.environ['RANK'] == '0': {script or 'pass'}\n")
+    env = os.environ | {"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "1"}
+    command = [sys.executable, ROOT / "scripts/kubernetes/torchrun.py", tmp_path / "script.py"]
+    assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=200).returncode == status
+
+
 def test_kubernetes_manifest():
     service, job = yaml.safe_load_all((ROOT / "scripts/kubernetes/train.yaml").read_text())
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     env = {variable["name"]: variable.get("value", "1") for variable in container["env"]}
-    assert container["command"] == ["torchrun", "main_multi_gpu.py"]
+    assert container["command"] == ["python", "scripts/kubernetes/torchrun.py", "main_multi_gpu.py"]
+    refused, evicted = job["spec"]["podFailurePolicy"]["rules"]
+    assert (refused["action"], refused["onExitCodes"]["values"]) == ("FailJob", [REFUSED])
+    assert refused["onExitCodes"]["containerName"] == container["name"] and spec["restartPolicy"] == "Never"
+    assert (evicted["action"], evicted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
     assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     name = job["metadata"]["name"]

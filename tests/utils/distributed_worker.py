@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
 from utils.processes.launcher import detect_launcher
@@ -53,7 +53,7 @@ def agree(context: ProcessContext) -> None:
 def one_fails(context: ProcessContext) -> None:
     agree(context)
     if context.rank == 1:
-        raise UserError("disk: full")
+        raise Unavailable("disk: full")
     all_reduce_sum(torch.zeros(1), context)
 
 
@@ -77,7 +77,7 @@ def one_fails_one_ignores_signals(context: ProcessContext) -> None:
     """Rank 0 handles no signals and no closed connections, like a process that waits for its GPU."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if context.rank == 1:
-        raise UserError("disk: full")
+        raise Unavailable("disk: full")
     time.sleep(600)
 
 

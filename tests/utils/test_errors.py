@@ -19,7 +19,7 @@ def printed_by(capsys, error: Exception) -> str:
     def main(argv: list[str]) -> int:
         raise error
 
-    assert run_and_report_errors(main, []) == 1
+    assert run_and_report_errors(main, []) == error.status
     return capsys.readouterr().err
 
 

@@ -18,7 +18,7 @@ _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of 
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Runs `main(argv)` and returns its exit status. A `UserError` is printed as one line and gives status 1.
+    """Runs `main(argv)` and returns its exit status. A `UserError` is printed as one line.
 
     The end of the run is recorded in its status.json.
     """
@@ -31,14 +31,14 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         return main(argv)
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
-        record_run_end("failed", message=message)
+        record_run_end("failed", error.status, message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
         _wait_for_lower_ranks()
         print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
-        return 1
+        return error.status
     except Interrupted as signal:
-        record_run_end("interrupted", signal=str(signal))
+        record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0:
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
         return signal.status

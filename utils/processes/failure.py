@@ -19,6 +19,7 @@ from enum import Enum
 
 import torch.distributed as dist
 
+from utils.errors import UserError
 from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
 from utils.processes.launch import silence_launcher
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
@@ -105,7 +106,7 @@ class Membership:
                 time.sleep(2 * POLL_SECONDS)  # this process may own the store; the others must poll it first
             return
         _wait_for_launcher()
-        raise SystemExit(1)
+        raise SystemExit(error.status if isinstance(error, UserError) else 1)
 
     def _poll(self, store: RunStore) -> None:
         """Answers a rank that leaves. Ends this process after it, which may wait for its GPU and handle no signal."""

@@ -15,7 +15,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from utils.errors import UserError
+from utils.errors import Unavailable
 
 # ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
 STORE_ERRORS = (BaseError, OSError, ValueError)
@@ -29,7 +29,7 @@ _CREDENTIALS = {
 _CHECK = "check DATA.DATA_PATH"
 
 
-class StoreError(UserError):
+class StoreError(Unavailable):
     """Bytes of a shard cannot be read. The message names the file or URL."""
 
 

@@ -14,7 +14,7 @@ from datasets.sources.arrays.strings import StringPacker, to_nfc
 from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.split import Splitter, split_listing
-from utils.errors import UserError, combine_findings
+from utils.errors import Finding, UserError, combine_findings
 
 _MAX_DEPTH = 100  # nested folders
 
@@ -108,7 +108,7 @@ def has_images(folder: Path, deep: bool) -> bool:
 class _Scan(NamedTuple):
     """Error messages, the links that a reading of folders ignores, relative to its root, and counts of files."""
 
-    findings: list[str]
+    findings: list[Finding]
     links: list[str]
     files: FoundFiles
 
@@ -121,7 +121,7 @@ def _images_in(folder: Path, root: Path, scan: _Scan, visited: set[Path]) -> lis
     images, resolved_root = [], root.resolve()
 
     def note(error: OSError) -> None:
-        scan.findings.append(str(_cannot_list(error)))
+        scan.findings.append(_cannot_list(error))
 
     for path, folders, files in os.walk(folder, onerror=note, followlinks=True):
         prefix = os.path.join(path, "").removeprefix(os.path.join(root, ""))

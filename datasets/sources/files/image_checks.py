@@ -66,7 +66,7 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
     if bad and not skips:
         raise combine_findings(
             f"{len(bad)} images cannot be read; {HOW_TO_SKIP}",
-            [str(image) if len(bad) > 1 else f"{image}; {HOW_TO_SKIP}" for image in bad.values()],
+            [image if len(bad) > 1 else image.with_hint() for image in bad.values()],
         )
     if splits:
         splits[0].notes += notes_on_equal_files(splits, fingerprints)

@@ -1,17 +1,18 @@
 """Samples with one file per image: their listing, before they are read, and the files."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from configs.reading.yaml_io import shorten
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.bad_images import BadImage, MissingImage
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
+from utils.errors import Finding
 from utils.files import open_regular_file
 
 _FIX = "restore the file or remove it from the list"
@@ -34,7 +35,7 @@ class Listing:
     class_names: list[str]
     arrays: Mapping[str, np.ndarray]
     file: Path | None = None
-    findings: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     has_class_names: bool = True
 
@@ -107,11 +108,11 @@ class ImageFiles(EncodedImages):
             return list(range(len(self)))
         return sorted(self.listing.arrays["paths_crcs"].argpartition(_FEW_FILES)[:_FEW_FILES].tolist())
 
-    def find_missing_files(self) -> list[str]:
+    def find_missing_files(self) -> Sequence[Finding]:
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
-        return [str(self.missing_image(missing[0]))] if missing and len(missing) == len(self._few) else []
+        return [self.missing_image(missing[0])] if missing and len(missing) == len(self._few) else []
 
     def missing_image(self, index: int) -> BadImage:
         """The error for an image that is not a file."""
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
-        return BadImage(self.location(index), reason, "restore the file, or write paths relative to the folder")
+        return MissingImage(self.location(index), reason, "restore the file, or write paths relative to the folder")

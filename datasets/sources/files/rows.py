@@ -15,7 +15,7 @@ from pathlib import Path
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker, to_nfc
-from utils.errors import UserError
+from utils.errors import Finding, UserError
 from utils.files import open_regular_file
 
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
@@ -61,7 +61,7 @@ class Rows:
         self.file, self.root, self._anywhere = file, root or file.parent, anywhere
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
-        self.findings: list[str] = []
+        self.findings: list[Finding] = []
         self.notes: list[str] = []
 
     def add(self, line: int, path: str, target: str = "") -> None:

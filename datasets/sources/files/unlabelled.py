@@ -8,7 +8,7 @@ from datasets.sources.arrays.strings import StringPacker
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Rows, read_lines, table_rows
-from utils.errors import UserError, combine_findings
+from utils.errors import Unavailable, UserError, combine_findings
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
@@ -28,7 +28,7 @@ def unlabelled(path: str) -> ImageFiles:
     if os.path.isdir(path):
         return ImageFiles(read_images(file))
     if not os.path.exists(path):
-        raise UserError(f"-predict {path}: no such file or folder; give an image, a folder of images or a list")
+        raise Unavailable(f"-predict {path}: no such file or folder; give an image, a folder of images or a list")
     refuse_archive(path)
     if file.suffix.lower() not in (".txt", ".csv"):
         paths, notes = StringPacker([file.name]), []

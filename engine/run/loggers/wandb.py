@@ -54,5 +54,5 @@ class WandbLogger:
         self._run.log(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        self._run.summary.update({f"result/{name}": value for name, value in (result or {}).items()})
+        self._run.summary.update({f"result/{key}": value for key, value in (result or {}).items() if value is not None})
         self._run.finish(exit_code=0 if result else 1)

@@ -34,7 +34,7 @@ def problems_of(call):
         samples = call()
     except UserError as error:
         return [str(error)]
-    return samples.findings + [str(problem) for problem in find_bad_images(samples, 3, 60)[0]]
+    return list(map(str, (*samples.findings, *find_bad_images(samples, 3, 60)[0])))
 
 
 def assert_refused(call, *parts):

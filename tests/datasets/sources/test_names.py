@@ -62,7 +62,7 @@ def test_an_error_that_names_them(folders, tmp_path, capsys):
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
     (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
     argv = [*argv_for(folders, tmp_path), "DATA.ON_BAD_IMAGE=error"]
-    assert run_and_report_errors(main_single_gpu.main, argv) == 1
+    assert run_and_report_errors(main_single_gpu.main, argv) == 2
     out, err = capsys.readouterr()
     printed = out + err
     assert all(character.isprintable() or character in "\r\n" for character in printed)

@@ -71,15 +71,15 @@ def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
 def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
     output = folder / "out"
     (folder / "failing").mkdir()
-    failing = submit(slurm, folder / "failing", [*flags(output, 2), "DATA.DATA_PATH=/nowhere", "DATA.DATASET=folder"])
+    failing = submit(slurm, folder / "failing", [*flags(output, 2), "DATA.DATASET=nothing"])
     number = submit(slurm, folder, flags(output, 1000), "--time=10")
     wait_for_log(output, "Epoch[002")
     subprocess.run(["scancel", number], env=slurm, check=True)
     ended = wait_for_end(slurm, number)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
     ended = wait_for_end(slurm, failing)
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
-    assert (folder / "failing/job.log").read_text().count("error: /nowhere") == 1
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "2:0")
+    assert (folder / "failing/job.log").read_text().count("error: DATA.DATASET: unknown data set nothing") == 1
 
 
 def _with_daemons(trial: Callable[[dict[str, str], Path], None], folder: Path) -> None:
@@ -91,5 +91,5 @@ def _with_daemons(trial: Callable[[dict[str, str], Path], None], folder: Path) -
 TRIALS = {
     "time limits, and the weights of an unbroken run": partial(_with_daemons, _time_limits),
     "SIGUSR2 of submitit is requeued": partial(_with_daemons, _sigusr2_of_submitit),
-    "cancelled and failed jobs are not requeued": partial(_with_daemons, _cancelled_and_failed),
+    "cancelled and refused jobs are not requeued": partial(_with_daemons, _cancelled_and_failed),
 }

@@ -1,5 +1,7 @@
 """The catalogue of faults: all faults of this folder."""
 
+from dataclasses import replace
+
 from faults.checkpoints import checkpoint_faults, resume_faults
 from faults.command_line import command_line_faults, recipe_faults
 from faults.data import data_set_faults, list_faults
@@ -14,6 +16,8 @@ from faults.tar_cache import cache_faults
 from faults.tar_servers import server_faults
 from faults.weights import weights_faults
 
+from utils.errors import MAY_PASS
+
 _SUBJECTS = (
     command_line_faults, recipe_faults, list_faults, data_set_faults, image_faults, tar_faults, server_faults,
     cache_faults, weights_faults, distillation_faults, prediction_faults, checkpoint_faults, resume_faults,
@@ -21,5 +25,24 @@ _SUBJECTS = (
 )  # fmt: skip
 
 
+# The exit status says that a retry may cure them. Of the others, those with an error line are refused.
+_MAY_PASS = (
+    "a GPU that is named but missing", "-device=cuda without a GPU", "command line: not enough memory",
+    "recipe: missing", "recipe: a missing base",
+    "data: no such folder", "data: no list", "data: no list for validation",
+    "data: a missing test image", "data: a folder that is not packed", "image: missing", "image: a folder",
+    "image: a pipe", "tar: no such folder", "tar: a shard that was replaced since it was indexed",
+    "tar: no writable place for the index", "tar server: a refused connection", "tar server: an unknown host",
+    "tar server: status 503", "tar server: status 404", "tar server: status 403", "tar server: status 401",
+    "tar server: whole files only", "tar server: goes away", "tar server: shards are replaced during the run",
+    "weights: missing", "teacher: missing", "teacher: PaddleViT's default", "predict: no such path",
+    "checkpoint: missing", "checkpoint: a folder without one", "resume: another run has locked the folder",
+    "sharded run: named, no manifest", "output: a file", "output: no folder for files", "output: read-only",
+    "output: a full disk", "output: a disk that fills up while saving", "output: a limit on the file size",
+    "output: the folder is moved", "worker killed", "worker stopped",
+)  # fmt: skip
+
+
 def all_faults() -> list[Fault]:
-    return [fault for faults in _SUBJECTS for fault in faults()]
+    faults = {fault.name: fault for subject in _SUBJECTS for fault in subject()}
+    return list((faults | {name: replace(faults[name], status=(MAY_PASS,)) for name in _MAY_PASS}).values())

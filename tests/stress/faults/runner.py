@@ -14,6 +14,7 @@ from faults.saved import has_good_checkpoint
 from faults.scene import Scene, Skipped
 
 from engine.checkpoint.paths import remove_temporary
+from utils.errors import REFUSED
 
 Provoke = Callable[[Scene], Sequence[str]]
 GRACE_SECONDS = 60.0  # for helper processes to end after the main process
@@ -25,6 +26,7 @@ class Fault:
 
     provoke: prepares a scene and returns the flags of `script`.
     line: a pattern for the one error line, or None if no error line is expected.
+    status: the expected exit statuses; the catalogue names the faults that a retry may cure.
     act: does something to the running processes.
     state: expected in the status.json of the newest run.
     prints: a pattern for something else that must be printed.
@@ -38,7 +40,7 @@ class Fault:
     name: str
     provoke: Provoke
     line: str | None
-    status: tuple[int, ...] = (1,)
+    status: tuple[int, ...] = (REFUSED,)
     script: str = SINGLE
     act: Callable[[Running], None] | None = None
     state: str | None = None
