@@ -20,7 +20,7 @@ from enum import Enum
 import torch.distributed as dist
 
 from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
-from utils.processes.launch import silence_launcher
+from utils.processes.launch import claim_error_line
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
 from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
@@ -194,9 +194,8 @@ class Membership:
 
         Writes the files of the run last: a network file system may be cut off.
         """
-        if is_printed:
+        if is_printed and claim_error_line():
             print(f"error: {message}", file=sys.stderr, flush=True)
-        silence_launcher()
         for one in lost:
             if one.has_same_launcher():
                 os.kill(one.pid, signal.SIGKILL)

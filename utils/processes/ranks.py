@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from utils.errors import UserError
+from utils.processes.connect import wait_and_tell
+
 _MESSAGES = "messages"  # a key of the store
 
 
@@ -92,9 +95,26 @@ class RunStore:
         self.store.set(f"process {self.rank}", f"{os.getpid()} {start_time} {socket.gethostname()}")
 
     def processes(self) -> list[RankProcess]:
-        """The processes of all ranks; waits until each has announced itself."""
-        texts = self.store.multi_get([f"process {rank}" for rank in range(self.world_size)])
-        return [_parse(rank, text.decode()) for rank, text in enumerate(texts)]
+        """The processes of all ranks; waits until each has announced itself.
+
+        Raises:
+            UserError: some have not within the timeout of the store.
+        """
+        keys = [f"process {rank}" for rank in range(self.world_size)]
+        limit_seconds = self.store.timeout.total_seconds()
+
+        def absent() -> str:
+            return ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
+
+        def describe() -> str:
+            return f"rank 0 waits for rank {absent()} of {self.world_size} ranks (WORLD_SIZE)"
+
+        if not wait_and_tell(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
+            raise UserError(
+                f"WORLD_SIZE is {self.world_size}, but rank {absent()} did not start within {limit_seconds:g} s; read "
+                "the output there, and compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
+            )
+        return [_parse(rank, text.decode()) for rank, text in enumerate(self.store.multi_get(keys))]
 
     def send(self, message: Message) -> None:
         self.store.append(_MESSAGES, f"{self.rank} {message}\n")  # type: ignore[attr-defined]  # torch's stub lacks it
