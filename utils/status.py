@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
+UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
 _current: "RunStatus | None" = None  # the run of this process
@@ -19,9 +20,10 @@ _current: "RunStatus | None" = None  # the run of this process
 class RunStatus:
     """Writes `status.json`, from which other programs read how a run ended: torchrun hides exit statuses.
 
-    `state` is running, finished, stopped (by TRAIN.MAX_STEPS), interrupted (by `signal`) or failed (with a `message`).
-    A finished run that TRAIN.PATIENCE ended has `stopped_early` and a `reason`. If the state is running but the process
-    does not exist any more, the run was killed.
+    `state` is running, stopping (`signal` has arrived; the run is being saved), finished, stopped (by TRAIN.MAX_STEPS),
+    interrupted (by `signal`, and saved) or failed (with a `message`). A finished run that TRAIN.PATIENCE ended has
+    `stopped_early` and a `reason`. If the state is running or stopping, but the process does not exist any more, the
+    run was killed.
 
     `on_end` is called when this process has written a final state. Its exceptions are suppressed: they would hide the
     reason of that state.
@@ -45,17 +47,17 @@ class RunStatus:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Adds facts while the state is running; a value of None removes one.
+        """Adds facts while the run has not ended; a value of None removes one.
 
         The first final state is kept: the first process to fail knows why.
         """
         with self._lock:
             written = read_status(self.path.parent)
-            if written.get("state", "running") == "running":
+            if written.get("state", "running") in UNFINISHED:
                 merged = (written or self.facts) | facts
                 self.facts = {name: value for name, value in merged.items() if value is not None}
                 self._write()
-        if "state" in facts:
+        if facts.get("state", "running") not in UNFINISHED:
             with suppress(Exception):
                 self.on_end()
 

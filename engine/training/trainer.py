@@ -25,6 +25,7 @@ from utils.distributed import broadcast_object
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.status import RunStatus
+from utils.threads import DaemonPool
 
 if TYPE_CHECKING:
     from engine.checkpoint.shard_writer import ShardWriter
@@ -45,6 +46,9 @@ class Trainer:
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
+        if self.context.is_main:
+            thread = DaemonPool(1)
+            self.trigger.signals.on_first = lambda number: thread.submit(self._record_signal, number)
 
     @property
     def progress(self) -> EpochProgress:
@@ -218,6 +222,10 @@ class Trainer:
     def wait_until_saved(self) -> None:
         if self.writer:
             self.writer.wait()
+
+    def _record_signal(self, number: int) -> None:
+        """Some launchers kill the run a second after the signal, while it is being saved."""
+        self.status.update(state="stopping", signal=str(Interrupted(number)))
 
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
