@@ -21,17 +21,16 @@ from utils.device import check_compute_capability, visible_gpus
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
 from utils.processes.connect import connect_store
-from utils.processes.failure import abort_together, limit_gpu_wait
+from utils.processes.failure import abort_together
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import torchrun_variables
 from utils.processes.ranks import RankProcess, RunStore
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
-from utils.torch_compat import set_process_group_timeout
 
 T = TypeVar("T")
 
-_NCCL_EXTRA_SECONDS = 60
+_NCCL_EXTRA_SECONDS = 60  # its own timeout kills the process without a message
 _SIGN_OF_LIFE_SECONDS = 1.0
 
 
@@ -79,7 +78,7 @@ def single_process(wanted: str | None = None) -> ProcessContext:
 def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iterator[ProcessContext]:
     """Joins the launcher's processes and yields the context of this one. At its end it waits for all processes.
 
-    wanted: of -device. limit_seconds: how long this process waits for another one, until `set_collective_timeout`.
+    wanted: of -device. limit_seconds: how long this process waits for another one that does not respond.
 
     An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
@@ -104,7 +103,7 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
                 store=store,
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=limit_seconds),
+                timeout=timedelta(seconds=limit_seconds + (_NCCL_EXTRA_SECONDS if device.type == "cuda" else 0)),
                 device_id=device if device.type == "cuda" else None,
             )
         hosts = tuple(one.host for one in ranks)
@@ -181,17 +180,6 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
     if error := broadcast_object(error, context):
         raise error
     return result
-
-
-def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
-    """Sets how long a process waits for another one that does not respond.
-
-    The timeout of NCCL, which kills the process without a message, is longer.
-    """
-    limit_gpu_wait(seconds)
-    if context.world_size > 1:
-        seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
-        set_process_group_timeout(timedelta(seconds=seconds))
 
 
 @contextmanager

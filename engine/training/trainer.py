@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,9 @@ class Trainer:
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
-        if self.context.is_main:
-            thread = DaemonPool(1)
-            self.trigger.signals.on_first = lambda number: thread.submit(self._record_signal, number)
+        if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
+            update, thread = partial(status.update, state="stopping"), DaemonPool(1)
+            self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
 
     @property
     def progress(self) -> EpochProgress:
@@ -222,10 +223,6 @@ class Trainer:
     def wait_until_saved(self) -> None:
         if self.writer:
             self.writer.wait()
-
-    def _record_signal(self, number: int) -> None:
-        """Some launchers kill the run a second after the signal, while it is being saved."""
-        self.status.update(state="stopping", signal=str(Interrupted(number)))
 
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""

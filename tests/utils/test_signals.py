@@ -32,7 +32,7 @@ def test_signals_after_a_deferred_one_raise_no_exception(is_own):
         else:
             pending.note(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert pending.number == received_signal() == signal.SIGTERM and told == [signal.SIGTERM]
+    assert pending.number == received_signal() == signal.SIGTERM and told == ["SIGTERM"]
 
 
 def test_signals_after_a_block_without_one_raise_an_exception():

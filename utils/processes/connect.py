@@ -42,11 +42,17 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
     attempt = agent_attempt()
     is_server = rank == "0" and attempt is None
-    timeout = timedelta(seconds=limit_seconds)
 
     def connect() -> dist.Store:
-        if not is_server:
-            _wait_for_listener(address, port, limit_seconds)
+        deadline, timeout = time.monotonic() + limit_seconds, timedelta(seconds=limit_seconds)
+        while not is_server:  # torch would log each attempt at length
+            try:
+                socket.create_connection((address, port), timeout=limit_seconds).close()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
     def describe() -> str:
@@ -57,24 +63,9 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     own_limit = limit_seconds + _QUIET_SECONDS  # `connect` reaches its limit first
     if not wait_and_tell(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
         problem = f"another program listens at {address}:{port}: it does not answer rank {rank} as rank 0 does"
-    elif error := store.exception():
-        if not isinstance(error, OSError | dist.DistError):
-            raise error
+    elif isinstance(error := store.exception(), OSError | dist.DistError):
         reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]
         problem = f"rank {rank} cannot {'open' if is_server else 'connect to'} {address}:{port} ({reason})"
     else:
         return dist.PrefixStore(f"attempt {attempt or 0}", store.result())
     raise UserError(f"MASTER_ADDR, MASTER_PORT: {problem}; set them to the host of rank 0 and a free port on it")
-
-
-def _wait_for_listener(address: str, port: int, limit_seconds: float) -> None:
-    """Raises the last OSError after the limit. torch would log each attempt at length."""
-    deadline = time.monotonic() + limit_seconds
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=limit_seconds).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_POLL_SECONDS)

@@ -204,20 +204,16 @@ class Membership:
         record_run_end("failed", message=message)
 
 
-_current: Membership | None = None  # of this process
-
-
 @contextmanager
 def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankProcess]]:
     """Yields the processes of all ranks. If the block raises in one of them, all others exit within seconds.
 
-    So does a process whose GPU waits for `limit_seconds`, until `limit_gpu_wait` gives another limit.
+    So does a process whose GPU, or whose start, waits for `limit_seconds`.
     """
-    global _current
-    membership = _current = Membership(store, limit_seconds)
+    membership = Membership(store, limit_seconds)
     membership.start()
     try:
-        membership.ranks = store.processes()
+        membership.ranks = store.processes(limit_seconds)
         yield membership.ranks
         membership.state = State.FINISHED
     except BaseException as error:
@@ -225,12 +221,6 @@ def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankP
         raise
     finally:
         membership.stop()
-
-
-def limit_gpu_wait(seconds: float) -> None:
-    """Ends this process when its GPU has waited for other ranks for `seconds`."""
-    if _current:
-        _current.limit_seconds = seconds
 
 
 def _wait_for_launcher() -> None:

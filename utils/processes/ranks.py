@@ -94,25 +94,22 @@ class RunStore:
         start_time = _read_stat(os.getpid())[2] or "-"
         self.store.set(f"process {self.rank}", f"{os.getpid()} {start_time} {socket.gethostname()}")
 
-    def processes(self) -> list[RankProcess]:
+    def processes(self, limit_seconds: float) -> list[RankProcess]:
         """The processes of all ranks; waits until each has announced itself.
 
         Raises:
-            UserError: some have not within the timeout of the store.
+            UserError: some have not within the limit.
         """
         keys = [f"process {rank}" for rank in range(self.world_size)]
-        limit_seconds = self.store.timeout.total_seconds()
-
-        def absent() -> str:
-            return ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
 
         def describe() -> str:
-            return f"rank 0 waits for rank {absent()} of {self.world_size} ranks (WORLD_SIZE)"
+            absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
+            return f"WORLD_SIZE is {self.world_size}: waiting for rank {absent}"
 
         if not wait_and_tell(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
             raise UserError(
-                f"WORLD_SIZE is {self.world_size}, but rank {absent()} did not start within {limit_seconds:g} s; read "
-                "the output there, and compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
+                f"{describe()} for {limit_seconds:g} s; read the output there, and compare RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT of all ranks"
             )
         return [_parse(rank, text.decode()) for rank, text in enumerate(self.store.multi_get(keys))]
 
