@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
+from configs.schema import Config
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
@@ -32,11 +33,19 @@ def main(argv: list[str]) -> int:
     from engine.commands.run import run
     from utils.distributed import process_group
 
-    with process_group(requested_device(argv)) as context:
+    with process_group(requested_device(argv), requested_timeout(argv)) as context:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection(context.is_main)
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
+
+
+def requested_timeout(argv: list[str]) -> float:
+    """TIMEOUT_SECONDS. Its default if the command line has an error, which all ranks together report once."""
+    try:
+        return parse_command_line(argv, SCRIPT).config.timeout_seconds
+    except UserError:
+        return Config().timeout_seconds
 
 
 def check_num_processes(requested: int | None, started: int) -> None:

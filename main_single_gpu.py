@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 from configs.reading.command_line import parse_command_line
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launcher import several_were_started
+from utils.processes.launcher import check_is_alone
 
 SCRIPT = "main_single_gpu.py"
 
@@ -22,8 +22,7 @@ def main(argv: list[str]) -> int:
     command.require_selection()
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
-    if several_were_started():
-        raise UserError("a launcher started several processes, this script uses one; use main_multi_gpu.py")
+    check_is_alone()
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 

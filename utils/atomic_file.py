@@ -61,10 +61,11 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         fsync_path(path.parent)
     except OSError as error:
         written = temporary.stat().st_size if temporary.exists() else 0
+        old = "the previous file is intact" if path.exists() else "there is no earlier one"
         temporary.unlink(missing_ok=True)
         raise UserError(
             f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
-            f"with {shutil.disk_usage(path.parent).free:,} free; the previous file is intact: free space and resume"
+            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: free space and start again"
         ) from None
 
 

@@ -20,18 +20,17 @@ from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.memory_shortage import find_shortage
-from utils.processes.failure import abort_together, limit_gpu_wait
+from utils.processes.connect import connect_store
+from utils.processes.failure import abort_together
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import torchrun_variables
 from utils.processes.ranks import RankProcess, RunStore
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
-from utils.torch_compat import set_process_group_timeout
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # until `set_collective_timeout` is called
-_NCCL_EXTRA_SECONDS = 60
+_NCCL_EXTRA_SECONDS = 60  # its own timeout kills the process without a message
 _SIGN_OF_LIFE_SECONDS = 1.0
 
 
@@ -76,10 +75,10 @@ def single_process(wanted: str | None = None) -> ProcessContext:
 
 
 @contextmanager
-def process_group(wanted: str | None = None) -> Iterator[ProcessContext]:
+def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iterator[ProcessContext]:
     """Joins the launcher's processes and yields the context of this one. At its end it waits for all processes.
 
-    wanted: of -device.
+    wanted: of -device. limit_seconds: how long this process waits for another one that does not respond.
 
     An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
@@ -89,12 +88,13 @@ def process_group(wanted: str | None = None) -> Iterator[ProcessContext]:
             a GPU is full or not usable.
     """
     exit_with_launcher()
-    os.environ.update(torchrun_variables())
+    place = torchrun_variables()
+    os.environ.update(place)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)
+    rank, local_rank, world_size, local_world_size = (int(place[name]) for name in names)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder: `Membership` reads it
-    store = _connect_store()
-    with abort_together(RunStore(store, rank, world_size), COLLECTIVE_TIMEOUT.total_seconds()) as ranks:
+    store = connect_store(place, limit_seconds)
+    with abort_together(RunStore(store, rank, world_size), limit_seconds) as ranks:
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size, wanted)
             _check_same_devices(store, device, rank, ranks)
@@ -103,7 +103,7 @@ def process_group(wanted: str | None = None) -> Iterator[ProcessContext]:
                 store=store,
                 rank=rank,
                 world_size=world_size,
-                timeout=COLLECTIVE_TIMEOUT,
+                timeout=timedelta(seconds=limit_seconds + (_NCCL_EXTRA_SECONDS if device.type == "cuda" else 0)),
                 device_id=device if device.type == "cuda" else None,
             )
         hosts = tuple(one.host for one in ranks)
@@ -180,35 +180,6 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
     if error := broadcast_object(error, context):
         raise error
     return result
-
-
-def set_collective_timeout(context: ProcessContext, seconds: float) -> None:
-    """Sets how long a process waits for another one that does not respond.
-
-    The timeout of NCCL, which kills the process without a message, is longer.
-    """
-    limit_gpu_wait(seconds)
-    if context.world_size > 1:
-        seconds += _NCCL_EXTRA_SECONDS if context.device.type == "cuda" else 0
-        set_process_group_timeout(timedelta(seconds=seconds))
-
-
-def _connect_store() -> dist.Store:
-    """The key-value store of all processes, separate for each restart of the run.
-
-    torchrun's agents share one store over all restarts, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then each
-    start has its own. Agents that joined a run at different times have counted different numbers of restarts.
-    """
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
-    except (dist.DistError, ValueError) as error:
-        raise Unavailable(
-            f"MASTER_ADDR, MASTER_PORT: rank {os.environ['RANK']} cannot connect to {address}:{port}; "
-            "set them to the host of rank 0 and a free port on it"
-        ) from error
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT'] if shared else 0}", store)
 
 
 @contextmanager

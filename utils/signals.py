@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from utils.files import remove_temporary_folders
 
@@ -37,10 +38,14 @@ class Interrupted(BaseException):
 
 
 class PendingSignal:
-    """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C."""
+    """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C.
+
+    on_first: called with the name of the first one, in its handler, so that it may take no lock.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.on_first: Callable[[str], Any] = lambda name: None
         self._since = 0.0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -55,6 +60,7 @@ class PendingSignal:
         if not self.number:
             self.number, self._since = number, time.monotonic()
             _received = number
+            self.on_first(signal.Signals(number).name)
 
 
 def received_signal() -> int:

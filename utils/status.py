@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
+UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
 KEYS = (
@@ -48,16 +49,16 @@ class RunStatus:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Changes facts while the state is running.
+        """Changes facts while the run has not ended.
 
         The first final state is kept: the first process to fail knows why.
         """
         with self._lock:
             written = read_status(self.path.parent)
-            if written.get("state", "running") == "running":
+            if written.get("state", "running") in UNFINISHED:
                 self.facts = (written or self.facts) | facts
                 self._write()
-        if "state" in facts:
+        if facts.get("state", "running") not in UNFINISHED:
             with suppress(Exception):
                 self.on_end()
 

@@ -45,7 +45,8 @@ class Config(Section):
         600,
         ge=1,
         le=10**6,
-        description="a rank aborts after waiting this long for another rank, or 0.9 times as long for its workers",
+        description="a rank aborts after waiting this long for another rank, also at the start, or 0.9 times as long "
+        "for its workers",
     )
     eval: Evaluation = Evaluation()
     eval_raw: bool = Field(

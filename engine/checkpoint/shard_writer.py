@@ -126,9 +126,9 @@ class ShardWriter(BackgroundWriter):
         if self.context.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(self.folder).free
+        old = "the previous checkpoint is intact" if last.exists() else "there is no earlier one"
         raise Unavailable(
-            f"{last}: cannot be saved: {problem}, with {free:,} bytes free; the previous checkpoint is intact: free "
-            "space and resume"
+            f"{last}: cannot be saved: {problem}, with {free:,} bytes free; {old}: free space and start again"
         )
 
 

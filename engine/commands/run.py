@@ -15,7 +15,7 @@ from utils.device import (
     peak_memory_bytes,
     use_deterministic_algorithms,
 )
-from utils.distributed import ProcessContext, set_collective_timeout
+from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError
 from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
@@ -36,7 +36,6 @@ def run(command: Command, context: ProcessContext) -> int:
     use_deterministic_algorithms(config.deterministic)
     if context.device.type == "cpu":
         keep_freed_memory()
-    set_collective_timeout(context, config.timeout_seconds)
     try:
         config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
         name = _MODULES[command.name]

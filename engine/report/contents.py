@@ -25,7 +25,7 @@ from engine.evaluation.file_names import (
 from engine.run.facts import FACTS, Facts, read_facts
 from engine.run.result import MIN_CLASSES_FOR_TOP5, RESULT, Rows, best_epoch, read_json, score_column
 from utils.errors import UserError
-from utils.status import STATUS
+from utils.status import STATUS, UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
@@ -145,11 +145,11 @@ class RunContents:
 
     @property
     def state(self) -> str:
-        """running, finished, stopped, interrupted, failed, killed or unknown."""
+        """A state of `RunStatus`, killed or unknown."""
         state = self.status.get("state")
         if not isinstance(state, str):
             return "finished" if self.result else "unknown"  # an evaluation has no status.json
-        return "killed" if state == "running" and _has_ended(self.status) else state
+        return "killed" if state in UNFINISHED and _has_ended(self.status) else state
 
     @property
     def short_status(self) -> str:
@@ -209,7 +209,7 @@ def read_contents(folder: Path) -> RunContents:
         steps=read("steps.csv", read_rows, []),
         status=status,
         # While a run is running, its result is from before it was resumed.
-        result={} if status.get("state") == "running" else read_json(folder / RESULT),
+        result={} if status.get("state") in UNFINISHED else read_json(folder / RESULT),
         classes=read_json(folder / "classes.json"),
         facts=read(FACTS, read_facts, Facts()),
         evaluation=_read_evaluation(folder, EVALUATION, read),

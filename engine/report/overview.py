@@ -99,7 +99,7 @@ def status_of(run: RunContents) -> tuple[str, str]:
             return f"Interrupted by {status.get('signal') or 'a signal'}, and saved.", resume
         case "stopped":
             return "Stopped at TRAIN.MAX_STEPS, and saved.", resume
-        case "running":
+        case "running" | "stopping":
             return f"The run was in progress when this page was written. Last status: {status.get('updated')}.", ""
         case "killed":
             command = f"python main_single_gpu.py -resume={shlex.quote(str(run.folder))}"

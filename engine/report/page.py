@@ -22,11 +22,12 @@ from engine.report.mistakes import galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
 from utils.atomic_file import atomic_write
+from utils.status import UNFINISHED
 from utils.tables import to_float
 
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
-_STATES = ("running", "finished", "stopped", "interrupted", "failed", "killed")
+_STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed")
 
 
 def write_report(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from utils.distributed import broadcast_object
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.status import RunStatus
+from utils.threads import DaemonPool
 
 if TYPE_CHECKING:
     from engine.checkpoint.shard_writer import ShardWriter
@@ -47,6 +49,9 @@ class Trainer:
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
+        if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
+            update, thread = partial(status.update, state="stopping"), DaemonPool(1)
+            self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
 
     @property
     def progress(self) -> EpochProgress:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -27,12 +28,23 @@ from utils.distributed import (
     all_reduce_sum,
     broadcast_object,
     process_group,
-    set_collective_timeout,
     work_while_others_wait,
 )
 from utils.processes import failure
-from utils.processes.failure import limit_gpu_wait
+from utils.processes.failure import Membership
 from utils.status import RunStatus
+from utils.torch_compat import set_process_group_timeout
+
+watch_gpu = Membership._watch_gpu
+
+
+def watch_gpu_briefly(membership: Membership) -> None:
+    """The ranks may start further apart than a collective operation may take here."""
+    membership.limit_seconds = 3.0
+    watch_gpu(membership)
+
+
+Membership._watch_gpu = watch_gpu_briefly
 
 
 def print_line(line: str) -> None:
@@ -89,14 +101,14 @@ def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
 
 
 def one_hangs(context: ProcessContext) -> None:
-    set_collective_timeout(context, 3.0)
+    set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         time.sleep(600)
     all_reduce_sum(torch.zeros(1), context)
 
 
 def one_is_slow(context: ProcessContext) -> None:
-    set_collective_timeout(context, 2.0)
+    set_process_group_timeout(timedelta(seconds=2.0))
 
     def work() -> int:
         time.sleep(4 * context.rank)
@@ -107,7 +119,7 @@ def one_is_slow(context: ProcessContext) -> None:
 
 def one_is_stopped(context: ProcessContext) -> None:
     RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size).begin()
-    set_collective_timeout(context, 3.0)
+    set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce_sum(torch.zeros(1), context)
@@ -117,7 +129,6 @@ def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:
     """gloo stands for NCCL, whose own timeout is longer, and a call of C for a launch into the full queue of a GPU."""
     failure.GPU_BACKEND = "gloo"
     all_reduce_sum(torch.zeros(1), context)
-    limit_gpu_wait(3.0)
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.zeros(1), async_op=True)
@@ -128,7 +139,6 @@ def one_reads_the_other_is_blocked(context: ProcessContext) -> None:
     """Rank 1 does not arrive; it has no GPU that waits."""
     failure.GPU_BACKEND = "gloo"
     all_reduce_sum(torch.zeros(1), context)
-    limit_gpu_wait(3.0)
     if context.rank == 0:
         dist.all_reduce(torch.zeros(1), async_op=True)
     ctypes.CDLL(None).sleep(600)
@@ -138,7 +148,6 @@ def one_hangs_under_nccl(context: ProcessContext) -> None:
     """The other one starts more kernels than fit into the queue of its GPU."""
     numbers = all_reduce_sum(torch.zeros(1, device=context.device), context)
     numbers.tolist()
-    set_collective_timeout(context, 5.0)
     if context.rank == 1:
         ctypes.CDLL(None).sleep(600)
     all_reduce_sum(numbers, context)
@@ -150,7 +159,7 @@ def one_hangs_under_nccl(context: ProcessContext) -> None:
 def owner_is_stopped(context: ProcessContext) -> None:
     """Rank 0, which owns the key-value store, answers neither the store's clients nor a collective."""
     all_reduce_sum(torch.zeros(1), context)  # both have left the start, which needs the store
-    set_collective_timeout(context, 3.0)
+    set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce_sum(torch.zeros(1), context)
@@ -160,9 +169,9 @@ def main(argv: list[str]) -> int:
     launcher = detect_launcher()
     if launcher is None:
         return launch_processes(__file__, argv, num_processes=2)
+    case, *words = argv
     with process_group() as context:
         print_line(f"by {launcher} with {os.environ.get('OMP_NUM_THREADS')} threads")
-        case, *words = argv
         for word in words:
             print_line(word)
         globals()[case](context)

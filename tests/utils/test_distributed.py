@@ -200,19 +200,6 @@ def test_gpu_that_is_full_at_the_start():
         raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize(("shared", "counts_matter"), [("True", True), ("False", False)])
-def test_agents_that_joined_at_different_times_share_a_store(monkeypatch, shared, counts_matter):
-    """An agent that joined an elastic run later has counted fewer restarts than the others."""
-    store = dist.HashStore()
-    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
-    for name, value in {"MASTER_ADDR": "head", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": shared}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    distributed._connect_store().set("host", "a")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert distributed._connect_store().check(["host"]) != counts_matter
-
-
 @pytest.mark.slow
 def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
     ended = run("one_is_slow")

@@ -43,7 +43,7 @@ def test_processes_of_this_host_are_recognized():
     for rank, host, start in ((1, HERE, start_time), (2, HERE, "1"), (3, "another-host", "-")):
         store.set(f"process {rank}", f"{child.pid} {start} {host}")
     RunStore(store, 0, 4).announce()
-    own, near, contained, far = RunStore(store, 0, 4).processes()
+    own, near, contained, far = RunStore(store, 0, 4).processes(limit_seconds=60)
     assert own.pid == os.getpid() and not own.has_ended() and own.has_same_launcher()
     assert [one.has_ended() for one in (near, far)] == [False, False]
     assert not any(one.has_same_launcher() for one in (near, contained, far))

@@ -61,9 +61,11 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("utils.atomic_file.os.fsync", full)
-    sizes = r"after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
-    with pytest.raises(UserError, match=rf"state\.pth: cannot be saved: No space left on device, {sizes}"):
+    problem = r"cannot be saved: No space left on device, after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
+    with pytest.raises(UserError, match=rf"state\.pth: {problem}; the previous file is intact"):
         atomic_save(saved, {"weights": torch.zeros(10000)})
+    with pytest.raises(UserError, match=rf"first\.pth: {problem}; there is no earlier one"):
+        atomic_save(saved.with_name("first.pth"), {"weights": torch.zeros(10000)})
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
 
 
@@ -87,7 +89,9 @@ def test_folder_that_cannot_be_created(tmp_path):
 def test_first_final_state_is_kept(tmp_path):
     main, other = RunStatus(tmp_path, 2), RunStatus(tmp_path, 2)
     main.begin()
-    main.update(checkpoint="last.pth")
+    main.update(state="stopping", signal="SIGTERM")
+    main.update(checkpoint="last.pth", signal=None)
+    assert read_status(tmp_path)["state"] == "stopping"
     other.update(state="failed", message="3.jpg: is no image")
     main.update(checkpoint="newer.pth")
     main.update(state="interrupted", signal="SIGTERM")

@@ -4,14 +4,37 @@ import os
 
 import pytest
 
-from main_multi_gpu import check_num_processes
+from main_multi_gpu import check_num_processes, requested_timeout
 from utils.errors import UserError
-from utils.processes.launch import silence_launcher
-from utils.processes.launcher import detect_launcher, first_host, several_were_started, torchrun_variables
+from utils.processes import launch
+from utils.processes.launcher import check_is_alone, detect_launcher, first_host, torchrun_variables
 
 ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
-NO_NUMBERS = {"RANK": "abc", "WORLD_SIZE": "two", "LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "1.5"}
-NO_NUMBERS |= {"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "", "OMPI_COMM_WORLD_RANK": "a", "PMI_RANK": " "}
+ONE_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+WRONG_VALUES = {
+    "RANK": ("abc", "-1", "", "2"),
+    "WORLD_SIZE": ("two", "0", "-2", ""),
+    "LOCAL_RANK": ("first", "-1", "1"),
+    "LOCAL_WORLD_SIZE": ("1.5", "0"),
+    "SLURM_STEP_NUM_TASKS": ("x", "0"),
+    "SLURM_PROCID": ("",),
+    "OMPI_COMM_WORLD_RANK": ("a",),
+    "PMI_RANK": (" ",),
+}
+WRONG_ADDRESSES = {"MASTER_PORT": ("abc", "99999", "0", "-1", ""), "MASTER_ADDR": ("",)}
+OF_OTHERS = {
+    "PADDLE_TRAINER_ID": ("1", "abc"),
+    "PADDLE_TRAINERS_NUM": ("2", "0"),
+    "PET_NODE_RANK": ("-1", "1", ""),
+    "PET_NNODES": ("1:2", "abc"),
+    "SKYPILOT_NUM_NODES": ("2",),
+}
+
+
+def cases(values):
+    return [(name, value) for name in values for value in values[name]]
+
+
 SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 
 
@@ -41,16 +64,33 @@ def test_launcher(started_by, env):
     [
         *((env, "without LOCAL_RANK") for env in (ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"})),
         (SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}, "without LOCAL_RANK"),
-        ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}, "SKYPILOT_NUM_NODES is 2"),
-        ({"PET_NNODES": "1:2", "PET_NPROC_PER_NODE": "8"}, "PET_NNODES is 1:2"),
         ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
-        *(({name: value}, f"{name} is '{value}'") for name, value in NO_NUMBERS.items()),
-        (ONE_OF_16 | {"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'"),
     ],
 )
 def test_environment_of_several_runs_is_refused(env, words):
     with pytest.raises(UserError, match=words):
         detect_launcher(env)
+
+
+@pytest.mark.parametrize(("name", "value"), cases(WRONG_VALUES))
+@pytest.mark.parametrize("read", [torchrun_variables, check_is_alone])
+def test_a_wrong_rank_or_count_is_named(name, value, read):
+    with pytest.raises(UserError, match=f"^{name} is '?{value}'?: must be .*"):
+        read(ONE_OF_2 | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), cases(WRONG_ADDRESSES))
+def test_a_wrong_address_is_named(name, value):
+    with pytest.raises(UserError, match=f"^{name} is '{value}': must be .*"):
+        torchrun_variables(ONE_OF_2 | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), cases(OF_OTHERS))
+def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own(name, value):
+    for read in (detect_launcher, check_is_alone):
+        with pytest.raises(UserError, match=f"^{name} is '{value}': "):
+            read({name: value})
+    assert torchrun_variables(ONE_OF_2 | {name: value})["WORLD_SIZE"] == "2"
 
 
 def test_number_of_processes_against_a_launcher():
@@ -65,9 +105,18 @@ def test_number_of_processes_against_a_launcher():
 def test_several_started_processes_are_noticed():
     one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "PET_NNODES"), "1")
     one |= {"SKYPILOT_NUM_NODES": "1"}
-    assert not several_were_started(one | {"SLURM_NTASKS": "8"})
+    check_is_alone(one | {"SLURM_NTASKS": "8", "RANK": "0"})
     for name in one:
-        assert several_were_started(one | {name: "2"})
+        with pytest.raises(UserError, match=f"^{name} is '2'"):
+            check_is_alone(one | {name: "2"})
+
+
+def test_the_timeout_is_known_before_the_ranks_connect(tmp_path):
+    """Also if the command line has an error, which all ranks report together."""
+    (tmp_path / "run.yaml").write_text("TIMEOUT_SECONDS: 30")
+    assert requested_timeout([f"-cfg={tmp_path / 'run.yaml'}"]) == 30
+    assert requested_timeout(["-opts", "TIMEOUT_SECONDS=20"]) == 20
+    assert requested_timeout(["-unknown", "-opts", "TIMEOUT_SECONDS=20"]) == 600
 
 
 @pytest.mark.parametrize(
@@ -121,9 +170,7 @@ def test_torchrun_variables_are_unchanged():
     assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}
 
 
-def test_a_process_tells_the_launcher_that_it_has_named_the_cause(monkeypatch, tmp_path):
-    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "report"))
-    silence_launcher()
-    assert (tmp_path / "report").stat().st_size > 0
-    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "gone" / "report"))
-    silence_launcher()  # the launcher has ended
+def test_one_process_of_a_launcher_prints_the_error(monkeypatch):
+    assert launch.claim_error_line() and launch.claim_error_line()  # without a launcher of this project
+    monkeypatch.setenv("AMPVIT_REPORT", launch._make_report())
+    assert [launch.claim_error_line() for _ in range(3)] == [True, False, False]

@@ -24,14 +24,15 @@ def test_only_the_first_signal_raises_an_exception():
 def test_signals_after_a_deferred_one_raise_no_exception(is_own):
     """Also on a rank that learns of the signal from another rank."""
     raise_on_signals()
-    pending = PendingSignal()
+    pending, told = PendingSignal(), []
+    pending.on_first = told.append
     with defer_signals(pending):
         if is_own:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             pending.note(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert pending.number == received_signal() == signal.SIGTERM
+    assert pending.number == received_signal() == signal.SIGTERM and told == ["SIGTERM"]
 
 
 def test_signals_after_a_block_without_one_raise_an_exception():

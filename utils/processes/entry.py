@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from utils.errors import Findings, UserError, escape_control_characters, to_single_line
+from utils.processes.launch import claim_error_line
 from utils.processes.launcher import rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
@@ -35,7 +36,8 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         if "-debug" in argv or "--debug" in argv:
             raise
         _wait_for_lower_ranks()
-        print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
+        if claim_error_line():
+            print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
         return error.status
     except Interrupted as signal:
         record_run_end("interrupted", signal.status, signal=str(signal))

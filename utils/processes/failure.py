@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from utils.errors import UserError
 from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
-from utils.processes.launch import silence_launcher
+from utils.processes.launch import claim_error_line
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
 from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
@@ -195,9 +195,8 @@ class Membership:
 
         Writes the files of the run last: a network file system may be cut off.
         """
-        if is_printed:
+        if is_printed and claim_error_line():
             print(f"error: {message}", file=sys.stderr, flush=True)
-        silence_launcher()
         for one in lost:
             if one.has_same_launcher():
                 os.kill(one.pid, signal.SIGKILL)
@@ -206,20 +205,16 @@ class Membership:
         record_run_end("failed", message=message)
 
 
-_current: Membership | None = None  # of this process
-
-
 @contextmanager
 def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankProcess]]:
     """Yields the processes of all ranks. If the block raises in one of them, all others exit within seconds.
 
-    So does a process whose GPU waits for `limit_seconds`, until `limit_gpu_wait` gives another limit.
+    So does a process whose GPU, or whose start, waits for `limit_seconds`.
     """
-    global _current
-    membership = _current = Membership(store, limit_seconds)
+    membership = Membership(store, limit_seconds)
     membership.start()
     try:
-        membership.ranks = store.processes()
+        membership.ranks = store.processes(limit_seconds)
         yield membership.ranks
         membership.state = State.FINISHED
     except BaseException as error:
@@ -227,12 +222,6 @@ def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankP
         raise
     finally:
         membership.stop()
-
-
-def limit_gpu_wait(seconds: float) -> None:
-    """Ends this process when its GPU has waited for other ranks for `seconds`."""
-    if _current:
-        _current.limit_seconds = seconds
 
 
 def _wait_for_launcher() -> None:

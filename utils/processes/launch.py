@@ -9,15 +9,13 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from utils.errors import UserError
 from utils.processes.launcher import PARENT_PID
 from utils.signals import TERMINATION_SIGNALS, record_signals
 
-_REPORT = "AMPVIT_REPORT"  # environment variable: a file that is not empty when a process has printed the error
+_REPORT = "AMPVIT_REPORT"  # environment variable: a file, deleted by the process that prints the error
 _SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 
 
@@ -65,41 +63,45 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         signals_to_handle=",".join(number.name for number in TERMINATION_SIGNALS),
     )
     arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
-    with _open_report() as report:
-        os.environ[_REPORT] = report.name
-        try:
-            elastic_launch(config, sys.executable)("-u", script, *arguments)
-        except ChildFailedError as error:
-            return _failure_status(error.failures, is_reported=os.fstat(report.fileno()).st_size > 0)
-        except SignalException as error:
-            record_signals()  # the agent's handler would raise the next one here
-            return 128 + error.sigval
+    os.environ[_REPORT] = _make_report()
+    try:
+        elastic_launch(config, sys.executable)("-u", script, *arguments)
+    except ChildFailedError as error:
+        return _failure_status(error.failures)
+    except SignalException as error:
+        record_signals()  # the agent's handler would raise the next one here
+        return 128 + error.sigval
+    finally:
+        claim_error_line()
     return 0
 
 
-def _open_report() -> IO[Any]:
+def _make_report() -> str:
     try:
-        return tempfile.NamedTemporaryFile()
+        descriptor, path = tempfile.mkstemp()
     except OSError as error:
         raise UserError(f"TMPDIR: {error.strerror or error}; set it to a folder that can be written") from error
+    os.close(descriptor)
+    return path
 
 
-def silence_launcher() -> None:
-    """Makes `launch_processes` print nothing: this process has printed why the run ends."""
-    if path := os.environ.get(_REPORT):
-        with suppress(OSError):
-            Path(path).write_text("reported")
+def claim_error_line() -> bool:
+    """Returns whether this process is to print why the run ends: the first one that asks under `launch_processes`."""
+    try:
+        os.unlink(os.environ.get(_REPORT, ""))
+    except OSError:
+        return _REPORT not in os.environ
+    return True
 
 
-def _failure_status(failures: dict[int, Any], is_reported: bool) -> int:
+def _failure_status(failures: dict[int, Any]) -> int:
     """The exit status of the process that failed first. torch's agent terminates the others with SIGTERM."""
     rank = min(failures, key=lambda rank: (failures[rank].exitcode == -signal.SIGTERM, failures[rank].timestamp))
     status = failures[rank].exitcode
     if status > 0:
         return status
-    if is_reported:
-        return 128 - status
     hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
     name = failures[rank].signal_name()
-    print(f"error: the process of rank {rank} was terminated by {name}{hint}", file=sys.stderr, flush=True)
+    if claim_error_line():
+        print(f"error: the process of rank {rank} was terminated by {name}{hint}", file=sys.stderr, flush=True)
     return 128 - status

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from utils.errors import UserError
 
 PARENT_PID = "AMPVIT_PARENT_PID"  # environment variable of the processes that `utils.processes.launch` starts
-_NODES = ("SKYPILOT_NUM_NODES", "PET_NNODES")  # of SkyPilot; of Kubeflow, for torchrun
+# Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
+_ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+_ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0"}
 # rank, world size, local rank, local world size
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
-_NUMBERS = (*_TORCHRUN, *_SRUN, *_OPEN_MPI, *_MPICH)
+_LAUNCHERS = (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN)
 
 
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
@@ -28,8 +30,8 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
 
     Raises:
-        UserError: a variable is not a number; RANK or WORLD_SIZE is set, but it is unknown which of the processes on
-            this host this one is; or SkyPilot or Kubeflow started this script on several nodes.
+        UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
+            processes on this host this one is; or SkyPilot, Kubeflow or PaddlePaddle started this script several times.
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
@@ -49,19 +51,27 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
             "with one process on each, set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK=0; unset RANK and "
             "WORLD_SIZE to train on this host alone"
         )
-    for name in _NODES:
-        if launcher is None and env.get(name, "1") != "1":
+    for name, alone in _ALONE.items():
+        if launcher is None and env.get(name, alone) != alone:
             raise UserError(
-                f"{name} is {env[name]}: every node would train apart; start torchrun on each (docs/clusters.md), or "
-                f"unset {name} to train on this host alone"
+                f"{name} is {env[name]!r}: every node or process would train apart; start torchrun on each host "
+                f"(docs/clusters.md), or unset {name} to train on this host alone"
             )
     return launcher
 
 
 def _check_numbers(env: Mapping[str, str]) -> None:
-    for name in _NUMBERS:
-        if not env.get(name, "0").isdecimal():
-            raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+    for names in _LAUNCHERS:
+        for name in names:
+            if not env.get(name, "0").isdecimal():
+                raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+        for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
+            if int(env.get(count, 1)) == 0:
+                raise UserError(f"{count} is 0: must be at least 1; launchers set it, otherwise unset it")
+            if count in env and int(env.get(rank, 0)) >= int(env[count]):
+                raise UserError(
+                    f"{rank} is {env[rank]}: must be below {count}, which is {env[count]}; ranks begin at 0"
+                )
 
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -72,19 +82,20 @@ def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
     """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
-    rank = next((env[names[0]] for names in (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN) if names[0] in env), "")
+    rank = next((env[names[0]] for names in _LAUNCHERS if names[0] in env), "")
     return int(rank) if rank.isdecimal() else 0
 
 
-def several_were_started(env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether this process, or this node, is one of several that a launcher started.
-
-    Raises:
-        UserError: a variable is not a number.
-    """
+def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers(env)
-    counts = (_TORCHRUN[1], _SRUN[1], _OPEN_MPI[1], _MPICH[1], *_NODES)
-    return any(env.get(name, "1") != "1" for name in counts)
+    alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
+    for name in alone:
+        if env.get(name, alone[name]) != alone[name]:
+            raise UserError(
+                f"{name} is {env[name]!r}: a launcher started several processes, this script uses one; use "
+                f"main_multi_gpu.py, or unset {name}"
+            )
 
 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -93,9 +104,10 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     MASTER_ADDR and MASTER_PORT in the environment have priority.
 
     Raises:
-        UserError: the address of the main process is unknown.
+        UserError: as `detect_launcher`; the address of the main process is unknown, or no address or port.
     """
     launcher = detect_launcher(env)
+    _check_address(env)
     if launcher == "torchrun":
         defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True)) | {
             "MASTER_ADDR": "127.0.0.1",
@@ -116,8 +128,21 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     return dict(zip(_TORCHRUN, numbers, strict=True)) | {
         "MASTER_ADDR": env.get("MASTER_ADDR") or _master_address(nodes, one_host=numbers[3] == numbers[1]),
         # Below the range of ephemeral ports.
-        "MASTER_PORT": env.get("MASTER_PORT") or str(20000 + zlib.crc32(job.encode()) % 10000),
+        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),
     }
+
+
+def agent_attempt(env: Mapping[str, str] = os.environ) -> str | None:
+    """The number of restarts under torchrun, if its agents own the store of the ranks; None if rank 0 does."""
+    return env.get("TORCHELASTIC_RESTART_COUNT", "0") if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
+
+
+def _check_address(env: Mapping[str, str]) -> None:
+    port = env.get("MASTER_PORT", "1")
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
+    if env.get("MASTER_ADDR") == "":
+        raise UserError("MASTER_ADDR is '': must be the host of rank 0, or not set where all ranks are on one host")
 
 
 def _master_address(nodes: str | None, one_host: bool) -> str:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from utils.errors import UserError
+from utils.processes.connect import wait_and_tell
+
 _MESSAGES = "messages"  # a key of the store
 
 
@@ -91,10 +94,24 @@ class RunStore:
         start_time = _read_stat(os.getpid())[2] or "-"
         self.store.set(f"process {self.rank}", f"{os.getpid()} {start_time} {socket.gethostname()}")
 
-    def processes(self) -> list[RankProcess]:
-        """The processes of all ranks; waits until each has announced itself."""
-        texts = self.store.multi_get([f"process {rank}" for rank in range(self.world_size)])
-        return [_parse(rank, text.decode()) for rank, text in enumerate(texts)]
+    def processes(self, limit_seconds: float) -> list[RankProcess]:
+        """The processes of all ranks; waits until each has announced itself.
+
+        Raises:
+            UserError: some have not within the limit.
+        """
+        keys = [f"process {rank}" for rank in range(self.world_size)]
+
+        def describe() -> str:
+            absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
+            return f"WORLD_SIZE is {self.world_size}: waiting for rank {absent}"
+
+        if not wait_and_tell(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
+            raise UserError(
+                f"{describe()} for {limit_seconds:g} s; read the output there, and compare RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT of all ranks"
+            )
+        return [_parse(rank, text.decode()) for rank, text in enumerate(self.store.multi_get(keys))]
 
     def send(self, message: Message) -> None:
         self.store.append(_MESSAGES, f"{self.rank} {message}\n")  # type: ignore[attr-defined]  # torch's stub lacks it

@@ -139,7 +139,7 @@ class ShardCache:
         unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
         if excess > sum(state.st_size for state in unused.values()):
             self._warn(
-                f"has no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); some samples are read from "
+                f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); some samples are read from "
                 "their source; raise DATA.CACHE_GB, or free space"
             )
             return False
@@ -153,7 +153,7 @@ class ShardCache:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warning = f"Warning: the cache of shards in {self.folder} {to_single_line(problem)}"
+            warning = f"Warning: the cache of shards in {self.folder}: {to_single_line(problem)}"
             logging.getLogger(RUN_LOG).info(f"----- {warning}", extra={"warning": warning})
 
 

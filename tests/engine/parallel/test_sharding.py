@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from engine.parallel.strategy import build_strategy
 from engine.precision.non_finite import first_non_finite
 from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
-from utils.distributed import ProcessContext, set_collective_timeout
+from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import process_group_timeout
+from utils.torch_compat import process_group_timeout, set_process_group_timeout
 
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
@@ -101,7 +102,7 @@ def test_hsdp_meshes_equal_ddp(both):
 
 def timeouts(context: ProcessContext) -> Any:
     """Seconds, of the groups of each mesh."""
-    set_collective_timeout(context, 77)
+    set_process_group_timeout(timedelta(seconds=77))
     found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
     for shards in (1, 2):
         mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh

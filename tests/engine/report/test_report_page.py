@@ -29,6 +29,7 @@ from engine.report.page import write_report
 from engine.run.facts import FACTS, Devices, RunWarning
 from engine.training.run_report import RunReport
 from utils.errors import UserError
+from utils.status import UNFINISHED
 from utils.tables import safe_cell
 
 
@@ -92,7 +93,7 @@ HERE = {"state": "running", "host": socket.gethostname()}
         ({"state": "stopped", "resume": "python x"}, "Stopped at TRAIN.MAX_STEPS"),
         ({"state": "running", "host": "another", "updated": "2026-01-02"}, "Last status: 2026-01-02."),
         ({"state": "finished", "stopped_early": True, "reason": "no better evaluation"}, "Stopped early: no better"),
-        (HERE | {"pid": 2**22 + 1}, "-resume='{folder}'"),
+        *((HERE | {"state": state, "pid": 2**22 + 1}, "-resume='{folder}'") for state in UNFINISHED),
         ({"state": 7}, "not known"),
     ],
 )  # fmt: skip
