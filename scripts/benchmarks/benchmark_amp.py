@@ -17,13 +17,13 @@ once per mode and seed and compares the top-1 of the last epoch.
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -71,10 +71,8 @@ def main(argv: list[str]) -> int:
             figures = measure_speed(rows, rest, config, flags, folder)
             texts = speed_texts(figures, baseline)
     if document := DOCUMENTS.get(flags.table):
-        texts = [
-            f"Measured: {config.model.name}, {flags.steps} iterations per turn, {rows}. Published: ViT-B/16, float16."
-        ]
-        texts.append(published_table(figures, document.published[flags.loader], document.columns))
+        title = f"Measured: {config.model.name}, {flags.steps} iterations per turn. Published: ViT-B/16, float16."
+        texts = [title, published_table(figures, document.published[flags.loader], document.columns)]
     print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures)
     return 0
 
@@ -88,28 +86,20 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = _parser()
     parser.set_defaults(**TABLES.get(split_flags(parser, argv)[0].table, {}))
     flags, rest = split_flags(parser, argv)
-    _check(flags, rest)
     given = entry_parser(SCRIPT).parse_args(rest)
-    if flags.table in DOCUMENTS:
-        recipe = DOCUMENTS[flags.table].flags
-    elif flags.table or flags.accuracy or given.cfg or given.model or given.resume:
-        recipe = []
-    else:
-        recipe = gpu_recipe() if visible_gpus() else CPU_RECIPE
-        print(f"No -cfg: the default for this device is {' '.join(recipe)}", file=sys.stderr)
-    return flags, [*recipe, *rest]
-
-
-def _check(flags: argparse.Namespace, rest: list[str]) -> None:
-    given, uses_data = entry_parser(SCRIPT).parse_args(rest), flags.loader or flags.accuracy
     if flags.table and (flags.modes or flags.accuracy):
         raise UserError("-table: has the modes of its document; remove -modes and -accuracy")
     if flags.table == "paddle" and (rest or flags.loader):
         raise UserError(f"-table paddle: trains its own network on random data; remove {[*rest, '-loader'][0]}")
     if flags.table == "colossalai" and not (flags.memory_gb or visible_gpus()):
         raise UserError("-table colossalai: on a CPU, give -memory_gb, the limit of the largest batch size")
-    if (given.dataset or given.data_path) and not uses_data:
+    if (given.dataset or given.data_path) and not (flags.loader or flags.accuracy):
         raise UserError("-dataset, -data_path: without -loader the images are random, in memory; add -loader")
+    recipe = DOCUMENTS[flags.table].flags if flags.table in DOCUMENTS else []
+    if not (flags.table or flags.accuracy or given.cfg or given.model or given.resume):
+        recipe = gpu_recipe() if visible_gpus() else CPU_RECIPE
+        print(f"No -cfg: the default for this device is {' '.join(recipe)}", file=sys.stderr)
+    return flags, [*recipe, *rest]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,7 +166,7 @@ def measure_speed(
 
 def largest_batch(
     run: Callable[[int], dict[str, float]], base: int, peak_bytes: float, limit_bytes: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """A batch size within 5% (or 8 images) of the largest in this memory, and its images/s; empty if none fits.
 
     Args:
@@ -189,13 +179,11 @@ def largest_batch(
     while size > 0:
         try:
             found = run(size)
+            if found["peak_memory_bytes"] <= limit_bytes:
+                return {"largest_batch_size": size, "largest_images_per_second": found[turns.SPEED]}
         except UserError as error:
             if not re.search("memory|SIGKILL", str(error)):
-                raise
-            found = {"peak_memory_bytes": math.inf}
-        print(f"batch size {size}: {found['peak_memory_bytes'] / 1e9:.2f} GB", file=sys.stderr, flush=True)
-        if found["peak_memory_bytes"] <= limit_bytes:
-            return {"largest_batch_size": size, "largest_images_per_second": found[turns.SPEED]}
+                return {"largest_batch_size": f"failed: {error}"}
         size = int(size * _FEWER) // 8 * 8
     return {}
 

@@ -47,7 +47,7 @@ def speedup(one: dict[str, Any]) -> str:
 
 
 PADDLEVIT: Columns = {
-    name: repeat(number) for number, name in enumerate(["1st", "2nd", "3rd", *map("{}th".format, range(4, 8))])
+    name: repeat(index) for index, name in enumerate(["1st", "2nd", "3rd", "4th", "5th", "6th", "7th"])
 }
 PADDLEVIT |= {"Average": lambda one: f"{statistics.mean(one['seconds']):.2f}s", "Speedup": speedup}
 COLOSSALAI: Columns = {
@@ -55,7 +55,9 @@ COLOSSALAI: Columns = {
     "Iteration/s": lambda one: f"{100 / statistics.mean(one['seconds']):.2f}",
     "throughput (batch/s)": lambda one: f"{statistics.mean(one[SPEED]):.1f}",
     "largest batch size": lambda one: str(one.get("largest_batch_size", "")),
-    "its throughput": lambda one: f"{one['largest_images_per_second']:.1f}" if "largest_batch_size" in one else "",
+    "its throughput": lambda one: (
+        f"{one['largest_images_per_second']:.1f}" if "largest_images_per_second" in one else ""
+    ),
     "data wait": data_wait,
 }
 PADDLE: Columns = {
@@ -64,7 +66,12 @@ PADDLE: Columns = {
     "speedup": speedup,
 }
 _VIT_B = "-cfg=configs/vit_base_patch16_224.yaml"
-_SGD = ("TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.OPTIMIZER.MOMENTUM=0.0", "TRAIN.WEIGHT_DECAY=0.1", "TRAIN.GRAD_CLIP=1.0")
+_SGD = (
+    "TRAIN.OPTIMIZER.NAME=momentum",
+    "TRAIN.OPTIMIZER.MOMENTUM=0.0",
+    "TRAIN.WEIGHT_DECAY=0.1",
+    "TRAIN.GRAD_CLIP=1.0",
+)
 _ROWS = {"FP32 training": "fp32", "AMP_TYPE.TORCH": "O1", "AMP_TYPE.NAIVE": "O2", "AMP_TYPE.APEX O1": "O1"}
 
 

@@ -10,6 +10,7 @@ from fake_gpu import GPU, fake_gpu
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
+from engine.training.optimization.optimizer import build_optimizer
 from scripts.benchmarks import benchmark_amp, documents, paddle_net
 from scripts.benchmarks.benchmark_amp import largest_batch, parse_flags, rows_of
 from scripts.benchmarks.common import MODES, mode_config
@@ -86,7 +87,11 @@ def test_the_settings_are_the_documents_and_the_users_flags_replace_them(monkeyp
     flags, rest = parse_flags(["-table=colossalai", "-batch_size=8", "-opts", "TRAIN.WEIGHT_DECAY=0.0"])
     config = parse_command_line(rest).config
     assert list(rows_of(flags).values()) == ["fp32", "O1-fp16", "O2-fp16", "O1-fp16"]
-    assert (config.data.batch_size, config.train.weight_decay, config.train.optimizer.name) == (8, 0.0, "SGD")
+    assert (config.data.batch_size, config.train.weight_decay) == (8, 0.0)
+    optimizer = build_optimizer(nn.Linear(2, 2), config.train)
+    assert isinstance(optimizer, torch.optim.SGD) and not (
+        optimizer.defaults["nesterov"] or optimizer.defaults["momentum"]
+    )
     assert parse_flags(["-table=paddle"])[0].steps == 50
 
 
