@@ -65,7 +65,9 @@ def main(argv: list[str]) -> int:
     with TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
         if flags.accuracy:
-            figures = turns.take_turns(list(rows), flags.seeds, partial(train, rest, folder), flags.json)
+            figures = turns.take_turns(
+                list(rows), flags.seeds, lambda mode, seed: train(rest, mode, seed, folder), flags.json
+            )
             texts = [seed_table(figures, baseline), NOISE]
         else:
             figures = measure_speed(rows, rest, config, flags, folder)
@@ -188,7 +190,7 @@ def largest_batch(
     return {}
 
 
-def train(argv: list[str], folder: Path, mode: str, seed: int) -> dict[str, float]:
+def train(argv: list[str], mode: str, seed: int, folder: Path) -> dict[str, float]:
     """The final top-1 of a run in percent. Raises UserError as `final_top1`."""
     output = folder / f"{mode}-seed{seed}"
     options = [*MODES[mode], f"SEED={seed}", f"SAVE={json.dumps(str(output))}"]
