@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
             figures = measure_speed(rows, rest, config, flags, folder)
             texts = speed_texts(figures, baseline)
     if document := DOCUMENTS.get(flags.table):
-        title = f"Measured: {config.model.name}, {flags.steps} iterations per turn. Published: ViT-B/16, float16."
+        title = f"Measured: {config.model.name}, {flags.steps} timed iterations per turn. Published: ViT-B/16, float16."
         texts = [title, published_table(figures, document.published[flags.loader], document.columns)]
     print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures)
     return 0
