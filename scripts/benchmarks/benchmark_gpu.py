@@ -5,7 +5,8 @@
 The parts, the most important first: the speed of matrix products and of copies within the GPU's memory; `-profile`,
 eager and compiled; training of ViT-B/16 through the entry script, with and without dropout, in several precisions and
 batch sizes, compiled and not, and in a bare loop; the tests that need a GPU; the loader on JPEGs; timm's train.py;
-other models; the strategies of PARALLEL; the loaders alone. `-h` lists their names; gpu/plan.py has a line for each.
+other models; the strategies of PARALLEL; the loaders alone; the AMP tables of three documents (`-parts tables`).
+gpu/plan.py has a line for each.
 
 A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. The
 files `figures.md` and `figures.json` in the output folder are rewritten after every part. The next call with the same
@@ -26,7 +27,7 @@ from engine.run.result import read_json
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.common import mode_config, parse_names, write_json
 from scripts.benchmarks.gpu.parts import run_part
-from scripts.benchmarks.gpu.plan import TIMED_IMAGES, build_parts
+from scripts.benchmarks.gpu.plan import TABLES, TIMED_IMAGES, build_parts
 from scripts.benchmarks.gpu.report import Records, page
 from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -54,7 +55,8 @@ def main(argv: list[str]) -> int:
         name: one for name, one in read_json(file).items() if isinstance(one, dict) and keys <= set(one)
     }
     left = [name for name in parts if name not in records]
-    selected = parse_names("parts", flags.parts, parts) if flags.parts else left
+    names = flags.parts and flags.parts.replace("tables", ",".join(TABLES))
+    selected = parse_names("parts", names, parts) if names else left
     if not visible_gpus():
         print("warning: no GPU is visible; the parts run on the CPU", file=sys.stderr)
     flags.output.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Measures a machine with a GPU within a given time.")
     parser.usage = "%(prog)s [-cfg FILE] [flags] [flags of main_single_gpu.py]"
     add_flag(parser, "output", type=Path, default="gpu_figures", metavar="FOLDER", help="default: gpu_figures")
-    add_flag(parser, "parts", metavar="A,B", help="names of gpu/plan.py (default: all that have not run, in its order)")
+    parts = "names of gpu/plan.py, or tables (default: all that have not run, in its order)"
+    add_flag(parser, "parts", metavar="A,B", help=parts)
     add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="total time (default: 9)")
     add_flag(parser, "small_batch", type=positive, default=64, metavar="N", help="of `_small` parts (default: 64)")
     add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the other parts (default: 256)")

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
             )
     ratios = speed_ratios(figures, pairs)
     texts = [figures_table(figures, {"images/s": speed}), ratio_table(ratios)]
-    print_result(SCRIPT, argv, config, texts, flags.json, figures=figures, ratios=ratios)
+    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures, ratios=ratios)
     return 0
 
 

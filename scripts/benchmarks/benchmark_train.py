@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         figures_table(figures, {"images/s": speed, "peak memory (GB)": memory}),
         ratio_table(ratios),
     ]
-    print_result(SCRIPT, argv, config, texts, flags.json, figures=figures, ratios=ratios)
+    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures, ratios=ratios)
     return 0
 
 
@@ -121,8 +121,8 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
         command = EXPLICIT_ATTENTION if name == "timm_explicit" else []
         words = timm_flags(config, folder / "data", folder / "timm", flags.interval)
         return Program([*command, sys.executable, str(flags.timm_train), *words], TIMM, config.data.num_workers > 0)
-    images = folder / "data" if name == "jpeg" else None
-    return entry_program([*DEFAULTS, *rest], flags.interval, folder / name, images)
+    data = ["-dataset=folder", f"-data_path={folder / 'data'}"] if name == "jpeg" else None
+    return entry_program([*DEFAULTS, *rest], flags.interval, folder / name, data)
 
 
 def run_bare_loop(config: Config, interval: int) -> Iterator[str]:

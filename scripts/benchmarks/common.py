@@ -49,14 +49,14 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
 
 
 def print_result(
-    script: str, argv: list[str], config: Config, texts: Iterable[str], file: Path | None, **result: Any
+    script: str, argv: list[str], batch_size: int, texts: Iterable[str], file: Path | None, **result: Any
 ) -> None:
     """Prints the environment and the texts, and writes the JSON file. May initialize CUDA: call it at the end."""
     environment = {
         "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "batch_size": config.data.batch_size,
+        "batch_size": batch_size,
         "command": f"python scripts/{script} {shlex.join(argv)}",
     }
     line = "{device}, {threads} threads, torch {torch}, batch size {batch_size}: `{command}`"

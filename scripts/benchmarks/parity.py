@@ -66,7 +66,9 @@ def main(argv: list[str]) -> int:
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
         figures = take_turns(("ours", "timm"), flags.seeds, train, flags.json)
-    print_result(SCRIPT, argv, config, [seed_table(figures, baseline="timm"), NOISE], flags.json, figures=figures)
+    print_result(
+        SCRIPT, argv, config.data.batch_size, [seed_table(figures, baseline="timm"), NOISE], flags.json, figures=figures
+    )
     return 0
 
 

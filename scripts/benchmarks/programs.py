@@ -23,7 +23,7 @@ from utils.errors import UserError
 # Log lines with the step of the epoch, and with the figures that the program logs
 OURS = re.compile(
     r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
-    r", (?P<gigabytes>[\d.]+)G(?:,|$)"
+    r", (?P<gigabytes>[\d.]+)G(?:, wait (?P<wait>\d+)%)?(?:,|$)"
 )
 TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
 BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
@@ -42,18 +42,18 @@ class Program(NamedTuple):
     prefetches: bool = False
 
 
-def entry_program(argv: list[str], interval: int, output: Path, images: Path | None) -> Program:
-    """main_single_gpu.py without evaluations and checkpoints, on a folder of images or on ready data.
+def entry_program(argv: list[str], interval: int, output: Path, data: list[str] | None) -> Program:
+    """main_single_gpu.py without evaluations and checkpoints, on images from the loader or on ready data.
 
     Args:
         interval: steps between log lines.
         output: gets the folder of the run.
-        images: None for random images in memory, without crops.
+        data: flags of the images, besides those in `argv`; None for random images in memory, without crops.
     """
-    data = ["-dataset=folder", f"-data_path={images}"] if images else ready_flags()
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
-    options += [] if images else READY_OPTIONS
-    command = [sys.executable, str(ENTRY), *argv, *data, f"-output={output}", "-opts", *options]
+    options += READY_OPTIONS if data is None else []
+    flags = ready_flags() if data is None else data
+    command = [sys.executable, str(ENTRY), *argv, *flags, f"-output={output}", "-opts", *options]
     return Program(command, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
 
 
@@ -73,7 +73,7 @@ def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, st
 
 
 def measure_programs(programs: dict[str, Program], flags: argparse.Namespace, images_per_step: int) -> Figures:
-    """images_per_second of each program, and peak_memory_bytes if it logs them."""
+    """images_per_second of each program; if it logs them, peak_memory_bytes and data_wait_share (below 5%: 0)."""
 
     def measure(name: str, _: int) -> dict[str, float]:
         return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, images_per_step)
@@ -110,6 +110,7 @@ class Reading(NamedTuple):
 
     steps: int
     memory_bytes: float = 0.0
+    data_wait_share: float = 0.0
 
 
 def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
@@ -118,7 +119,7 @@ def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}
     steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-    return Reading(int(steps), found.get("gigabytes", 0) * 1e9)
+    return Reading(int(steps), found.get("gigabytes", 0) * 1e9, found.get("wait", 0) / 100)
 
 
 class _Run:
@@ -157,12 +158,16 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self._next_reading()
-        last = first
+        last, last_arrived, waited = first, arrived, 0.0
         while last.steps < first.steps + steps:
-            last_arrived, last = self._next_reading()
-        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / (last_arrived - arrived)}
+            before, (last_arrived, last) = last_arrived, self._next_reading()
+            waited += last.data_wait_share * (last_arrived - before)
+        seconds = last_arrived - arrived
+        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
         if "gigabytes" in self._log.groupindex:
             figures["peak_memory_bytes"] = last.memory_bytes
+        if "wait" in self._log.groupindex:
+            figures["data_wait_share"] = waited / seconds
         return figures
 
     def _next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:

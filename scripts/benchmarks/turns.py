@@ -85,6 +85,11 @@ def memory(one: dict[str, Any]) -> str:
     return f"{max(one['peak_memory_bytes']) / 1e9:.2f}" if "peak_memory_bytes" in one else ""
 
 
+def data_wait(one: dict[str, Any]) -> str:
+    """A cell with the share of the time in which the loop waited for data; empty for a program without a loader."""
+    return f"{statistics.mean(one['data_wait_share']):.0%}" if "data_wait_share" in one else ""
+
+
 def median_and_range(values: Sequence[float], number_format: str) -> str:
     """'median (minimum to maximum)'"""
     middle, low, high = (f"{value:{number_format}}" for value in (statistics.median(values), min(values), max(values)))

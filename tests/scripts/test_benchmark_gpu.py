@@ -10,7 +10,7 @@ from conftest import TINY_VIT
 from test_benchmark_train import TIMM, assert_ended
 
 from configs.reading.command_line import parse_command_line
-from scripts.benchmarks import benchmark_gpu, benchmark_train
+from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_train
 from scripts.benchmarks.gpu import machine, parts, plan
 from scripts.benchmarks.gpu.parallel import VARIANTS
 from scripts.benchmarks.gpu.parts import Part, run_part
@@ -67,6 +67,18 @@ def test_named_parts_are_repeated_and_the_other_records_kept(ran, tmp_path):
     assert ran == ["O1", "profile"]
     found = json.loads((tmp_path / "figures.json").read_text())
     assert {name: one["seconds"] for name, one in found.items()} == {"O1": 1.0, "jpeg": 7.0, "profile": 1.0}
+
+
+def test_the_tables_of_the_documents_are_parts_within_a_call_each(ran, tmp_path, monkeypatch):
+    assert benchmark_gpu.main([f"-output={tmp_path}", "-parts=tables,O2", "-minutes=60"]) == 0
+    assert ran == [*plan.TABLES, "O2"]
+    monkeypatch.setattr(benchmark_amp, "visible_gpus", lambda: 1)
+    monkeypatch.chdir(tmp_path)
+    for name in plan.TABLES:
+        command = parts_of()[name].command
+        (tmp_path / "gpu_figures").mkdir(exist_ok=True)
+        flags, _ = benchmark_amp.parse_flags(command[command.index("-u") + 2 :])
+        assert (flags.table, flags.json) == (name, Path("gpu_figures") / f"{name}.json")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from utils.errors import UserError
+from utils.errors import Unavailable
 from utils.processes.connect import wait_and_tell
 
 _MESSAGES = "messages"  # a key of the store
@@ -98,7 +98,7 @@ class RunStore:
         """The processes of all ranks; waits until each has announced itself.
 
         Raises:
-            UserError: some have not within the limit.
+            Unavailable: some have not within the limit.
         """
         keys = [f"process {rank}" for rank in range(self.world_size)]
 
@@ -107,7 +107,7 @@ class RunStore:
             return f"WORLD_SIZE is {self.world_size}: waiting for rank {absent}"
 
         if not wait_and_tell(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
-            raise UserError(
+            raise Unavailable(
                 f"{describe()} for {limit_seconds:g} s; read the output there, and compare RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT of all ranks"
             )

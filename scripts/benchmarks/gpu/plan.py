@@ -16,8 +16,9 @@ from utils.device import visible_gpus
 
 ROOT = Path(__file__).parents[3]
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
-LIMITS |= {"parallel": 120}  # seconds
+LIMITS |= {"parallel": 120, "paddlevit": 420, "colossalai": 500, "paddle": 60}  # seconds
 LIMITS |= {"eager": 30, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}  # of each program of this kind
+TABLES = ("paddlevit", "colossalai", "paddle")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
 INTERVAL, WARMUP_STEPS = 10, 20  # steps; a CUDA graph is recorded in step 12 or 13
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
@@ -108,6 +109,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         "parallel": Part(parallel, LIMITS["parallel"]),
         "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS)),
         "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
+        **{name: Part([*script("benchmark_amp", name), f"-table={name}"], LIMITS[name]) for name in TABLES},
     }
 
 

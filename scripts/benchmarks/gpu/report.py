@@ -20,7 +20,7 @@ def page(records: Records, command: str) -> str:
         texts.append(figures_table(parallel["figures"], {"images/s": speed, "peak memory (GB)": memory}))
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
-    texts.append("The output of each part is in its .txt file; `loaders.txt` has the tables of the loaders.")
+    texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
     return "\n\n".join(texts) + "\n"
 
 
