@@ -12,6 +12,7 @@ import sys
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
+from datasets.loading.worker_server import start_worker_server
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
     with process_group(requested_device(argv)) as context:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection(context.is_main)
+        if command.loads_in_workers:
+            start_worker_server()
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
 

@@ -7,6 +7,7 @@
 import sys
 
 from configs.reading.command_line import parse_command_line
+from datasets.loading.worker_server import start_worker_server
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launcher import several_were_started
@@ -21,6 +22,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     if several_were_started():
         raise UserError("a launcher started several processes, this script uses one; use main_multi_gpu.py")
+    if command.loads_in_workers:
+        start_worker_server()  # it imports torch while this process does
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds
     from utils.distributed import single_process
 

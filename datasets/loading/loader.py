@@ -17,8 +17,8 @@ from datasets.loading.workers import (
     default_num_workers,
     exit_with_rank,
     iter_with_timeout,
-    worker_context,
 )
+from datasets.loading.worker_server import start_worker_server
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.cpu_cores import own_share
@@ -132,8 +132,10 @@ class Loader:
             timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
             worker_init_fn=exit_with_rank,
-            multiprocessing_context=worker_context() if workers else None,
+            multiprocessing_context="forkserver" if workers else None,
         )
+        if workers:
+            start_worker_server()
 
     def __len__(self) -> int:
         return len(self.sampler)

@@ -1,0 +1,48 @@
+"""Python's fork server: the parent process of the loading workers, which imports their modules once. Without torch."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+
+from utils.signals import TERMINATION_SIGNALS
+
+_PRELOADED = ["datasets.loading.loader"]
+
+
+def start_worker_server() -> None:
+    """Starts the server unless it runs. It imports the modules of the workers while the caller goes on.
+
+    A server without threads forks the workers, because a fork of a process with threads can deadlock.
+
+    Terminals and launchers send signals to all processes. Only the rank handles them, because it may need more batches
+    before it ends: they are blocked in the server, and the workers inherit that.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    with _import_path():
+        forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+@contextmanager
+def _import_path() -> Iterator[None]:
+    """Gives a new Python process the import path of this one.
+
+    Python 3.11 to 3.13 do not give it to the server, which then imports from the working folder alone and ignores that
+    a module is missing.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
