@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
 from configs.schema import Config
+from datasets.loading.worker_server import start_worker_server
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     with process_group(requested_device(argv), requested_timeout(argv)) as context:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection(context.is_main)
+        if command.loads_in_workers:
+            start_worker_server()
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
 

@@ -71,6 +71,12 @@ class Command:
         name = self.config.name or stem or self.config.model.name
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
+    @property
+    def loads_in_workers(self) -> bool:
+        """Whether loading workers are to be expected."""
+        data = self.config.data
+        return self.name != "dry_run" and data.dataset not in WITHOUT_FILES and data.num_workers != 0
+
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
         if self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys():

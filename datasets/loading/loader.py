@@ -11,13 +11,13 @@ from configs.schema import Data
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
     SHARED_MEMORY_FIX,
     default_num_workers,
     exit_with_rank,
     iter_with_timeout,
-    worker_context,
 )
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
@@ -132,8 +132,10 @@ class Loader:
             timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
             worker_init_fn=exit_with_rank,
-            multiprocessing_context=worker_context() if workers else None,
+            multiprocessing_context="forkserver" if workers else None,
         )
+        if workers:
+            start_worker_server()
 
     def __len__(self) -> int:
         return len(self.sampler)

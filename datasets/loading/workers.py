@@ -1,18 +1,13 @@
-"""Loading workers: how many, how they start and end, and errors about workers that fail.
-
-Python's fork server starts the workers and is their parent process.
-"""
+"""Loading workers: how many, how they end, and errors about workers that fail."""
 
 import atexit
 import ctypes
 import errno
 import functools
-import multiprocessing
 import signal
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -20,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
-from utils.signals import TERMINATION_SIGNALS, kill_children
+from utils.signals import kill_children
 from utils.threads import Watchdog
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
 
@@ -45,29 +40,6 @@ def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
     model and the workers share all cores.
     """
     return max(1, min(_MAX_WORKERS, share.cores - _MAIN_PROCESS_CORES if on_gpu else share.cores))
-
-
-def worker_context() -> multiprocessing.context.BaseContext:
-    """Starts workers from a server process without threads: a fork of a process with threads can deadlock.
-
-    Terminals and launchers send signals to all processes. Only the rank handles them, because it may need more batches
-    before it ends: they are blocked in the server, and the workers inherit that.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["datasets.loading.loader"])
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-    resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
-    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    except OSError as error:  # such as 'AF_UNIX path too long'
-        raise UserError(
-            f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error}); set it to a "
-            "short path, such as /tmp, or use no workers: -num_workers=0"
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-    return context
 
 
 def exit_with_rank(worker: int) -> None:
