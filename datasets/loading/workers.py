@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from datasets.shards.storage.waits import share_waits
 from utils.cpu_cores import CoreShare
 from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS, kill_children
@@ -62,8 +63,9 @@ def worker_context() -> multiprocessing.context.BaseContext:
     return context
 
 
-def exit_with_rank(worker: int) -> None:
+def start_worker(told_at: ctypes.c_double, worker: int) -> None:
     """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank."""
+    share_waits(told_at)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
