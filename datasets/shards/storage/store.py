@@ -12,10 +12,10 @@ from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.files import LocalFiles, RemoteFiles
 from datasets.shards.storage.store_errors import (
-    CHANGED,
     STORE_ERRORS,
     RangesNotSupported,
     StoreError,
+    changed,
     describe,
 )
 from datasets.shards.storage.waits import tell_wait
@@ -121,7 +121,8 @@ class ShardStore:
             raise self._changed(shard.name)
 
     def _changed(self, name: str) -> StoreError:
-        return StoreError(f"{self.url(name)}: {CHANGED.text}; {CHANGED.fix}")
+        text, fix, _ = changed(self.root)
+        return StoreError(f"{self.url(name)}: {text}; {fix}")
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         attempts = _Attempts(self, name)
