@@ -15,6 +15,7 @@ from utils.memory_shortage import find_shortage
 from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
+_PROBE_WIDTH = 256  # of the weight whose moments are counted
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
 # The arguments that have a key of their own.
@@ -98,6 +99,18 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> s
     info = timm.optim.get_optimizer_info(_timm_name(chosen))
     lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
     return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
+
+
+def moments_per_parameter(options: Train) -> float:
+    """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
+    probe = nn.Linear(_PROBE_WIDTH, _PROBE_WIDTH, bias=False)
+    optimizer = build_optimizer(probe, options.model_copy(update={"layer_decay": None}))
+    probe.weight.grad = torch.ones_like(probe.weight)
+    with run_eagerly():
+        optimizer.step()
+    state = (value for values in optimizer.state.values() for value in values.values())
+    values = sum(value.numel() for value in state if isinstance(value, torch.Tensor) and value.dim())
+    return values / probe.weight.numel()
 
 
 def check_sharded_optimizer(options: Optimizer) -> None:
