@@ -98,8 +98,8 @@ def checkpoint_bytes(state: TrainState) -> int:
     """The size of the tensors of a checkpoint, over all ranks, with the moments that the first step makes."""
     saved, average = state.precision.weights.saved, state.average
     trained = sum(parameter.numel() for parameter in saved.parameters() if parameter.requires_grad)
-    moments = 4 * round(trained * moments_per_parameter(state.config.train))
-    return tensor_bytes([saved.state_dict(), average.module.state_dict() if average else {}]) + moments
+    models = [saved.state_dict(), average.module.state_dict() if average else {}]
+    return tensor_bytes(models) + 4 * round(trained * moments_per_parameter(state.config.train))
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

@@ -15,7 +15,6 @@ from utils.memory_shortage import find_shortage
 from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
-_PROBE_WIDTH = 256  # of the weight whose moments are counted
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
 # The arguments that have a key of their own.
@@ -103,14 +102,13 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> s
 
 def moments_per_parameter(options: Train) -> float:
     """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
-    probe = nn.Linear(_PROBE_WIDTH, _PROBE_WIDTH, bias=False)
+    probe = nn.Linear(256, 256, bias=False)
     optimizer = build_optimizer(probe, options.model_copy(update={"layer_decay": None}))
     probe.weight.grad = torch.ones_like(probe.weight)
     with run_eagerly():
         optimizer.step()
     state = (value for values in optimizer.state.values() for value in values.values())
-    values = sum(value.numel() for value in state if isinstance(value, torch.Tensor) and value.dim())
-    return values / probe.weight.numel()
+    return sum(one.numel() for one in state if isinstance(one, torch.Tensor) and one.dim()) / probe.weight.numel()
 
 
 def check_sharded_optimizer(options: Optimizer) -> None:
