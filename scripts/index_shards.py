@@ -3,8 +3,8 @@
     python scripts/index_shards.py -data_path=s3://bucket/imagenet -output index.safetensors
     aws s3 cp index.safetensors s3://bucket/imagenet/index.safetensors
 
-The file belongs beside the shards. Without -output it is written there if DATA_PATH is a folder. An index is only used
-for shards that have not changed; others are read again. An interrupted indexing is resumed.
+The file belongs beside the shards. Without -output it is written there if DATA_PATH is a folder. A shard is read unless
+a stored index has its present ETag or time. An interrupted indexing is resumed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)
     if output is None:
         raise UserError(f"{root}: is not a folder of this host; give a file with -output, and copy it there")
-    shards = TarShards(config.data)
+    shards = TarShards(config.data, assume=False)
     try:
         write_index(output, shards.index)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Reads batches, with or without worker processes, and copies them to the device."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from datasets.loading.workers import (
     POLL_SECONDS,
     SHARED_MEMORY_FIX,
     default_num_workers,
-    exit_with_rank,
     iter_with_timeout,
+    start_worker,
 )
+from datasets.shards.storage.waits import share_waits
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.cpu_cores import own_share
@@ -131,7 +133,7 @@ class Loader:
             prefetch_factor=PREFETCH_FACTOR if workers else None,
             timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
-            worker_init_fn=exit_with_rank,
+            worker_init_fn=partial(start_worker, share_waits()) if workers else None,
             multiprocessing_context="forkserver" if workers else None,
         )
         if workers:

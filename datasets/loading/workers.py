@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from datasets.shards.storage.waits import share_waits
 from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
 from utils.signals import kill_children
@@ -42,8 +43,9 @@ def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
     return max(1, min(_MAX_WORKERS, share.cores - _MAIN_PROCESS_CORES if on_gpu else share.cores))
 
 
-def exit_with_rank(worker: int) -> None:
+def start_worker(told_at: ctypes.c_double, worker: int) -> None:
     """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank."""
+    share_waits(told_at)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -21,17 +21,17 @@ START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then 
 
 
 class TarShards:
-    """A data set of tar shards, found and indexed once for all of its splits; `notes` are for the log.
+    """A data set of tar shards, found and indexed (see `open_index`) once for all splits; `notes` are for the log.
 
     Raises:
         UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
-    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
+    def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
         self._data, self._splitter = data, splitter or Splitter(data)
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
-        self.index, self.notes = open_index(store, shards, folder, self.found.label_key)
+        self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume)
         has_cache = data.cache_gb > 0 and not store.is_local
         cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)

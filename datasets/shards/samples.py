@@ -10,8 +10,10 @@ import numpy as np
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
+from datasets.shards.indexing.index import INDEX_NAME
 from datasets.shards.reader import FIX, Read, ShardReader
 from datasets.shards.shard import Shard
+from datasets.shards.storage.store_errors import changed
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import EncodedImages, read_error
@@ -95,7 +97,8 @@ class TarSamples(EncodedImages):
         if self._is_intact(index, data):
             return data
         store.check_unchanged(shard)
-        raise BadImage(self.name(index), "is damaged (its checksum does not match)", FIX)
+        or_else = f"; or, if it is newer than {INDEX_NAME}, {changed(store.root).fix}" if shard.is_assumed else ""
+        raise BadImage(self.name(index), "is damaged (its checksum does not match)", FIX + or_else)
 
     def _is_intact(self, index: int, data: bytes) -> bool:
         return len(data) == self._arrays["lengths"][index] and zlib.crc32(data) == self._arrays["crcs"][index]

@@ -1,5 +1,6 @@
 """The training command."""
 
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.run.loggers.group import check_loggers
 from engine.run.result import write_result
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
+from engine.training.snapshot import checkpoint_bytes
 from engine.training.trainer import Trainer
 from utils.columns import format_duration
 from utils.distributed import ProcessContext
@@ -81,6 +83,7 @@ def _open_trainer(
     if context.is_main:
         write_classes(run.folder, describe_data(config.data, run.class_names))
         write_held_out(run.folder, splits.split)
+        logger.note(_disk_note(checkpoint_bytes(run.state), config.keep_checkpoints, run.folder))
     saved: dict[str, Any] = {}
     if found:
         progress = position.progress
@@ -94,6 +97,14 @@ def _open_trainer(
 
 def _resume_from_anywhere(command: Command, folder: Path, *options: str) -> str:
     return next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
+
+
+def _disk_note(num_bytes: int, keep: int, folder: Path) -> str:
+    """The size of a checkpoint and the free space; a warning if two do not fit. keep: periodic ones."""
+    size, free = num_bytes / 1e6, shutil.disk_usage(folder).free / 1e6
+    note = f"Checkpoints: {size:,.1f} MB each, at most {3 + keep} kept, {free:,.1f} MB free in {folder}"
+    fix = "fewer than two fit; free space, or choose another folder with -output"
+    return f"Warning: {note}: {fix}" if free < 2 * size else note
 
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:

@@ -32,7 +32,7 @@ from engine.training.run_data import DataSplits, build_batches
 from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
 from utils.device import cpu_warning
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, call_on_main
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,8 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
     logger.record(splits.preprocessing)
     if splits.split:
         logger.info(f"----- Data: the held-out images are listed in {HELD_OUT_FILE}, SHA-256 {splits.split.digest}")
-    if context.is_main:
-        for note in notes_on(splits.train, splits.val, splits.test):
-            logger.note(f"Data: {note}")
+    for note in call_on_main(lambda: notes_on(splits.train, splits.val, splits.test), context) or []:  # may read images
+        logger.note(f"Data: {note}")
 
 
 def _warnings(state: TrainState) -> list[str]:

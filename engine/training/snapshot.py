@@ -18,8 +18,9 @@ from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger
-from engine.training.optimization.optimizer import set_lr
+from engine.training.optimization.optimizer import moments_per_parameter, set_lr
 from engine.training.state import TrainState
+from utils.atomic_file import tensor_bytes
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.metrics import Metrics
@@ -92,6 +93,14 @@ def take_snapshot(
         **describe_data(config.data, class_names),
         ENTRY: split,
     }
+
+
+def checkpoint_bytes(state: TrainState) -> int:
+    """The size of the tensors of a checkpoint, over all ranks, with the moments that the first step makes."""
+    saved, average = state.precision.weights.saved, state.average
+    trained = sum(parameter.numel() for parameter in saved.parameters() if parameter.requires_grad)
+    models = [saved.state_dict(), average.module.state_dict() if average else {}]
+    return tensor_bytes(models) + 4 * round(trained * moments_per_parameter(state.config.train))
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

@@ -10,7 +10,7 @@ from configs.schema import Config, Train
 from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import count_parameters, training_flops
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, build_optimizer
+from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
 from models.attention import EXPLICIT
 from models.build import build_model
 from scripts.planning.activations import PassMemory, measure_passes
@@ -18,7 +18,6 @@ from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
 GPU, _META = torch.device("cuda"), torch.device("meta")
-_PROBE_WIDTH = 256  # of the weight whose moments are counted
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,3 @@ def _block_sizes(model: nn.Module) -> list[int]:
         counted |= set(own)
         sizes.append(sum(own.values()))
     return sizes
-
-
-def moments_per_parameter(options: Train) -> float:
-    """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
-    probe = nn.Linear(_PROBE_WIDTH, _PROBE_WIDTH, bias=False)
-    optimizer = build_optimizer(probe, options.model_copy(update={"layer_decay": None}))
-    probe.weight.grad = torch.ones_like(probe.weight)
-    optimizer.step()
-    state = (value for values in optimizer.state.values() for value in values.values())
-    values = sum(value.numel() for value in state if isinstance(value, torch.Tensor) and value.dim())
-    return values / probe.weight.numel()

@@ -1,15 +1,21 @@
 """`scripts/index_shards.py`: the index of a folder and of a web server, and its use beside the shards."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from test_layers import loaded_with
 
+from configs.schema import Data
+from datasets.decoding.bad_images import BadImage
+from datasets.shards.data_set import TarShards
 from datasets.shards.indexing import build
-from datasets.shards.indexing.index import INDEX_NAME, read_index
+from datasets.shards.indexing.build import open_index
+from datasets.shards.indexing.index import INDEX_NAME, read_index, write_index
+from datasets.shards.storage.store import ShardStore
 from scripts.index_shards import main
 from tests.datasets.shards.fault_server import fault_server
-from tests.datasets.shards.tar_files import write_shards
+from tests.datasets.shards.tar_files import jpeg, write_shard, write_shards
 from utils.errors import UserError
 
 
@@ -45,6 +51,30 @@ def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, m
         monkeypatch.setattr(build, "read_records", None)
         assert main(flags(pattern, tmp_path / "other", f"-output={tmp_path / 'again'}")) == 0
     assert (tmp_path / "again").stat().st_size == (folder / INDEX_NAME).stat().st_size
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_shard_is_replaced_beside_an_index_without_versions(folder, tmp_path, is_local):
+    """The error names the command that indexes it again."""
+    store = ShardStore(str(folder), 5.0)
+    index, _ = open_index(store, store.head(["train-0000.tar", "train-0001.tar", "val-0000.tar"]), tmp_path / "cache")
+    without_versions = [shard._replace(version=None) for shard in index.shards]
+    write_index(folder / INDEX_NAME, replace(index, shards=without_versions))
+    size = (folder / "train-0001.tar").stat().st_size
+    write_shard(folder / "train-0001.tar", range(30, 40))
+    assert (folder / "train-0001.tar").stat().st_size == size
+    with fault_server(folder) as server:
+        root = folder if is_local else f"{server.url}/{{train-{{0000,0001}},val-0000}}.tar"
+        data = Data.model_validate({"DATA_PATH": str(root), "CACHE_DIR": str(tmp_path / "cache")})
+        train = TarShards(data).samples("train")
+        assert train.read_bytes(9) == jpeg(9)
+        url = folder if is_local else server.url
+        with pytest.raises(BadImage, match=rf"000010.jpg: .* python scripts/index_shards\.py -data_path={url}"):
+            train.read_bytes(10)
+        assert main(flags(root, tmp_path, f"-output={folder / INDEX_NAME}")) == 0
+        for cache in ("cache", "other"):
+            train = TarShards(data.model_copy(update={"cache_dir": str(tmp_path / cache)})).samples("train")
+            assert train.read_bytes(10) == jpeg(30) and not any(shard.is_assumed for shard in train.shards)
 
 
 def test_the_tools_without_the_packages_of_tar(folder, tmp_path, monkeypatch):

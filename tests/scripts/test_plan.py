@@ -12,12 +12,13 @@ from torch import nn
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Parallel
 from engine.precision.policy import Precision
+from engine.training.optimization.optimizer import moments_per_parameter
 from scripts import plan
 from scripts.planning.activations import measure_passes
 from scripts.planning.calibration import calibrate, find_mfu
 from scripts.planning.devices import Cluster, parse_cluster
 from scripts.planning.estimate import Strategy, estimate, strategies
-from scripts.planning.workload import Workload, measure_workload, moments_per_parameter
+from scripts.planning.workload import Workload, measure_workload
 from utils.errors import UserError
 
 TINY = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", *TINY_VIT]

@@ -28,7 +28,7 @@ _MAX_THREADS = 16
 
 
 def open_index(
-    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str = ""
+    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str = "", assume: bool = True
 ) -> tuple[Index, list[str]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
@@ -36,12 +36,13 @@ def open_index(
     read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
     folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
     now. Several processes of a host build an index once. `label_key`: see `find_label`.
+    assume: uses rows without a version that can be compared, such as those of `make_shards.py`; else reads the shard.
 
     Raises:
         UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
             cannot be stored.
     """
-    stored, path = _StoredRows(shards, label_key), cached_index(store, cache_dir)
+    stored, path = _StoredRows(shards, label_key, assume), cached_index(store, cache_dir)
     stored.add_file(path)
     if store.is_local:
         beside = Path(store.root, INDEX_NAME)
@@ -68,8 +69,8 @@ def cached_index(store: ShardStore, cache_dir: Path) -> Path:
 class _StoredRows:
     """Collects the rows of the wanted shards from stored indexes, and the rows of other shards in them."""
 
-    def __init__(self, shards: Sequence[Shard], label_key: str) -> None:
-        self.label_key = label_key
+    def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool) -> None:
+        self.label_key, self.assume = label_key, assume
         self.notes: list[str] = []
         self.indexes: dict[str, Index] = {}  # of one shard each
         self._wanted = {shard.name: shard for shard in shards}
@@ -95,8 +96,10 @@ class _StoredRows:
             return
         for position, shard in enumerate(index.shards):
             current = self._wanted.get(shard.name, shard)
-            if current.is_same_as(shard):
-                self.indexes[shard.name] = replace(index.of_shard(position), shards=[current])
+            is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
+            if current.is_same_as(shard) and (not is_assumed or (self.assume and shard.name not in self.indexes)):
+                shards = [current._replace(is_assumed=is_assumed)]
+                self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
 
     def missing(self) -> list[Shard]:
         return [shard for name, shard in self._wanted.items() if name not in self.indexes]

@@ -1,8 +1,5 @@
 """Reads the bytes of shards in a folder, on a web server, in S3 or GCS: the same methods, errors and retries."""
 
-import multiprocessing
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,20 +12,18 @@ from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.files import LocalFiles, RemoteFiles
 from datasets.shards.storage.store_errors import (
-    CHANGED,
     STORE_ERRORS,
     RangesNotSupported,
     StoreError,
+    changed,
     describe,
 )
+from datasets.shards.storage.waits import tell_wait
 from utils.threads import DaemonPool
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
-_told_at = float("-inf")  # when the last line about a wait was printed
-_telling = threading.Lock()
 
 
 class ShardStore:
@@ -126,7 +121,8 @@ class ShardStore:
             raise self._changed(shard.name)
 
     def _changed(self, name: str) -> StoreError:
-        return StoreError(f"{self.url(name)}: {CHANGED.text}; {CHANGED.fix}")
+        text, fix, _ = changed(self.root)
+        return StoreError(f"{self.url(name)}: {text}; {fix}")
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         attempts = _Attempts(self, name)
@@ -158,17 +154,6 @@ class _Attempts:
         if waited + self.pause_seconds > min(problem.retry_seconds, self.max_seconds):
             tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
             raise StoreError(f"{self.url}: {problem.text}{tried}; {problem.fix}") from None
-        _tell_user(f"waiting for {self.url}: {problem.text}", waited)
+        tell_wait(f"waiting for {self.url}: {problem.text}", waited)
         time.sleep(self.pause_seconds)
         self.pause_seconds = min(2 * self.pause_seconds, _MAX_PAUSE_SECONDS)
-
-
-def _tell_user(message: str, waited_seconds: float) -> None:
-    """Prints a line if a wait is long, one in half a minute, and none in loading workers, which wait for the same."""
-    global _told_at
-    if waited_seconds < _SILENT_SECONDS or multiprocessing.parent_process():
-        return
-    with _telling:
-        if time.monotonic() - _told_at > _TELL_SECONDS:
-            _told_at = time.monotonic()
-            print(f"----- {message}", file=sys.stderr, flush=True)

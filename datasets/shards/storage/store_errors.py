@@ -5,6 +5,7 @@ The text of a library's error is never shown: it contains the answer of the serv
 
 import math
 import re
+import shlex
 from typing import NamedTuple
 
 from obstore.exceptions import (
@@ -15,6 +16,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
+from datasets.shards.location import is_local
 from utils.errors import Unavailable
 
 # ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
@@ -45,7 +47,6 @@ class Problem(NamedTuple):
     retry_seconds: float = 0.0
 
 
-CHANGED = Problem("has changed since it was indexed", "start the run again, which indexes it again")
 _NETWORK = "check the network and the server, then resume"
 _METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
 _METADATA_SECONDS = 15.0
@@ -64,6 +65,13 @@ _PROBLEMS = {
 _UNKNOWN = Problem("the connection fails", _NETWORK, math.inf)
 
 
+def changed(root: str) -> Problem:
+    """A shard of this `root` is another one than its index describes."""
+    copy = "" if is_local(root) else " -output index.safetensors, copy this file to the shards"
+    command = f"python scripts/index_shards.py -data_path={shlex.quote(root)}{copy}"
+    return Problem("has changed since it was indexed", f"index it again: {command}, then resume")
+
+
 def describe(error: Exception, root: str) -> Problem:
     """Describes an error of obstore or of the operating system, in a store with this `root`."""
     credentials = _CREDENTIALS.get(root.partition("://")[0], "use a server without a login")
@@ -74,16 +82,16 @@ def describe(error: Exception, root: str) -> Problem:
         UnauthenticatedError: Problem("the server asks for credentials (status 401)", credentials),
         PermissionDeniedError: Problem("access is refused (status 403)", f"check the URL, or {credentials}"),
         NotSupportedError: Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them"),
-        PreconditionError: CHANGED,
+        PreconditionError: changed(root),
         ValueError: Problem("is not a valid name or URL", _CHECK),
     }
     known = (problem for kind, problem in problems.items() if isinstance(error, kind))
-    return next(known, None) or _describe_text(str(error), credentials)
+    return next(known, None) or _describe_text(str(error), credentials, root)
 
 
-def _describe_text(text: str, credentials: str) -> Problem:
+def _describe_text(text: str, credentials: str, root: str) -> Problem:
     if _BEYOND_END.search(text):
-        return CHANGED
+        return changed(root)
     status = _STATUS.search(text)
     if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
         is_answer = status and not status[1].startswith("5")

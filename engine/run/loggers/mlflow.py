@@ -1,11 +1,14 @@
 """MLflow. Its environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...) work as documented there."""
 
 from collections.abc import Callable, Mapping
+from threading import Timer
 from typing import Any
 
 from engine.run.facts import read_environment
 from engine.run.loggers.logger import LoggedRun
 from utils.errors import hide_passwords
+
+_ANSWER_SECONDS = 5.0  # MLflow itself tries again for four minutes
 
 
 class MlflowLogger:
@@ -25,10 +28,17 @@ class MlflowLogger:
         self._log, self._mlflow = log, mlflow
 
     def start(self, run: LoggedRun) -> None:
-        known_id = run.known_id("mlflow")
-        started = self._mlflow.start_run(run_id=known_id, run_name=run.folder.name)
+        known_id, server = run.known_id("mlflow"), hide_passwords(self._mlflow.get_tracking_uri())
+        problem = f"no answer from {server} in {_ANSWER_SECONDS:g} s; check it; training goes on, and it is tried again"
+        warning = Timer(_ANSWER_SECONDS, self._log, [f"----- Warning: LOGGERS: mlflow: {problem}"])
+        warning.daemon = True
+        warning.start()
+        try:
+            started = self._mlflow.start_run(run_id=known_id, run_name=run.folder.name)
+        finally:
+            warning.cancel()
         run.store_id("mlflow", started.info.run_id)
-        self._log(f"----- mlflow: run {started.info.run_id}, {hide_passwords(self._mlflow.get_tracking_uri())}")
+        self._log(f"----- mlflow: run {started.info.run_id}, {server}")
         if not known_id:  # MLflow refuses to change a parameter
             self._mlflow.log_params(dict(run.hyperparameters))
         self._mlflow.log_text(run.options, "config.yaml")

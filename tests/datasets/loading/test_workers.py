@@ -1,6 +1,7 @@
 """Errors about loading workers that die, hang or run out of memory; no worker outlives its run."""
 
 import gc
+import math
 import os
 import pickle
 import signal
@@ -23,7 +24,9 @@ from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.workers import default_num_workers, worker_context
+from datasets.loading.worker_server import start_worker_server
+from datasets.loading.workers import default_num_workers
+from datasets.shards.storage import waits
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.cpu_cores import CoreShare
@@ -36,7 +39,7 @@ CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 class Images(FakeImages):
-    """Noise; reading the image 100 fails or hangs."""
+    """Noise; reading the image 100 fails or hangs, or each image waits for a server."""
 
     def __init__(self, fault: str = "none") -> None:
         super().__init__(num_samples=400, num_classes=2, size=8)
@@ -47,6 +50,8 @@ class Images(FakeImages):
             raise RuntimeError("a bug")
         if index == 100 and self.fault == "a hanging disk":
             time.sleep(1000)
+        if self.fault == "a wait for a server":
+            waits.tell_wait("waiting for http://host/a.tar", waited_seconds=100.0)
         return super().open(index, channels)
 
 
@@ -121,6 +126,17 @@ def test_the_rank_waits_for_a_slow_worker():
     script = f"import os, time; time.sleep(1.5); [os.kill(worker, {signal.SIGCONT}) for worker in {workers}]"
     with subprocess.Popen([sys.executable, "-c", script]):
         assert len(list(batches)) == 98
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_rank_share_the_time_of_the_last_line_about_a_wait():
+    loader, now = loader_of(Images("a wait for a server")), time.monotonic()
+    told_at = waits._told_at
+    for before, is_printed in ((now + 1000, False), (-math.inf, True)):
+        told_at.value = before
+        assert len(list(loader)) == 100
+        assert (told_at.value != before) == is_printed
+    assert now < told_at.value < time.monotonic()
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
@@ -200,7 +216,7 @@ def test_a_folder_in_which_no_socket_can_be_opened(monkeypatch):
     monkeypatch.setattr("multiprocessing.forkserver.ensure_running", too_long)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(UserError, match=r"^TMPDIR: .*path too long.*-num_workers=0"):
-        worker_context()
+        start_worker_server()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 

@@ -1,11 +1,13 @@
+import math
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_double
 
 import pytest
 
 from datasets.shards.shard import Shard
-from datasets.shards.storage import store as store_module
+from datasets.shards.storage import waits
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported, StoreError
 from scripts.benchmarks.range_server import etag
@@ -152,8 +154,8 @@ def test_server_without_ranges(server, store):
 
 
 def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(store_module, "_SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(store_module, "_told_at", float("-inf"))
+    monkeypatch.setattr(waits, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "_told_at", c_double(-math.inf))
     with fault_server(tmp_path) as server:
         url = server.url
     with pytest.raises(StoreError, match="connection is refused"):

@@ -43,9 +43,14 @@ def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:
     return {"unbroken": unbroken, "back": back, **copies}
 
 
-def train(output: Path, context: ProcessContext) -> Path:
+def train_wide(context: ProcessContext, output: Path) -> Path:
+    """One step of a model whose tensors are nearly all of a checkpoint."""
+    return train(output, context, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1")
+
+
+def train(output: Path, context: ProcessContext, *options: str) -> Path:
     batch_size = f"-batch_size={96 // context.world_size}"
-    argv = ["-dataset=digits", batch_size, f"-output={output}", "-opts", *OPTIONS, "PARALLEL.STRATEGY=fsdp"]
+    argv = ["-dataset=digits", batch_size, f"-output={output}", "-opts", *OPTIONS, "PARALLEL.STRATEGY=fsdp", *options]
     assert run(parse_command_line(argv), context) == 0
     (folder,) = output.iterdir()
     return folder

@@ -24,6 +24,7 @@ from engine.run.facts import read_environment
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup, check_loggers
 from engine.run.loggers.logger import BackgroundLogger, LoggedRun
+from engine.run.loggers.mlflow import MlflowLogger
 from utils.errors import UserError
 from utils.tables import read_rows
 
@@ -177,6 +178,19 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
     (warning,) = use(slow, tmp_path, 0.01)
     assert "LOGGERS: wandb: " in warning and "0.01 s" in warning
     slow.released.set()
+
+
+def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypatch, libraries):
+    lines, warned = [], threading.Event()
+    logger = MlflowLogger(lambda line: (lines.append(line), warned.set()))
+    logger.start(LoggedRun(tmp_path, 0, "", {}))
+    assert len(lines) == 1 and "mlflow-id" in lines[0]
+    monkeypatch.setattr("engine.run.loggers.mlflow._ANSWER_SECONDS", 0.01)
+    warned.clear()
+    libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        logger.start(LoggedRun(tmp_path, 0, "", {}))
+    assert lines[1:] == [lines[1]] and "Warning: LOGGERS: mlflow: no answer from https://***@host:5000" in lines[1]
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, cpu, capsys):

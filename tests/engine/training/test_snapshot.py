@@ -1,5 +1,13 @@
-"""The best evaluation of a run."""
+"""The best evaluation of a run; the size of its checkpoints, before there is one."""
 
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import train
+
+from engine.commands.train import _disk_note
 from engine.training.snapshot import Best
 from utils.metrics import Metrics
 
@@ -12,3 +20,26 @@ def test_a_tie_in_top1_is_broken_by_the_lower_loss():
     assert not best.is_beaten_by(Metrics(loss=0.1, top1=49.0, top5=90.0, samples=8))
     unknown = Best.of(Metrics(loss=float("nan"), top1=50.0, top5=90.0, samples=8), epoch=1)
     assert unknown.loss is None and not unknown.is_beaten_by(Metrics(loss=0.1, top1=50.0, top5=90.0, samples=8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["TRAIN.MODEL_EMA=true"],
+        ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.FREEZE_BACKBONE=true"],
+        ["-amp", "-opts", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
+    ],
+)
+def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, options):
+    flags = options[:1] if options[0].startswith("-") else []
+    folder = train([*flags, *digits_argv, *options[2 * len(flags) :], "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"], cpu)
+    train([*flags, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
+    sizes = re.findall(r"----- Checkpoints: ([\d.]+) MB", (folder / "log.txt").read_text())
+    real = (folder / "last.pth").stat().st_size / 1e6
+    assert [float(size) for size in sizes] == [pytest.approx(real, rel=0.05)] * 2
+
+
+def test_a_disk_without_room_for_two_checkpoints(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, 2 * 10**6))
+    assert "Warning" not in _disk_note(10**6, 3, Path("run"))
+    assert _disk_note(10**6 + 1, 3, Path("run")).startswith("Warning: Checkpoints: 1.0 MB")

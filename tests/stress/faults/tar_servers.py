@@ -88,7 +88,7 @@ def _absent_servers() -> list[Fault]:
 
     with_worker = "DATA.NUM_WORKERS=1"
     lost = r"http://127\.0\.0\.1:\d+/\S+\.tar: .*, after \d+ s of attempts; check the network and the server, then"
-    other = r"train-000\d\.tar: has changed since it was indexed; start the run again"
+    other = r"train-000\d\.tar: has changed since it was indexed; index it again: python scripts/index_shards.py"
     long_timeout, short_timeout = served(with_worker, "TIMEOUT_SECONDS=60"), served(with_worker, SHORT_TIMEOUT)
     return [
         finished("tar server: away for 20 s", long_timeout, act=away, check=is_equal(), waits=True),
