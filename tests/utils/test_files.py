@@ -97,7 +97,7 @@ def test_first_final_state_is_kept(tmp_path):
     main.update(state="interrupted", signal="SIGTERM")
     status = read_status(tmp_path)
     assert (status["state"], status["message"]) == ("failed", "3.jpg: is no image")
-    assert status["checkpoint"] == "last.pth" and "signal" not in status
+    assert status["checkpoint"] == "last.pth" and status["signal"] is None
     RunStatus(tmp_path, 2).begin()  # resumed
     assert read_status(tmp_path)["state"] == "running"
 
