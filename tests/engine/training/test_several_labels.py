@@ -51,7 +51,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert "class weights from" in log and "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]
     assert best.keys() == {"mean_ap", "epoch", "loss"} and best["mean_ap"] == result["mean_ap"]
-    assert result["test"].keys() == {"mean_ap", "loss", "samples"} and result["test"]["samples"] == 19
+    assert result["test"]["mean_ap"] > 0 and result["test"]["samples"] == 19 and result["test"]["top1"] is None
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
     evaluated = only_run(tmp_path / "eval", "eval")
     # an evaluation takes the best checkpoint
