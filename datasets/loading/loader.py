@@ -12,6 +12,7 @@ from configs.schema import Data
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.waits import share_waits
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -20,7 +21,6 @@ from datasets.loading.workers import (
     iter_with_timeout,
     start_worker,
 )
-from datasets.shards.storage.waits import share_waits
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.cpu_cores import own_share

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from datasets.shards.storage.waits import share_waits
+from datasets.loading.waits import share_waits
 from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
 from utils.signals import kill_children

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
+from datasets.loading.waits import tell_wait
 from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.files import LocalFiles, RemoteFiles
@@ -18,7 +19,6 @@ from datasets.shards.storage.store_errors import (
     changed,
     describe,
 )
-from datasets.shards.storage.waits import tell_wait
 from utils.threads import DaemonPool
 
 _T = TypeVar("_T")

@@ -6,8 +6,8 @@ from ctypes import c_double
 
 import pytest
 
+from datasets.loading import waits
 from datasets.shards.shard import Shard
-from datasets.shards.storage import waits
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported, StoreError
 from scripts.benchmarks.range_server import etag
