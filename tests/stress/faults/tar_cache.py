@@ -55,7 +55,7 @@ def _cache_faults() -> list[Fault]:
     two_runs = '"$@" & first=$!; "$@"; status=$?; wait $first && exit $status'
     once = all_of(is_equal(runs=2), _downloads(most=1))
     by_ranks = {"script": MULTI, "check": all_of(is_equal(ranks=2), _downloads(most=1), _nothing_left)}
-    no_room, not_written = r"has no room for more shards .*DATA\.CACHE_GB", r"cannot be written \(No space left"
+    no_room, not_written = r"no room for more shards .*DATA\.CACHE_GB", r"cannot be written \(No space left"
     killed_ranks = served(CACHE, flags=("-ngpus=2",), answer=slow_downloads)
     resumes = all_of(resumed(2, CACHE), _nothing_left)
     return [
