@@ -161,8 +161,8 @@ def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, fo
         program = entry_program(options, flags.interval, folder, [] if flags.loader else None)
         figures = run_turn(program, flags.warmup, flags.steps, flags.limit, batch_size * accum_iter)
         if flags.memory_gb and figures["peak_memory_bytes"] > 1e9 * flags.memory_gb:
-            needed = figures["peak_memory_bytes"] / 1e9
-            raise UserError(f"out of memory: needs {needed:.2f} GB of {flags.memory_gb:g} GB")
+            needed = f"{figures['peak_memory_bytes'] / 1e9:.2f}"
+            raise UserError(f"out of memory: needs {needed} GB of {flags.memory_gb:g} GB")
         return figures
 
     figures = run(size)
