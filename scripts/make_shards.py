@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -93,11 +92,7 @@ class PlannedSplit:
             sha256.update(row.encode("utf-8", "surrogateescape"))
         return {"num_samples": len(self.order), "sha256": sha256.hexdigest()}
 
-    def read(self, start: int, bad_images: BadImageList) -> Iterator[Sample]:
-        """Reads the samples from position `start` on."""
-        return read_usable(self._read, range(start, len(self.order)), self.data, self.name, bad_images)
-
-    def _read(self, position: int) -> Sample:
+    def read(self, position: int) -> Sample:
         index = int(self.order[position])
         encoded = self.samples.read_bytes(index)
         decode_image(encoded, self.data.image_channels, self.samples.name(index))
@@ -120,7 +115,7 @@ def write_split(
             break  # it lacks images
         shards.append(shard)
         position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
-    samples = split.read(position, bad_images)
+    samples = read_usable(split.read, range(position, len(split.order)), split.data, split.name, bad_images)
     sample = next(samples, None)
     while sample:
         shard, sample = write_shard(path, position, sample, samples, max_bytes)

@@ -93,14 +93,12 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.set_defaults(**document.defaults if document else {})
     flags, rest = split_flags(parser, argv)
     given, table = entry_parser(SCRIPT).parse_args(rest), flags.table
-    if table == "colossalai" and visible_gpus():
-        flags.memory_gb = flags.memory_gb or torch.cuda.get_device_properties(0).total_memory / 1e9
-    is_random = not (flags.loader or flags.accuracy)
+    is_random, on_gpu = not (flags.loader or flags.accuracy), visible_gpus() > 0
     refused = {
         "-table: remove -modes and -accuracy; it has its own modes": table and (flags.modes or flags.accuracy),
-        "-table paddle: remove the other flags; it trains its own network": table == "paddle" and rest,
+        "-table paddle: remove -loader and flags of training": table == "paddle" and (rest or flags.loader),
         "-table caltech256: remove -batch_size; it has 256 and 512": table == "caltech256" and given.batch_size,
-        "-table colossalai: give -memory_gb; a CPU has no limit": table == "colossalai" and not flags.memory_gb,
+        "-table colossalai: on a CPU, give -memory_gb": table == "colossalai" and not (flags.memory_gb or on_gpu),
         "-epochs: is a flag of -accuracy; add it": flags.epochs and not flags.accuracy,
         "-dataset, -data_path: add -loader; the images are random": is_random and (given.dataset or given.data_path),
     }
@@ -168,7 +166,8 @@ def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, fo
     figures = run(size)
     figures["seconds"] = 100 * size / figures[SPEED]
     if flags.table == "colossalai":
-        figures |= largest_batch(run, size, figures, 1e9 * flags.memory_gb)
+        limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
+        figures |= largest_batch(run, size, figures, limit)
     return figures
 
 
