@@ -68,7 +68,7 @@ class Amp(Section):
     @classmethod
     def _check_level(cls, level: Any) -> Any:
         if isinstance(level, str) and (preset := {"O0": "fp32"}.get(level, level)) in PRESETS:
-            raise ValueError(f"is no level; write AMP.PRESET={preset}")
+            raise ValueError(f"not a level; write AMP.PRESET={preset}")
         return level
 
     @model_validator(mode="after")
