@@ -135,7 +135,7 @@ def _unused_amp_keys(given: OptionLayers) -> list[str]:
     amp = given.values.get("AMP")
     if not isinstance(amp, dict) or amp.get("ENABLED") is True:
         return []
-    needed = (key for key in amp if key not in ("ENABLED", "TF32", "MAX_SKIPPED_STEPS"))
+    needed = (key for key in amp if key not in ("ENABLED", "PRESET", "TF32", "MAX_SKIPPED_STEPS"))
     unused = [f"AMP.{key}" for key in needed if given.origin(("AMP", key)) == "-opts: "]
     return [f"{', '.join(unused)}: no effect without -amp"] if unused else []
 

@@ -16,21 +16,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Parser
-from scripts.flags import find_source, split_flags, split_sources
+from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/average_checkpoints.py"
-REMOVED = {
-    "best": "all checkpoints of the run are tried; python scripts/average_checkpoints.py RUN",
-    "greedy": "name the runs without it: python scripts/average_checkpoints.py RUN RUN",
-}
 
 
 def main(argv: list[str]) -> int:
     paths, argv = split_sources(argv)
-    flags, rest = split_flags(_parser(), argv, REMOVED)
+    flags, rest = split_flags(_parser(), argv)
     sources = list(dict.fromkeys(map(find_source, paths)))
     if not sources or (len(sources) == 1 and not sources[0].is_dir()):
         raise UserError("give the folder of a run, or several runs or weight files, as the first arguments")
@@ -47,14 +42,11 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=SCRIPT,
-        usage="%(prog)s RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]",
-        description="Averages the checkpoints of RUN, or the best weights of several runs or files, as long as the "
-        "validation top-1 does not fall.",
-    )
+    usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
+    what = "the checkpoints of RUN, or the best weights of several runs or files"
+    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, as long as the top-1 does not fall.")
     output = "checkpoint to write (default: average.pth in the first run's folder)"
-    parser.add_argument("-output", "--output", type=Path, metavar="FILE", help=output)
+    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     return parser
 
 

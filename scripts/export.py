@@ -16,9 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Parser
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
-from scripts.flags import find_source, split_flags, split_sources
+from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
 from utils.packages import require
 from utils.processes.entry import run_and_report_errors
@@ -49,25 +48,19 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=SCRIPT,
-        usage="%(prog)s RUN|FILE -format FORMAT [-output PATH] [-check NPZ|-no_check] [-no_paths] "
-        "[flags of main_single_gpu.py]",
-        description="Exports the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads, and "
-        "checks the result on validation images.",
-        epilog="All other flags, such as -cfg, -model, -data_path and -opts, are flags of main_single_gpu.py: see its "
-        "-h.",
-    )
+    usage = "RUN|FILE -format FORMAT [-output PATH] [-check NPZ|-no_check] [-no_paths] [flags of main_single_gpu.py]"
+    what = "the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads"
+    parser = script_parser("export.py", usage, f"Exports {what}, and checks the result on validation images.")
     formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())
-    parser.add_argument("-format", "--format", choices=FORMATS, help=formats)
+    add_flag(parser, "format", choices=FORMATS, help=formats)
     output = "file or folder to write (default: beside the weights, with their name)"
-    parser.add_argument("-output", "--output", type=Path, metavar="PATH", help=output)
+    add_flag(parser, "output", type=Path, metavar="PATH", help=output)
     check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
-    parser.add_argument("-check", "--check", type=Path, metavar="NPZ", help=check)
+    add_flag(parser, "check", type=Path, metavar="NPZ", help=check)
     no_check = "write the export without a comparison; needs no validation images"
-    parser.add_argument("-no_check", "--no_check", action="store_true", help=no_check)
+    add_flag(parser, "no_check", action="store_true", help=no_check)
     no_paths = "leave out the folder of the data and the names of its held-out images"
-    parser.add_argument("-no_paths", "--no_paths", action="store_true", help=no_paths)
+    add_flag(parser, "no_paths", action="store_true", help=no_paths)
     return parser
 
 

@@ -12,18 +12,19 @@ from utils.errors import UserError, did_you_mean
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 
-def flag_parser(script: str, description: str) -> argparse.ArgumentParser:
-    """A parser of a script's own flags, with `-json`; `split_flags` returns the other flags unparsed.
+def script_parser(script: str, usage: str, description: str) -> Parser:
+    """A parser of a script's own flags; `split_flags` returns the other flags unparsed.
 
     Args:
-        script: path below `scripts/`.
+        script: path below `scripts/`. usage: of its arguments.
     """
-    parser = Parser(
-        prog=f"scripts/{script}",
-        usage="%(prog)s -cfg FILE [flags] [flags of main_single_gpu.py]",
-        description=description,
-        epilog="All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h.",
-    )
+    epilog = "All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h."
+    return Parser(prog=f"scripts/{script}", usage=f"%(prog)s {usage}", description=description, epilog=epilog)
+
+
+def flag_parser(script: str, description: str) -> Parser:
+    """`script_parser` of a script whose figures `-json` writes to a file."""
+    parser = script_parser(script, "-cfg FILE [flags] [flags of main_single_gpu.py]", description)
     add_flag(parser, "json", type=new_file, metavar="FILE", help="also write the figures to this file")
     return parser
 

@@ -16,9 +16,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Parser
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
-from scripts.flags import add_flag, new_file, split_flags
+from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError
 from utils.packages import require
 from utils.processes.entry import run_and_report_errors
@@ -47,12 +46,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="scripts/index_shards.py",
-        usage="%(prog)s -data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]",
-        description="Indexes a data set of tar shards.",
-        epilog="-data_path and -opts, for DATA.CACHE_DIR, are flags of main_single_gpu.py.",
-    )
+    usage = "-data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]"  # such as DATA.CACHE_DIR
+    parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
     add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
     return parser
 

@@ -12,26 +12,23 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.flags import Parser
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.bad_images import BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
-from scripts.flags import add_flag, positive_number, split_flags
+from scripts.flags import add_flag, positive_number, script_parser, split_flags
 from scripts.packing.progress import Progress, open_progress
-from scripts.packing.source import parse_data, read_image_splits, read_in_order
+from scripts.packing.source import parse_data, read_image_splits, read_usable
 from scripts.packing.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
@@ -64,12 +61,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="scripts/make_shards.py",
-        usage="%(prog)s -output FOLDER [-shard_mb N] [data flags of main_single_gpu.py]",
-        description="Writes a data set as tar shards that WebDataset reads.",
-        epilog="Every other flag, such as -dataset or -opts KEY=VALUE, is main_single_gpu.py's: see its -h.",
-    )
+    usage = "-output FOLDER [-shard_mb N] [data flags of main_single_gpu.py]"
+    parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
     add_flag(
         parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help="size of a shard, MB (default: 256)"
@@ -99,11 +92,7 @@ class PlannedSplit:
             sha256.update(row.encode("utf-8", "surrogateescape"))
         return {"num_samples": len(self.order), "sha256": sha256.hexdigest()}
 
-    def read(self, start: int) -> Iterator[Sample | BadImage]:
-        """Reads the samples from position `start` on."""
-        return read_in_order(self._read, range(start, len(self.order)), self.data)
-
-    def _read(self, position: int) -> Sample:
+    def read(self, position: int) -> Sample:
         index = int(self.order[position])
         encoded = self.samples.read_bytes(index)
         decode_image(encoded, self.data.image_channels, self.samples.name(index))
@@ -126,7 +115,7 @@ def write_split(
             break  # it lacks images
         shards.append(shard)
         position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
-    samples = _usable(split, position, bad_images)
+    samples = read_usable(split.read, range(position, len(split.order)), split.data, split.name, bad_images)
     sample = next(samples, None)
     while sample:
         shard, sample = write_shard(path, position, sample, samples, max_bytes)
@@ -136,16 +125,6 @@ def write_split(
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
-
-
-def _usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> Iterator[Sample]:
-    """Yields the samples from position `start` on."""
-    images, total = split.read(start), len(split.order)
-    for image in tqdm(images, split.name, total, initial=start, unit="image", leave=False, disable=None):
-        if isinstance(image, BadImage):
-            bad_images.add([image])
-        else:
-            yield image
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:

@@ -15,27 +15,25 @@ import shutil
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.flags import Parser
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.bad_images import BadImageList
 from datasets.decoding.decode import decode_image
 from datasets.sources.arrays.mapped_arrays import save_arrays
 from datasets.sources.arrays.packed import CHECKSUMS, index_checksums
 from datasets.sources.arrays.strings import StringPacker, to_arrays
 from datasets.sources.samples import EncodedImages
 from datasets.transforms.crops import resize
-from scripts.flags import add_flag, positive, split_flags
-from scripts.packing.source import parse_data, read_image_splits, read_in_order
+from scripts.flags import add_flag, positive, script_parser, split_flags
+from scripts.packing.source import parse_data, read_image_splits, read_usable
 from utils.atomic_file import fsync_path, temporary_path
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
@@ -77,12 +75,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="scripts/pack_dataset.py",
-        usage="%(prog)s -output FOLDER [-size N] [data flags of main_single_gpu.py]",
-        description="Packs a data set into one file per split.",
-        epilog="Every other flag, such as -dataset or -opts KEY=VALUE, is main_single_gpu.py's: see its -h.",
-    )
+    usage = "-output FOLDER [-size N] [data flags of main_single_gpu.py]"
+    parser = script_parser("pack_dataset.py", usage, "Packs a data set into one file per split.")
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create")
     add_flag(parser, "size", type=positive, metavar="N", help="store pixels, the shorter side N (default: as encoded)")
     return parser
@@ -110,15 +104,8 @@ def pack(
         pixels = resize_shorter_side(image, size).permute(1, 2, 0).contiguous()
         return Packable(pixels.numpy().tobytes(), target, name, tuple(pixels.shape))
 
-    def usable() -> Iterator[Packable]:
-        images = read_in_order(packable, range(len(samples)), data)
-        for image in tqdm(images, split, len(samples), unit="image", leave=False, disable=None):
-            if isinstance(image, BadImage):
-                bad_images.add([image])
-            else:
-                yield image
-
-    count = write_packed(folder, split, samples.class_names, usable())
+    images = read_usable(packable, range(len(samples)), data, split, bad_images)
+    count = write_packed(folder, split, samples.class_names, images)
     if not count:
         raise UserError(f"{data.data_path}: no image of {split} can be used; nothing was packed")
     return count

@@ -15,18 +15,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Parser, add_flag
-from scripts.flags import positive, positive_number, split_flags
+from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/plan.py"
 IMAGENET_IMAGES = 1_281_167
-REMOVED = {"json": "the figures are printed"}
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv, REMOVED)
+    flags, rest = split_flags(_parser(), argv)
     if flags.devices is None:
         raise UserError("give the GPUs of a host with -devices, such as -devices 8xH100")
     config = parse_command_line(rest, SCRIPT).config
@@ -37,12 +35,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=SCRIPT,
-        usage="%(prog)s -devices NxGPU -cfg FILE [flags] [flags of main_single_gpu.py]",
-        description="Predicts the memory, the speed and the hours of a training run.",
-        epilog="All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h.",
-    )
+    usage = "-devices NxGPU -cfg FILE [flags] [flags of main_single_gpu.py]"
+    parser = script_parser("plan.py", usage, "Predicts the memory, the speed and the hours of a training run.")
     add_flag(parser, "devices", metavar="NxGPU", help="GPUs of a host, such as 8xH100")
     add_flag(parser, "nodes", type=positive, default=1, metavar="N", help="number of hosts (default: 1)")
     network = "Gbit/s of a host (default: as NVIDIA's DGX with this GPU, else 100 for 8 GPUs)"

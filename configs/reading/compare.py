@@ -13,7 +13,7 @@ from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
-_OF_HOST = ("DATA.DATA_PATH", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
+_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",

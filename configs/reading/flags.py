@@ -97,7 +97,7 @@ def add_flag(parser: Any, name: str, **options: Any) -> None:
 
 def _switch(text: str) -> bool:
     if text.lower() not in _SWITCH:
-        raise argparse.ArgumentTypeError(f"is {text[:80]!r}: must be yes or no")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not yes or no")
     return _SWITCH[text.lower()]
 
 

@@ -1,6 +1,6 @@
 """The section AMP."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -67,9 +67,8 @@ class Amp(Section):
     @field_validator("level", mode="before")
     @classmethod
     def _check_level(cls, level: Any) -> Any:
-        preset = {"O0": "fp32"}.get(level, level) if isinstance(level, str) else None
-        if preset in get_args(Preset):
-            raise ValueError(f"is no level; write AMP.PRESET={preset}")
+        if isinstance(level, str) and (preset := {"O0": "fp32"}.get(level, level)) in PRESETS:
+            raise ValueError(f"not a level; write AMP.PRESET={preset}")
         return level
 
     @model_validator(mode="after")

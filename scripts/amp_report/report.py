@@ -38,12 +38,11 @@ from utils.processes.entry import run_and_report_errors
 from utils.tables import markdown_table
 
 SCRIPT = "amp_report/report.py"
-REMOVED = {"compiled": "the report is of the eager model, whose ops have the same dtypes"}
 
 
 def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Reports the effects of mixed precision on a model, from one training pass.")
-    flags, rest = split_flags(parser, argv, REMOVED)
+    flags, rest = split_flags(parser, argv)
     report = inspect(parse_command_line(rest, SCRIPT).config, single_process())
     print(*texts(report), sep="\n\n")
     write_json(flags.json, report)

@@ -38,14 +38,10 @@ from utils.processes.entry import run_and_report_errors
 SCRIPT = "benchmarks/benchmark_gpu.py"
 DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]
 RESERVED_SECONDS = 15  # to stop the last part
-REMOVED = {
-    "cache": "compiled kernels stay in the folder TORCHINDUCTOR_CACHE_DIR",
-    "batch_sizes": "use -small_batch and -large_batch",
-}
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv, REMOVED)
+    flags, rest = split_flags(_parser(), argv)
     deadline = time.monotonic() + 60 * flags.minutes - RESERVED_SECONDS
     check_supported(mode_config([*DEFAULTS, *rest], "O1-bf16").train)  # before the measurements
     parts = build_parts(flags, [*DEFAULTS, *rest])

@@ -31,10 +31,10 @@ from configs.schema import Config, Train
 from datasets.loading.loader import PREFETCH_FACTOR
 from scripts.benchmarks.common import parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, measure_programs
+from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
 from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
-from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios
+from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
                 make_images(images, IMAGENET)
             link_images(images, folder / "data", entries=max_steps(flags, config) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, folder) for name in names}
-        figures = measure_programs(programs, flags, config.data.batch_size)
+        settings = flags.warmup, flags.steps, flags.limit, config.data.batch_size
+        figures = take_turns(names, flags.rounds, lambda name, _: run_turn(programs[name], *settings), flags.json)
     ratios = speed_ratios(figures, RATIOS)
     texts = [
         f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",

@@ -46,11 +46,10 @@ from utils.processes.entry import run_and_report_errors
 SCRIPT = "benchmarks/parity.py"
 RECIPE = f"-cfg={Path(__file__).with_suffix('.yaml')}"
 NO_LOG = 10**6  # steps between log lines
-REMOVED = {"jobs": "the programs train in turn"}
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv, REMOVED)
+    flags, rest = split_flags(_parser(), argv)
     config = parse_command_line([RECIPE, *rest]).config
     check_recipe(config, parse_command_line([RECIPE]).config)
     with tempfile.TemporaryDirectory() as temporary:

@@ -15,7 +15,6 @@ from typing import IO, NamedTuple
 
 from configs.reading.command_line import parse_command_line
 from scripts.benchmarks.common import ENTRY, failure_reason
-from scripts.benchmarks.turns import Figures, take_turns
 from scripts.flags import add_flag, positive
 from utils.device import visible_gpus
 from utils.errors import UserError
@@ -63,22 +62,13 @@ def ready_flags() -> list[str]:
 
 
 def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, steps: int) -> None:
-    """Adds the flags of `measure_programs`, with these defaults."""
+    """Adds the flags of a benchmark that calls `run_turn` in turns, with these defaults."""
     add_flag(parser, "rounds", type=positive, default=rounds, metavar="N", help=f"turns of each (default: {rounds})")
     steps_help = f"first steps, not timed (default: {warmup})"
     add_flag(parser, "warmup", type=positive, default=warmup, metavar="N", help=steps_help)
     add_flag(parser, "steps", type=positive, default=steps, metavar="N", help=f"timed steps (default: {steps})")
     add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
     add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
-
-
-def measure_programs(programs: dict[str, Program], flags: argparse.Namespace, images_per_step: int) -> Figures:
-    """images_per_second of each program; if it logs them, peak_memory_bytes and data_wait_share (below 5%: 0)."""
-
-    def measure(name: str, _: int) -> dict[str, float]:
-        return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, images_per_step)
-
-    return take_turns(list(programs), flags.rounds, measure, flags.json)
 
 
 def run_turn(
@@ -88,6 +78,8 @@ def run_turn(
 
     A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
 
+    Returns:
+        images_per_second; if the program logs them, peak_memory_bytes and data_wait_share (below 5%: 0).
     Raises:
         UserError: the program ended, or took longer than `limit_seconds`.
     """

@@ -7,6 +7,7 @@ A ratio compares two turns of the same round.
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,21 @@ def speed_ratios(figures: Figures, pairs: Iterable[tuple[str, str]]) -> dict[str
     }
 
 
-def figures_table(figures: Figures, columns: dict[str, Callable[[dict[str, Any]], str]]) -> str:
-    """A row per contender, with the reason if it failed. columns: header -> the cell for the figures of a contender."""
+def figures_table(
+    figures: Figures, columns: dict[str, Callable[[dict[str, Any]], str]], published: Sequence[str] = ()
+) -> str:
+    """A row per contender, with the reason if it failed.
+
+    Args:
+        columns: header -> the cell for the figures of a contender.
+        published: the cells of a row below each contender's, separated by '|'.
+    """
     rows = []
-    for name, one in figures.items():
+    for (name, one), line in zip_longest(figures.items(), published, fillvalue=""):
         failed = [f"failed: {one['failed']}".replace("|", "\\|"), *[""] * (len(columns) - 1)] if "failed" in one else []
         rows.append([name, *(failed or [cell(one) for cell in columns.values()])])
+        if line:
+            rows.append([f"{name}, published", *line.split("|")])
     return markdown_table(["", *columns], rows)
 
 

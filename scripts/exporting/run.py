@@ -47,9 +47,8 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     for note in (*built.notes, *trained.notes):
         _print(str(note))
     model, config = built.fp32, trained.config
-    reference = make_reference(model, samples, config.data) if samples else None
-    if flags.check:
-        reference = read_reference(flags.check, model, config)
+    reference = read_reference(flags.check, model, config) if flags.check else None
+    reference = make_reference(model, samples, config.data) if samples else reference
     difference = export(model, trained, reference, kind, target)
     if reference:
         _print(

@@ -1,15 +1,16 @@
 """The images of a data set for a script that writes them as a packed file or as shards; reads them in parallel."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from tqdm import tqdm
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.files.rows import LABEL_DIGITS
@@ -51,11 +52,22 @@ def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[s
     return data, dict(zip(names, splits, strict=True))
 
 
-def read_in_order(read: Callable[[int], _Read], indices: Iterable[int], data: Data) -> Iterator[_Read | BadImage]:
-    """`read(index)` of each index, in order, computed by threads that are a few images ahead.
+def read_usable(
+    read: Callable[[int], _Read], indices: range, data: Data, title: str, bad_images: BadImageList
+) -> Iterator[_Read]:
+    """`read(index)` of each index, in order, computed by threads that are a few images ahead, with a progress bar.
 
-    With DATA.ON_BAD_IMAGE: skip, a BadImage that `read` raises takes the place of its result; else it is raised.
+    With DATA.ON_BAD_IMAGE: skip, a BadImage that `read` raises is listed in `bad_images`; else it is raised.
     """
+    images = _read_in_order(read, indices, data)
+    for image in tqdm(images, title, indices.stop, initial=indices.start, unit="image", leave=False, disable=None):
+        if isinstance(image, BadImage):
+            bad_images.add([image])
+        else:
+            yield image
+
+
+def _read_in_order(read: Callable[[int], _Read], indices: range, data: Data) -> Iterator[_Read | BadImage]:
 
     def read_or_skip(index: int) -> _Read | BadImage:
         try:

@@ -47,17 +47,10 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
         lower, higher = (speed * (1 + part) for part in error)
         epoch = flags.images / speed
         gpu_hours = epoch * train.num_epochs * cluster.size / 3600
-        return [
-            *_names(row),
-            f"{1e3 * row.step_seconds:.1f} ms",
-            f"{speed:,.0f}",
-            f"({lower:,.0f} to {higher:,.0f})",
-            f"{speed * workload.flops_per_image / (peak * cluster.size):.1%}",
-            format_duration(epoch),
-            format_duration(epoch * train.num_epochs),
-            f"{gpu_hours:,.1f}",
-            f"{gpu_hours * flags.price:,.2f}" if flags.price else "",
-        ]
+        mfu_of_row = f"{speed * workload.flops_per_image / (peak * cluster.size):.1%}"
+        speeds = [f"{1e3 * row.step_seconds:.1f} ms", f"{speed:,.0f}", f"({lower:,.0f} to {higher:,.0f})", mfu_of_row]
+        durations = [format_duration(epoch), format_duration(epoch * train.num_epochs), f"{gpu_hours:,.1f}"]
+        return [*_names(row), *speeds, *durations, f"{gpu_hours * flags.price:,.2f}" if flags.price else ""]
 
     frozen = f", {workload.trained / 1e6:.1f} M trained" if workload.trained < workload.parameters else ""
     precision = precision_name(workload.precision.options, GPU)

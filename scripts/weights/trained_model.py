@@ -24,7 +24,7 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
-_SOURCE = {"DATASET", "DATA_PATH", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED"}  # keys of DATA
+_SOURCE = {"DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED"}  # keys of DATA
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrainedModel:
 
     class_names: from the training; if the weights have none, from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
-    names_data_path: whether `options` names the folder of the data.
+    names_data_path: whether `options` names the folders of the data.
     """
 
     config: Config
@@ -51,7 +51,7 @@ class TrainedModel:
         """The options that travel with the weights: model, and data as an evaluation needs them."""
         options = options_to_export(parse_value(to_yaml(self.config)))
         if not self.names_data_path:
-            del options["DATA"]["DATA_PATH"]
+            del options["DATA"]["DATA_PATH"], options["DATA"]["IMAGE_ROOT"]
         return options
 
     @property

@@ -29,7 +29,11 @@ def values(amp: Amp) -> tuple:
 def test_a_preset_has_its_published_values(preset):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
     assert values(command.config.amp) == PUBLISHED[preset]
-    assert any(note.startswith(f"AMP.PRESET {preset}: ENABLED") for note in command.notes)
+    assert (
+        [note for note in command.notes if "PRESET" in note]
+        == [note for note in command.notes if note.startswith(f"AMP.PRESET {preset}: ENABLED")]
+        != []
+    )
 
 
 @pytest.mark.parametrize("section", ["{PRESET: fleet, INCR_RATIO: 4.0}", "{INCR_RATIO: 4.0, PRESET: fleet}"])

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import changed_options, non_default_lines
+from configs.reading.compare import changed_options, non_default_lines, shared_options
+from configs.reading.yaml_io import parse_value
 from configs.schema import Amp, Config
 from utils.errors import UserError
 
@@ -100,6 +101,16 @@ def test_any_path_round_trips(text, tmp_path_factory):
     path.write_text(to_yaml(config), encoding="utf-8")
     read = parse_command_line([f"-cfg={path}"]).config
     assert (read.save, read.data.data_path) == (text, text if "://" in text else os.path.abspath(text))
+
+
+def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):
+    """They may differ between the hosts of a run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    config = parse_command_line(["-opts", "DATA.DATA_PATH=a.csv", "DATA.IMAGE_ROOT=images"]).config
+    data = parse_value(to_yaml(config))["DATA"]
+    assert (data["DATA_PATH"], data["IMAGE_ROOT"]) == (str(tmp_path / "a.csv"), str(tmp_path / "images"))
+    assert not {"DATA.DATA_PATH", "DATA.IMAGE_ROOT"} & shared_options(config).keys()
 
 
 def test_numbers_are_yaml_1_2(tmp_path):

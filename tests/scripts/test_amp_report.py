@@ -123,7 +123,6 @@ def test_names_of_modules_and_ops():
     ("argv", "said"),
     [
         (["-jsn=a"], "-json"),
-        (["-compiled"], "-compiled: was removed"),
         (["-amp", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"], "sofmax.*softmax"),
     ],
 )

@@ -80,8 +80,6 @@ def test_each_checkpoint_of_a_run_is_tried_once(averaged_run, capsys):
         (["RUN/best.pth"], "give the folder of a run"),
         (["RUN", "-output=x.safetensors"], "must end with .pth"),
         (["RUN", "-output=gone/x.pth"], "its folder does not exist"),
-        (["RUN", "-best", "5"], "-best: was removed"),
-        (["-greedy", "RUN", "RUN"], "-greedy: was removed"),
         (["RUN", "OTHER"], "other.pth: "),
         (["RUN", "CLASSES"], "was trained on other classes"),
     ],

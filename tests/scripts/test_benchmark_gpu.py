@@ -95,7 +95,6 @@ def test_a_damaged_or_older_record_is_replaced(found, ran, tmp_path):
     [
         (["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"),
         (["-parts=jpg"], "-parts.* jpeg"),
-        (["-cache=folder"], "-cache.*TORCHINDUCTOR_CACHE_DIR"),
     ],
 )
 def test_mistakes_are_reported_first(argv, said, ran, tmp_path):

@@ -174,7 +174,7 @@ def test_timm_trains_in_the_same_way(train_py):
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_train, "measure_programs", lambda *_: pytest.fail("a measurement started"))
+    monkeypatch.setattr(benchmark_train, "take_turns", lambda *_: pytest.fail("a measurement started"))
     monkeypatch.setattr(benchmark_train, "make_images", lambda *_: pytest.fail("images were made"))
     with pytest.raises(UserError, match=said):
         benchmark_train.main(argv)

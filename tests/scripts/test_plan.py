@@ -212,7 +212,6 @@ def test_devices_are_found_by_their_names(text, device, per_node, memory):
         (["-devices=8xH1000"], r"no figures for H1000; did you mean H100\? \(known: T4, "),
         (["-devices=8x"], "such as 8xH100"),
         (["-devices=1x4090"], "such as 8xH100"),
-        (["-devices=8xH100", "-json=x.json"], "-json: was removed"),
         (["-devices=8xH100", "-calibrate=/none"], "-calibrate /none: has no measured speed"),
         (["-devices=8xT4", "-amp_dtype=bfloat16"], "-devices T4: its datasheet has no speed for bfloat16"),
     ],

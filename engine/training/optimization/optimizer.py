@@ -56,7 +56,8 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
         if find_shortage(error):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}") from error
+        fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
+        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
         _zero_momentum(optimizer)
     return optimizer

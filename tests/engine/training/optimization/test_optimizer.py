@@ -123,6 +123,7 @@ def test_given_options_replace_those_of_the_optimizer(case):
 
 
 REFUSED = {
+    r"SGD does not work .*KWARGS=\{nesterov: false\}": {"NAME": "SGD", "MOMENTUM": 0.0},
     r"BETAS: adan has 3 values, not 2": {"NAME": "adan", "BETAS": (0.9, 0.999)},
     r"BETAS: AdamW has 2 values, not 3": {"BETAS": (0.9, 0.9, 0.999)},
     r"NAME: adahessian needs second derivatives": {"NAME": "adahessian"},
