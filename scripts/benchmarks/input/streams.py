@@ -1,26 +1,30 @@
-"""Endless streams of images for benchmark_input.py: our loader, timm's `create_loader`, WebDataset; their speed."""
+"""Endless streams of images for benchmark_input.py, and their speed: our loader, its limit, timm's, WebDataset."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
 import timm.data
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchvision import transforms
 
 from configs.schema import Config, Data
 from datasets.loading.batches import build_train_batches
 from datasets.registry import read_samples
+from datasets.sources.samples import Samples
+from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
+from datasets.transforms.host import build_host_transform
 from utils.device import timed
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
 NUM_CLASSES = 1000
+_LIMIT_CROPS = 256
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
@@ -53,13 +57,39 @@ def with_data(config: Config, **changed: Any) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
     batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
     transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
-        transform(batch)
+        if normalizes:
+            transform(batch)
         yield len(batch.images)
+
+
+class _Crops(IterableDataset[int]):
+    """Decodes and resizes crops of the first samples in each worker, and nothing else. The pixels are dropped."""
+
+    def __init__(self, samples: Samples, config: Config) -> None:
+        self.samples, self.config = samples, config
+
+    def __iter__(self) -> Iterator[int]:
+        data = self.config.data
+        transform = build_host_transform(data, self.config.train, self.config.seed)
+        crops = []
+        for index in range(min(_LIMIT_CROPS, len(self.samples))):
+            image, rng = self.samples.open(index, data.image_channels), transform.generator(0, index)
+            crops.append((image, random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)))
+        for number, (image, box) in enumerate(cycle(crops), 1):
+            resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
+            if number % data.batch_size == 0:
+                yield data.batch_size
+
+
+def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+    """The limit of a loader: its workers decode and resize; they read no file and send no pixel."""
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    yield from DataLoader(_Crops(samples, config), batch_size=None, num_workers=config.data.num_workers)
 
 
 def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
