@@ -102,9 +102,7 @@ class PlainJpeg(LazyImage):
         return super().crop(box) if part is None else part
 
 
-def open_image(
-    data: bytes, channels: int, name: Callable[[], str], grey_range: GreyRange | None = None
-) -> LazyImage:
+def open_image(data: bytes, channels: int, name: Callable[[], str], grey_range: GreyRange | None = None) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     Args:

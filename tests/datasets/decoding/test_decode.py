@@ -1,3 +1,4 @@
+import contextlib
 import io
 import random
 import sys
@@ -139,6 +140,28 @@ def test_torchvision_decodes_jpegs(monkeypatch):
         data = KINDS[kind]()
         expected = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         assert torch.equal(decode_image(data, len(expected), "x"), expected)
+
+
+def test_pillow_does_not_open_a_common_jpeg(monkeypatch):
+    monkeypatch.setattr(decode, "open_with_pillow", None)
+    for kind in ("jpeg 4:2:0", "jpeg 4:2:2", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
+        assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
+    assert decode_image(KINDS["jpeg grey"](), 1, "x").shape == (1, PHOTO.height, PHOTO.width)
+
+
+@pytest.mark.parametrize("value", [0, 0xC2, 0xE1, 0xFF])
+def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
+    """Each byte of the header is replaced in turn."""
+
+    def result(data: bytes) -> tuple[int, ...] | None:
+        with contextlib.suppress(BadImage), warnings.catch_warnings(action="ignore"):
+            return tuple(decode_image(data, 3, "x").shape)
+
+    data = encode(PHOTO.resize((24, 19)), "JPEG", comment=b"x")
+    damaged = [data[:place] + bytes([value]) + data[place + 1 :] for place in range(data.index(b"\xff\xda") + 14)]
+    found = [result(one) for one in damaged]
+    monkeypatch.setattr(decode, "baseline_size", lambda *_: None)
+    assert found == [result(one) for one in damaged]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AttributeError])
