@@ -79,11 +79,6 @@ class PlainJpeg(LazyImage):
         self.data, self.channels, self._size, self.name = data, channels, size, name
 
     @property
-    def has_end_marker(self) -> bool:
-        """Tells whether the file has its end marker. Some cameras append bytes after it."""
-        return self.data.rfind(b"\xff\xd9", -1024) >= 0
-
-    @property
     def size(self) -> tuple[int, int]:
         return self._size
 
@@ -98,7 +93,8 @@ class PlainJpeg(LazyImage):
             return _decode_with_pillow(open_with_pillow(self.data, self.name), MODES[self.channels])
 
     def crop(self, box: Box) -> torch.Tensor:
-        part = decode_part(self.data, box) if self.channels == 3 and self.has_end_marker else None
+        has_end_marker = self.data.rfind(b"\xff\xd9", -1024) >= 0  # some cameras append bytes after it
+        part = decode_part(self.data, box) if self.channels == 3 and has_end_marker else None
         return super().crop(box) if part is None else part
 
 

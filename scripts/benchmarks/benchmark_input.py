@@ -51,10 +51,8 @@ DEFAULTS = ["-batch_size=32", "-num_workers=2"]
 REMOVED = {"augment": "the benchmark has crops and flips only", "images": "use -data for other images"}
 EPOCH = 20_000  # entries: long enough that pauses between epochs do not count
 OURS, TIMM, TIMM_WORKERS = "ours", "timm create_loader", "timm create_loader, no prefetcher"
-UINT8, UINT8_ONE, LIMIT, LIMIT_ONE = (
-    f"{name}{processes}" for name in ("ours, uint8", "decode and resize") for processes in ("", ", one process")
-)
-RATIOS = [(OURS, TIMM), (OURS, TIMM_WORKERS), (OURS, LIMIT), (UINT8, LIMIT), (UINT8_ONE, LIMIT_ONE)]
+UINT8, LIMIT, ALONE = "ours, uint8", "decode and resize", ", one process"
+RATIOS = [(OURS, TIMM), (OURS, TIMM_WORKERS), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
 
 
 def main(argv: list[str]) -> int:
@@ -120,8 +118,8 @@ def loader_streams(images: Path, folder: Path, config: Config, context: ProcessC
         OURS: lambda: our_batches(config, context),
         UINT8: lambda: our_batches(config, context, normalizes=False),
         LIMIT: lambda: limit_batches(config, context),
-        UINT8_ONE: lambda: our_batches(alone, context, normalizes=False),
-        LIMIT_ONE: lambda: limit_batches(alone, context),
+        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
+        LIMIT + ALONE: lambda: limit_batches(alone, context),
     }
 
 

@@ -3,19 +3,21 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
 import timm.data
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from configs.schema import Config, Data
+from datasets.decoding.decode import LazyImage
+from datasets.decoding.partial_jpeg import Box
 from datasets.loading.batches import build_train_batches
 from datasets.registry import read_samples
-from datasets.sources.samples import Samples
 from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.host import build_host_transform
@@ -67,29 +69,22 @@ def our_batches(config: Config, context: ProcessContext, normalizes: bool = True
         yield len(batch.images)
 
 
-class _Crops(IterableDataset[int]):
-    """Decodes and resizes crops of the first samples in each worker, and nothing else. The pixels are dropped."""
-
-    def __init__(self, samples: Samples, config: Config) -> None:
-        self.samples, self.config = samples, config
-
-    def __iter__(self) -> Iterator[int]:
-        data = self.config.data
-        transform = build_host_transform(data, self.config.train, self.config.seed)
-        crops = []
-        for index in range(min(_LIMIT_CROPS, len(self.samples))):
-            image, rng = self.samples.open(index, data.image_channels), transform.generator(0, index)
-            crops.append((image, random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)))
-        for number, (image, box) in enumerate(cycle(crops), 1):
-            resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
-            if number % data.batch_size == 0:
-                yield data.batch_size
-
-
 def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
-    """The limit of a loader: its workers decode and resize; they read no file and send no pixel."""
-    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
-    yield from DataLoader(_Crops(samples, config), batch_size=None, num_workers=config.data.num_workers)
+    """The limit of a loader: crops of the first samples are decoded and resized; no file is read, no pixel is sent."""
+    data, crops = config.data, []
+    (samples,) = read_samples(data, config.model.num_classes, context, "train")
+    transform = build_host_transform(data, config.train, config.seed)
+    for index in range(min(_LIMIT_CROPS, len(samples))):
+        image, rng = samples.open(index, data.image_channels), transform.generator(0, index)
+        crops.append((image, random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)))
+    order, decode = cycle(range(len(crops))), partial(_decode, data)
+    yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
+
+
+def _decode(data: Data, crops: list[tuple[LazyImage, Box]]) -> int:
+    for image, box in crops:
+        resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
+    return len(crops)
 
 
 def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
