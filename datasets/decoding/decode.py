@@ -158,12 +158,10 @@ def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
     """Converts a decoder's exceptions into a BadImage that names the image."""
     try:
         yield
-    except BadImage:
+    except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise BadImage(name(), f"is not an image of a supported format ({', '.join(FORMATS)})", _FIX) from error
-    except MemoryError:
-        raise
     except Exception as error:  # Pillow raises many types on damaged files
         reason = to_single_line(str(error)) or type(error).__name__
         raise BadImage(name(), f"cannot be decoded ({reason})", _FIX) from error

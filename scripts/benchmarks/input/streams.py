@@ -87,7 +87,7 @@ def _decode(data: Data, crops: list[tuple[LazyImage, Box]]) -> int:
     return len(crops)
 
 
-def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
+def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
     """The loader with the arguments of timm's train.py."""
     loader = timm.data.create_loader(
         timm.data.create_dataset("", root=data.data_path, split="train", is_training=True),
@@ -97,7 +97,6 @@ def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iter
         num_workers=data.num_workers,
         device=device,
         pin_memory=device.type == "cuda",
-        use_prefetcher=use_prefetcher,
         scale=data.random_crop_scale,
         ratio=data.random_crop_ratio,
         hflip=data.hflip_prob,
