@@ -32,9 +32,7 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
         image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
     except RuntimeError:
         return None
-    if image is None:
-        return None
-    return torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
+    return None if image is None else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
 
 
 @functools.cache

@@ -56,10 +56,10 @@ class BatchReader(Dataset[Batch | UserError]):
         channels, size = self.data.image_channels, self.data.image_size
         images = _zeros((len(keys), channels, size, size))
         opened = self.samples.open_all([index for _, index, _ in keys if index != PADDING], channels)
-        labels, samples = self.samples.targets, 0
+        labels = self.samples.targets
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
-        bad = []
+        bad, loaded = [], []
         for position, (epoch, index, repeat) in enumerate(keys):
             if index == PADDING:
                 continue
@@ -73,9 +73,10 @@ class BatchReader(Dataset[Batch | UserError]):
                     raise error.with_hint() from error
                 bad.append(error)
             else:
-                targets[position] = torch.tensor(labels[index])
-                samples += 1
-        return Batch(images, targets, samples, self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
+                loaded.append((position, index))
+        positions, indices = np.array(loaded, np.int64).reshape(-1, 2).T
+        targets[positions] = torch.from_numpy(labels[indices])
+        return Batch(images, targets, len(loaded), self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
 
 
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -127,7 +128,7 @@ class EncodedImages(Samples):
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return open_image(self.read_bytes(index), channels, self.name(index), self.grey_range)
+        return open_image(self.read_bytes(index), channels, partial(self.name, index), self.grey_range)
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:

@@ -92,7 +92,9 @@ class Normalize(nn.Module):
         # On a CPU torch vectorizes this operation for operands of the full size only.
         if self._full_size is None or self._full_size[0].shape != images.shape[1:]:
             self._full_size = [values.expand(images.shape[1:]).contiguous() for values in (self.offset, self.factor)]
-        return torch.addcmul(self._full_size[0], images, self._full_size[1])
+        offset, factor = self._full_size
+        values = images.to(torch.float32, copy=True)
+        return torch.addcmul(offset, values, factor, out=values)  # in place: new pages would take as long
 
 
 class RandomErase(RandomDeviceOperation):

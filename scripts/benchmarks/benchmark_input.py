@@ -6,7 +6,8 @@
 
 The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) or with `-camera` of 2000x1500 (about 1 MB), or takes
 the JPEGs of `-data FOLDER`. All loaders read the same files with `-num_workers` worker processes, apply the same
-transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device.
+transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device; `uint8`
+ends before the normalization. The limit, `decode and resize`, takes crops of files that are in memory, and drops them.
 
 The loaders take turns; the order is reversed in every second round. A turn starts a loader, discards the batches that
 its workers prefetch, times a few seconds, and ends the loader. A ratio is the median of the ratios within the rounds.
@@ -30,7 +31,7 @@ from datasets.loading.loader import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
-from scripts.benchmarks.input.streams import Streams, measure_turn, our_batches, timm_batches, with_data
+from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches, with_data
 from scripts.benchmarks.turns import figures_table, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
@@ -43,7 +44,9 @@ SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
 REMOVED = {"augment": "the benchmark has crops and flips only", "images": "use -data for other images"}
 EPOCH = 20_000  # entries: long enough that pauses between epochs do not count
-OURS, TIMM, TIMM_WORKERS = "ours", "timm create_loader", "timm create_loader, no prefetcher"
+OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
+ALONE = ", one process"
+RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
 
 
 def main(argv: list[str]) -> int:
@@ -52,7 +55,7 @@ def main(argv: list[str]) -> int:
     _check_comparable(config)
     if flags.sources:
         require("-sources", "webdataset", "obstore", "braceexpand")
-        from scripts.benchmarks.input.sources import RATIOS, source_streams
+        from scripts.benchmarks.input import sources
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
@@ -61,9 +64,9 @@ def main(argv: list[str]) -> int:
         if not flags.data:
             make_images(images, CAMERA if flags.camera else IMAGENET)
         if flags.sources:
-            prepared, pairs = source_streams(images, folder, config, context), RATIOS
+            prepared, pairs = sources.source_streams(images, folder, config, context), sources.RATIOS
         else:
-            prepared, pairs = loader_streams(images, folder, config, context), [(OURS, TIMM), (OURS, TIMM_WORKERS)]
+            prepared, pairs = loader_streams(images, folder, config, context), RATIOS
         prefetched = PREFETCH_FACTOR * config.data.num_workers
         with prepared as streams:
             figures = take_turns(
@@ -99,13 +102,17 @@ def _check_comparable(config: Config) -> None:
 
 @contextmanager
 def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Iterator[Streams]:
-    """Our loader and timm's, with and without the prefetcher of its train.py, on links to the images."""
+    """Our loader, its limit, and timm's, on links to the images."""
     link_images(images, folder / "linked", EPOCH)
     config = with_data(config, dataset="folder", data_path=str(folder / "linked"))
+    alone = with_data(config, num_workers=0)
     yield {
-        TIMM: lambda: timm_batches(config.data, context.device, use_prefetcher=True),
-        TIMM_WORKERS: lambda: timm_batches(config.data, context.device, use_prefetcher=False),
+        TIMM: lambda: timm_batches(config.data, context.device),
         OURS: lambda: our_batches(config, context),
+        UINT8: lambda: our_batches(config, context, normalizes=False),
+        LIMIT: lambda: limit_batches(config, context),
+        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
+        LIMIT + ALONE: lambda: limit_batches(alone, context),
     }
 
 

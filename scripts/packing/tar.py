@@ -86,7 +86,7 @@ def _key_of(path: str) -> str:
 
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
-    with open_with_pillow(data, "") as image:
+    with open_with_pillow(data, str) as image:
         return _EXTENSIONS[image.format]
 
 

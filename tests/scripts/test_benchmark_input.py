@@ -104,7 +104,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
 
     original = streams.timm.data.create_loader
     monkeypatch.setattr(streams.timm.data, "create_loader", create_loader)
-    next(streams.timm_batches(data, cpu.device, use_prefetcher=False))
+    next(streams.timm_batches(data, cpu.device))
     (timm_images, timm_targets), (samples,) = loaded[0], samples_for(config, cpu, "train")
     batch = BatchReader(samples, data, build_host_transform(data, config.train, config.seed)).__getitems__(
         [(0, index, 0) for index in range(8)]
@@ -115,7 +115,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
             reference = streams.reference_transform(data)(picture)
         assert (image - reference).abs().mean() < 0.5 / 127.5
         (timms,) = timm_images[timm_targets == batch.targets[index]]
-        torch.testing.assert_close(timms, reference, rtol=0, atol=1e-6)
+        torch.testing.assert_close(timms, reference, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def image_examples() -> list[bytes]:
 
 
 def read_image(data: bytes, folder: Path) -> None:
-    image = open_image(data, 3 if len(data) % 2 else 1, "image")
+    image = open_image(data, 3 if len(data) % 2 else 1, lambda: "image")
     height, width = image.size
     image.crop((height // 3, width // 3, height - height // 2, width - width // 2))
     center_crop(image.pixels, 16, 0.875)

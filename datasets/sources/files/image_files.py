@@ -87,7 +87,7 @@ class ImageFiles(EncodedImages):
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_FILE_BYTES:
                     raise BadImage(path, f"cannot be read ({size / 1e6:.0f} MB is too large for an image)", _FIX)
-                return file.read()
+                return file.read(size)
         except OSError as error:
             raise read_error(error, path, path, _FIX) from error
 

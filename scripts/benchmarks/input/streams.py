@@ -1,9 +1,10 @@
-"""Endless streams of images for benchmark_input.py: our loader, timm's `create_loader`, WebDataset; their speed."""
+"""Endless streams of images for benchmark_input.py, and their speed: our loader, its limit, timm's, WebDataset."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import chain, repeat
+from functools import partial
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from configs.schema import Config, Data
+from datasets.decoding.decode import LazyImage
+from datasets.decoding.partial_jpeg import Box
 from datasets.loading.batches import build_train_batches
 from datasets.registry import read_samples
+from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
+from datasets.transforms.host import build_host_transform
 from utils.device import timed
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
 NUM_CLASSES = 1000
+_LIMIT_CROPS = 256
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
@@ -53,16 +59,35 @@ def with_data(config: Config, **changed: Any) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
     batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
     transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
-        transform(batch)
+        if normalizes:
+            transform(batch)
         yield len(batch.images)
 
 
-def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iterator[int]:
+def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+    """The limit of a loader: crops of the first samples are decoded and resized; no file is read, no pixel is sent."""
+    data, crops = config.data, []
+    (samples,) = read_samples(data, config.model.num_classes, context, "train")
+    transform = build_host_transform(data, config.train, config.seed)
+    for index in range(min(_LIMIT_CROPS, len(samples))):
+        image, rng = samples.open(index, data.image_channels), transform.generator(0, index)
+        crops.append((image, random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)))
+    order, decode = cycle(range(len(crops))), partial(_decode, data)
+    yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
+
+
+def _decode(data: Data, crops: list[tuple[LazyImage, Box]]) -> int:
+    for image, box in crops:
+        resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
+    return len(crops)
+
+
+def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
     """The loader with the arguments of timm's train.py."""
     loader = timm.data.create_loader(
         timm.data.create_dataset("", root=data.data_path, split="train", is_training=True),
@@ -72,7 +97,6 @@ def timm_batches(data: Data, device: torch.device, use_prefetcher: bool) -> Iter
         num_workers=data.num_workers,
         device=device,
         pin_memory=device.type == "cuda",
-        use_prefetcher=use_prefetcher,
         scale=data.random_crop_scale,
         ratio=data.random_crop_ratio,
         hflip=data.hflip_prob,

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import random
 import sys
@@ -141,6 +142,28 @@ def test_torchvision_decodes_jpegs(monkeypatch):
         assert torch.equal(decode_image(data, len(expected), "x"), expected)
 
 
+def test_pillow_does_not_open_a_common_jpeg(monkeypatch):
+    monkeypatch.setattr(decode, "open_with_pillow", None)
+    for kind in ("jpeg 4:2:0", "jpeg 4:2:2", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
+        assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
+    assert decode_image(KINDS["jpeg grey"](), 1, "x").shape == (1, PHOTO.height, PHOTO.width)
+
+
+@pytest.mark.parametrize("value", [0, 0xC2, 0xE1, 0xFF])
+def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
+    """Each byte of the header is replaced in turn."""
+
+    def result(data: bytes) -> tuple[int, ...] | None:
+        with contextlib.suppress(BadImage), warnings.catch_warnings(action="ignore"):
+            return tuple(decode_image(data, 3, "x").shape)
+
+    data = encode(PHOTO.resize((24, 19)), "JPEG", comment=b"x")
+    damaged = [data[:place] + bytes([value]) + data[place + 1 :] for place in range(data.index(b"\xff\xda") + 14)]
+    found = [result(one) for one in damaged]
+    monkeypatch.setattr(decode, "baseline_size", lambda *_: None)
+    assert found == [result(one) for one in damaged]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, AttributeError])
 def test_pillow_decodes_jpegs_that_torchvision_does_not(monkeypatch, error):
     def refuse(*_):
@@ -164,7 +187,7 @@ def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
         whole = decode_image(data, channels, "x")
         boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
-            part = open_image(data, channels, "x").crop((top, left, height, width))
+            part = open_image(data, channels, lambda: "x").crop((top, left, height, width))
             assert torch.equal(part, whole[:, top : top + height, left : left + width])
 
 
@@ -178,7 +201,7 @@ def test_a_crop_of_a_truncated_jpeg_is_an_error(box):
     data = KINDS["jpeg 4:2:0"]()
     for kept in (0.5, 0.9, 0.999):
         with pytest.raises(BadImage, match="x: cannot be decoded"):
-            open_image(data[: int(len(data) * kept)], 3, "x").crop(box)
+            open_image(data[: int(len(data) * kept)], 3, lambda: "x").crop(box)
 
 
 def bomb() -> bytes:
