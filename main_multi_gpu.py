@@ -18,6 +18,7 @@ from configs.reading.flags import requested_device
 from configs.schema import Config
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import Unavailable, UserError
+from utils.openmp import limit_spinning
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
 from utils.processes.launcher import detect_launcher
@@ -26,6 +27,7 @@ SCRIPT = "main_multi_gpu.py"
 
 
 def main(argv: list[str]) -> int:
+    limit_spinning(requested_device(argv))
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection()

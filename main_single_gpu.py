@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 from configs.reading.command_line import parse_command_line
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import UserError
+from utils.openmp import limit_spinning
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launcher import check_is_alone
 
@@ -24,6 +25,7 @@ def main(argv: list[str]) -> int:
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
+    limit_spinning(command.device)
     if command.loads_in_workers:
         start_worker_server()  # it imports torch while this process does
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds

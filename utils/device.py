@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from utils.errors import Unavailable
+from utils.openmp import DEVICE_FILES, EXCLUDES_GPUS
 
-DEVICE_FILES = Path("/dev")
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
-_EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 _NEVER_TRIM, _NO_MMAP = -1, 0
@@ -34,12 +33,12 @@ def visible_gpus(wanted: str | None = None) -> int:
         UserError: torch cannot use a GPU that is wanted, or any of this machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted == "cpu" or (wanted != "cuda" and visible in _EXCLUDES_GPUS):
+    if wanted == "cpu" or (wanted != "cuda" and visible in EXCLUDES_GPUS):
         return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the driver
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = list(takewhile(lambda name: name.strip() not in _EXCLUDES_GPUS, (visible or "").split(",")))
+    named = list(takewhile(lambda name: name.strip() not in EXCLUDES_GPUS, (visible or "").split(",")))
     asked = "-device cuda, " * (wanted == "cuda") + f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
     if gpus == 0:
         reason = _why_unusable(visible)
@@ -52,7 +51,7 @@ def visible_gpus(wanted: str | None = None) -> int:
 
 def _why_unusable(visible: str | None) -> str:
     """The reason why torch can use no GPU, and the remedy. visible: CUDA_VISIBLE_DEVICES."""
-    if visible in _EXCLUDES_GPUS:
+    if visible in EXCLUDES_GPUS:
         return "the variable excludes all GPUs; unset it"
     if not torch.version.cuda:
         return 'it is built without CUDA; install a build with CUDA (see "Get started" on PyTorch\'s site)'
@@ -75,7 +74,7 @@ def _why_unusable(visible: str | None) -> str:
 
 def cpu_warning(device: torch.device) -> str | None:
     """The reason why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
-    is_excluded = os.environ.get("CUDA_VISIBLE_DEVICES") in _EXCLUDES_GPUS
+    is_excluded = os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
     if device.type != "cpu" or is_excluded or torch.version.cuda or not _has_nvidia_gpu():
         return None
     return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"

@@ -75,9 +75,10 @@ class Command:
 
     @property
     def loads_in_workers(self) -> bool:
-        """Whether loading workers are to be expected."""
+        """Whether workers are to be expected. A prediction of few images and data in memory have none on a CPU."""
         data = self.config.data
-        return self.name != "dry_run" and data.dataset not in WITHOUT_FILES and data.num_workers != 0
+        reads_files = data.dataset not in (*WITHOUT_FILES, "cifar10", "cifar100")
+        return self.name not in ("dry_run", "predict") and reads_files and data.num_workers != 0
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""

@@ -1,6 +1,7 @@
 """Reads batches, with or without worker processes, and copies them to the device."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -144,8 +145,14 @@ class Loader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises UserError if a sample cannot be read or a worker fails."""
-        batches = self._host_batches()
+        """Starts the workers at once. Raises UserError if a sample cannot be read or a worker fails."""
+        with _noted_errors():
+            workers = self._batches.num_workers
+            batches = iter_with_timeout(self._batches, self.timeout_seconds) if workers else iter(self._batches)
+        return self._on_device(_with_noted_errors(batches))
+
+    def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
+        """batches: in host memory, pinned if the device is a GPU."""
         if self._stream is None:
             yield from map(self._to_device, batches)
             return
@@ -159,17 +166,6 @@ class Loader:
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
             yield batch
 
-    def _host_batches(self) -> Iterator[Batch | UserError]:
-        """Batches in host memory, pinned if the device is a GPU."""
-        try:
-            if self._batches.num_workers > 0:
-                yield from iter_with_timeout(self._batches, self.timeout_seconds)
-            else:
-                yield from self._batches
-        except Exception as error:
-            error.add_note(IN_LOADING)
-            raise
-
     def _to_device(self, batch: Batch | UserError) -> Batch:
         if isinstance(batch, UserError):
             raise batch
@@ -177,6 +173,20 @@ class Loader:
         if self.bad_images:
             self.bad_images.add(moved.bad)
         return moved
+
+
+@contextmanager
+def _noted_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(IN_LOADING)
+        raise
+
+
+def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch | UserError]:
+    with _noted_errors():
+        yield from batches
 
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:

@@ -68,7 +68,7 @@ def _kill(iterator: Iterator[Any], workers: Iterable[BaseProcess]) -> None:
 
 
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
-    """The batches of a DataLoader with workers, in order. If it is not exhausted, it kills the workers.
+    """Starts the workers of a DataLoader, and returns its batches in order. If not exhausted, it kills the workers.
 
     Raises:
         UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a system
@@ -80,6 +80,10 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise Unavailable(_exhausted_resource(error) or otherwise) from error
     _kill_workers_at_exit()
+    return _with_timeout(iterator, limit_seconds)
+
+
+def _with_timeout(iterator: Iterator[Any], limit_seconds: float) -> Iterator[Any]:
     workers, is_exhausted = loader_workers(iterator), False
     # To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
     # moment would block the rank forever.

@@ -18,6 +18,7 @@ from engine.run.facts import Devices
 from engine.training.run import Run
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
+from utils.openmp import describe_waiting
 from utils.torch_compat import is_compiled
 
 TRACE, PAGE = "trace.json.gz", "profile.md"
@@ -96,9 +97,11 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
         events = json.load(file)["traceEvents"]
     state, context = run.state, run.state.context
     on_gpu = context.device.type == "cuda"
+    devices = Devices(context.world_size, device_name(context.device), state.precision.describe())
+    waiting = "" if on_gpu else f"; {describe_waiting()}"
     page = profile_page(
         Profile(
-            title=str(Devices(context.world_size, device_name(context.device), state.precision.describe())),
+            title=f"{devices}{waiting}",
             model_name=state.config.model.name,
             batch_size=state.config.data.batch_size,
             device_type=context.device.type,

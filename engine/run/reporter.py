@@ -1,7 +1,7 @@
 """Follows a training run: log lines, progress bar, tables, loggers, curves.png, result.json."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Reporter:
 
     Args:
         folder: folder of the run.
+        describe: counts the FLOPs, which takes part of a second.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         max_steps: the run ends after this many steps in all, if not before.
@@ -62,7 +63,7 @@ class Reporter:
         folder: Path,
         logger: RunLogger,
         scaler: LossScaler,
-        model: Model,
+        describe: Callable[[], Model],
         timer: StepTimer,
         *,
         num_epochs: int,
@@ -72,7 +73,8 @@ class Reporter:
         max_steps: int | None = None,
     ) -> None:
         self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
-        self.model, self.timer, self.loggers = model, timer, loggers
+        self.model: Model  # from `start` on
+        self._describe, self.timer, self.loggers = describe, timer, loggers
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
         self._epochs: CsvFile | None = None  # of the main process
@@ -85,7 +87,12 @@ class Reporter:
         self._epoch_seconds = 0.0
 
     def start(self, epochs_done: int, steps_done: int) -> None:
-        """Opens the files of the run, new or resumed after these epochs and steps; later rows are dropped."""
+        """Describes the model, and opens the files of the run: new, or resumed after these epochs and steps.
+
+        Rows of later steps are dropped. Call it after the loading workers were started: they start meanwhile.
+        """
+        self.model = self._describe()
+        self.logger.record(self.model)
         if self.context.is_main:
             self._epochs = CsvFile(self.folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, self.logger.warn)
             self._steps = CsvFile(self.folder / "steps.csv", STEP_COLUMNS, steps_done, self.logger.warn)

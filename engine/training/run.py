@@ -18,7 +18,7 @@ from engine.checkpoint.split_entry import HELD_OUT_FILE, split_to_entry
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.run.environment import record_environment
-from engine.run.facts import Devices, Fact, Model, TrainingData
+from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.log import RunLogger
 from engine.run.loggers.group import LoggerGroup
 from engine.run.mfu.flops import describe_model
@@ -33,6 +33,7 @@ from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
+from utils.openmp import busy_note
 
 
 @dataclass(frozen=True)
@@ -88,23 +89,22 @@ def build_run(
     class_weights = read_class_weights(config.loss, splits.train.targets, config.model.num_logits, context.device)
     state, notes = build_train_state(config, context, layout, class_weights, splits.class_names)
     _log_parts(state, splits, notes, logger)
-    precision = state.precision
-    model = describe_model(state.meta_model, data, precision.dtype, precision.tf32, context)
-    logger.record(model)
+    if context.device.type == "cpu" and (note := busy_note()):
+        logger.info(f"----- {note}")
     for warning in (*splits.warnings, *_warnings(state)):
         logger.warn(f"Warning: {warning}")
     record_environment(context, logger, found.run_folder if found else None)
     position = restore(state, logger, found)
     folder = open_folder(position.progress.step)
     bad_images = BadImageList(folder, context.rank)
-    evaluator = build_evaluator(config, precision, state.strategy, context)
+    evaluator = build_evaluator(config, state.precision, state.strategy, context)
     validation = Validation(
         evaluator,
         build_eval_loader(data, splits.val, context, timeout, bad_images),
         len(splits.val),
         build_eval_files(config, splits.val, evaluator, folder),
     )
-    reporter = _build_reporter(state, folder, logger, model)
+    reporter = _build_reporter(state, folder, logger)
     entry = split_to_entry(splits.split)
     return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names, entry), position
 
@@ -146,14 +146,14 @@ def _warnings(state: TrainState) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
-def _build_reporter(state: TrainState, folder: Path, logger: RunLogger, model: Model) -> Reporter:
-    config, layout = state.config, state.layout
+def _build_reporter(state: TrainState, folder: Path, logger: RunLogger) -> Reporter:
+    config, layout, precision = state.config, state.layout, state.precision
     return Reporter(
         state.context,
         folder,
         logger,
-        state.precision.scaler,
-        model,
+        precision.scaler,
+        lambda: describe_model(state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
         state.timer,
         num_epochs=config.train.num_epochs,
         report_freq=config.report_freq,

@@ -64,12 +64,12 @@ class Trainer:
             The content of `result.json`: best top-1 and top-5 in percent, or the best mean average precision; the
             checkpoint's path, speed and memory.
         """
+        batches = iter(()) if self._has_ended() else self._batches()  # the workers start
         self.start()
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
             try:
-                batches = self._batches()
                 while not self._has_ended() and self._train_epoch(batches):
                     pass
             except Interrupted as signal:

@@ -11,6 +11,7 @@ ends before the normalization. The limit, `decode and resize`, takes crops of fi
 
 The loaders take turns; the order is reversed in every second round. A turn starts a loader, discards the batches that
 its workers prefetch, times a few seconds, and ends the loader. A ratio is the median of the ratios within the rounds.
+`-timm_train PATH` adds the time from the command to the first step, beside timm's train.py: see `input/first_step.py`.
 `-sources` compares the sources of our loader instead: see `input/sources.py`.
 """
 
@@ -31,7 +32,9 @@ from datasets.loading.loader import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
+from scripts.benchmarks.input.first_step import first_steps
 from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches, with_data
+from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.benchmarks.turns import figures_table, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
@@ -75,9 +78,10 @@ def main(argv: list[str]) -> int:
                 lambda name, _: measure_turn(streams[name], prefetched, flags.seconds, context.device),
                 flags.json,
             )
+        starts, start_texts = first_steps(images, folder, [*DEFAULTS, *rest], flags)
     ratios = speed_ratios(figures, pairs)
-    texts = [figures_table(figures, {"images/s": speed}), ratio_table(ratios)]
-    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures, ratios=ratios)
+    texts = [figures_table(figures, {"images/s": speed}), ratio_table(ratios), *start_texts]
+    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures | starts, ratios=ratios)
     return 0
 
 
@@ -87,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
     sources_help = "compare a folder, packed images and tar shards (local, over HTTP, WebDataset) instead of loaders"
     add_flag(parser, "sources", action="store_true", help=sources_help)
+    add_timm_flag(parser)
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
     return parser

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple
@@ -83,9 +84,31 @@ def run_turn(
     Raises:
         UserError: the program ended, or took longer than `limit_seconds`.
     """
+    with _running(program, limit_seconds) as run:
+        return run.time_steps(warmup, steps, program.prefetches, images_per_step)
+
+
+def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
+    """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
+    started = time.perf_counter()
+    with _running(program, limit_seconds) as run:
+        arrived, _ = run.next_reading()
+        return {"wall_seconds": arrived - started, "cpu_seconds": sum(map(_cpu_seconds, run.pids()))}
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its ended children; 0 if it has ended."""
+    with suppress(OSError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, after_name[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@contextmanager
+def _running(program: Program, limit_seconds: float) -> Iterator["_Run"]:
     run = _Run(program, time.monotonic() + limit_seconds)
     try:
-        return run.time_steps(warmup, steps, program.prefetches, images_per_step)
+        yield run
     except EOFError:
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(10)
@@ -142,17 +165,26 @@ class _Run:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        found = []
+        for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+            with suppress(ProcessLookupError):
+                if os.getpgid(pid) == self.process.pid:
+                    found.append(pid)
+        return found
+
     def time_steps(self, warmup: int, steps: int, prefetches: bool, images_per_step: int) -> dict[str, float]:
         before = arrived = time.perf_counter()
         first = Reading(0)
         while first.steps < warmup:
-            before, (arrived, first) = arrived, self._next_reading()
+            before, (arrived, first) = arrived, self.next_reading()
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
-            arrived, first = self._next_reading()
+            arrived, first = self.next_reading()
         last, last_arrived, waited = first, arrived, 0.0
         while last.steps < first.steps + steps:
-            before, (last_arrived, last) = last_arrived, self._next_reading()
+            before, (last_arrived, last) = last_arrived, self.next_reading()
             waited += last.data_wait_share * (last_arrived - before)
         seconds = last_arrived - arrived
         figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
@@ -162,7 +194,7 @@ class _Run:
             figures["data_wait_share"] = waited / seconds
         return figures
 
-    def _next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:
+    def next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
 
         Raises:
@@ -177,13 +209,11 @@ class _Run:
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = []
-        for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        children = [pid for pid in self.pids() if pid != self.process.pid]
+        for pid in children:
             with suppress(ProcessLookupError):
-                if pid != self.process.pid == os.getpgid(pid):
-                    os.kill(pid, signal.SIGSTOP)
-                    children.append(pid)
+                os.kill(pid, signal.SIGSTOP)
         with suppress(Empty):
             while children:
-                self._next_reading(quiet_seconds)
+                self.next_reading(quiet_seconds)
         self.signal(signal.SIGCONT)

@@ -1,8 +1,10 @@
 """benchmark_input.py: images, equal transforms, and small runs. No test here asserts a time."""
 
+import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks import benchmark_input
 from scripts.benchmarks.images import IMAGENET, Size, link_images, make_images
-from scripts.benchmarks.input import streams
+from scripts.benchmarks.input import first_step, streams
 from utils.errors import UserError
 
 SMALL = ["-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
@@ -129,3 +131,24 @@ def test_sources_are_compared(tmp_path, monkeypatch):
     assert len(result["figures"]) == 7
     assert set(result["ratios"]) == {f"{one} / {other}" for one, other in sources.RATIOS}
     assert all(len(one["images_per_second"]) == 2 for one in result["figures"].values())
+
+
+def test_first_steps_beside_timms(tmp_path, monkeypatch):
+    make_images(tmp_path / "images", SMALL_SIZE)
+    programs, data = [], set()
+
+    def measure(program, limit_seconds):
+        programs.append(program)
+        data.update(path.read_bytes() for path in (tmp_path / "start" / "train").rglob("*.jpg"))
+        seconds = 6.0 if "main_single_gpu.py" in " ".join(program.command) else 4.0
+        return {"wall_seconds": seconds, "cpu_seconds": 2 * seconds}
+
+    monkeypatch.setattr(first_step, "first_step", measure)
+    monkeypatch.setattr(first_step, "_ENTRIES", 40)
+    flags = argparse.Namespace(timm_train=Path("train.py"), rounds=2)
+    figures, texts = first_step.first_steps(tmp_path / "images", tmp_path, ["-batch_size=4", "-num_workers=1"], flags)
+    assert len(programs) == 4 and len(data) == 40  # no two files are equal
+    assert all("-num_workers=1" in one.command or "--workers 1" in " ".join(one.command) for one in programs)
+    assert figures["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.50 of wall" in texts[-1]
+    flags.timm_train = None
+    assert first_step.first_steps(tmp_path / "images", tmp_path, [], flags) == ({}, [])

@@ -13,7 +13,7 @@ from engine.run.step_report import StepReport, log_lines
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS, build_program
 from scripts.benchmarks.images import Size, make_images
-from scripts.benchmarks.programs import BARE, OURS, Program, Reading, read_line, run_turn
+from scripts.benchmarks.programs import BARE, OURS, Program, Reading, first_step, read_line, run_turn
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
@@ -112,6 +112,23 @@ def test_child_processes_end_with_the_program(tmp_path):
     found = run_turn(python(code), warmup=3, steps=5, limit_seconds=60, images_per_step=8)
     assert found["images_per_second"] > 0 and found["peak_memory_bytes"] == 1e9
     assert_ended(int(pid_file.read_text()))
+
+
+def test_first_step_counts_the_cpu_seconds_of_all_processes():
+    """Of the program, of a process that it has waited for, and of one that runs: 0.4 each."""
+    work = "while time.process_time() < 0.4: pass"
+    child = f"[sys.executable, '-c', 'import time\\n{work}\\nprint(1, flush=True)\\ntime.sleep(100)']"
+    code = f"""
+import subprocess, sys, time
+subprocess.run([sys.executable, '-c', 'import time\\n{work}'])
+child = subprocess.Popen({child}, stdout=subprocess.PIPE)
+child.stdout.readline()
+{work}
+print('bare loop, step 0, 1G', flush=True)
+time.sleep(100)
+"""
+    found = first_step(python(code), limit_seconds=60)
+    assert found["wall_seconds"] > 0.4 and found["cpu_seconds"] > 1.1
 
 
 def assert_ended(pid: int) -> None:

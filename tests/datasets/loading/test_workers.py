@@ -101,6 +101,18 @@ def test_a_killed_worker(signal_number, expected):
     assert_gone(*workers)
 
 
+@pytest.mark.slow
+def test_workers_start_before_the_first_batch_is_asked_for():
+    loader = loader_of(Images())
+    batches = iter(loader)
+    workers = [worker.pid for worker in loader_workers(loader._batches._iterator)]
+    assert len(workers) == 2 and all(os.path.exists(f"/proc/{worker}") for worker in workers)
+    assert workers_of(batches, loader) == workers
+    del batches, loader  # not exhausted
+    gc.collect()
+    assert_gone(*workers)
+
+
 @pytest.mark.parametrize("how", ["a hanging disk", "stopped"])
 @pytest.mark.slow
 def test_a_hanging_worker(how):

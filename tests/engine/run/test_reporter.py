@@ -31,7 +31,8 @@ class SimulatedRun:
         self.folder, self.context = folder, context
         logger = RunLogger(folder, context)
         self.reporter = Reporter(
-            context, folder, logger, LossScaler(context.device), Model(1, 10**9, None), StepTimer(context.device),
+            context, folder, logger, LossScaler(context.device), lambda: Model(1, 10**9, None),
+            StepTimer(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),
         )  # fmt: skip

@@ -1,0 +1,41 @@
+"""How OpenMP's threads wait: set on a CPU only, and never over the user's variables."""
+
+import pytest
+
+from utils import openmp
+from utils.openmp import busy_note, describe_waiting, limit_spinning
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "variables", "expected"),
+    [
+        (False, None, {}, "1000"),
+        (True, None, {}, None),
+        (True, "cpu", {}, "1000"),
+        (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "1000"),
+        (True, "cuda", {}, None),
+        (False, None, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (False, None, {"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_limit_spinning(gpu, device, variables, expected, monkeypatch, tmp_path):
+    for name in ("CUDA_VISIBLE_DEVICES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that the test's end restores what limit_spinning sets
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(openmp, "DEVICE_FILES", tmp_path)
+    (tmp_path / ("nvidia0" if gpu else "nvidiactl")).touch()
+    limit_spinning(device)
+    assert openmp.os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 9.0, 9.0))
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert busy_note() is None
+    monkeypatch.setattr("os.getloadavg", lambda: (11.26, 0.0, 0.0))
+    assert describe_waiting().endswith("GOMP_SPINCOUNT 1000")
+    assert "11.3 on 2 cores" in busy_note() and describe_waiting() in busy_note()
