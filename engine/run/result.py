@@ -61,5 +61,6 @@ def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) 
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Raises OSError; an older file is then unchanged."""
-    atomic_write(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    """Writes the result with all keys. Raises OSError; an older file is then unchanged."""
+    test = with_all_keys(result["test"], TEST_KEYS) if result.get("test") else None
+    atomic_write(folder / RESULT, json.dumps(with_all_keys(result | {"test": test}), indent=2) + "\n")

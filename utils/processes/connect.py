@@ -1,5 +1,6 @@
 """Connects a rank to the key-value store of the run: each wait has a limit, and prints a line after ten seconds."""
 
+import os
 import socket
 import sys
 import time
@@ -9,7 +10,6 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from utils.errors import Unavailable
-from utils.processes.launcher import agent_attempt
 from utils.threads import DaemonPool
 
 _QUIET_SECONDS = 10.0
@@ -40,19 +40,20 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         Unavailable: the store cannot be opened, or another program has its port.
     """
     rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
-    attempt = agent_attempt()
-    is_server = rank == "0" and attempt is None
+    has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun: one of them owns the store
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_agents else "0"
+    is_server = rank == "0" and not has_agents
 
     def connect() -> dist.Store:
         deadline, timeout = time.monotonic() + limit_seconds, timedelta(seconds=limit_seconds)
         while not is_server:  # torch would log each attempt at length
             try:
-                socket.create_connection((address, port), timeout=limit_seconds).close()
+                socket.create_connection((address, port), timeout=max(1.0, deadline - time.monotonic())).close()
                 break
             except OSError:
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
     def describe() -> str:
@@ -67,5 +68,5 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]
         problem = f"rank {rank} cannot {'open' if is_server else 'connect to'} {address}:{port} ({reason})"
     else:
-        return dist.PrefixStore(f"attempt {attempt or 0}", store.result())
+        return dist.PrefixStore(f"attempt {attempt}", store.result())
     raise Unavailable(f"MASTER_ADDR, MASTER_PORT: {problem}; set them to the host of rank 0 and a free port on it")
