@@ -2,32 +2,16 @@
 
 import os
 import socket
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from utils.errors import Unavailable
 from utils.threads import DaemonPool
+from utils.waits import wait_for
 
-_QUIET_SECONDS = 10.0
-_POLL_SECONDS = 0.2
-
-
-def wait_and_tell(is_ready: Callable[[], bool], limit_seconds: float, describe: Callable[[], str] | None) -> bool:
-    """Returns whether `is_ready` became true within the limit. describe: the line to print if it takes long."""
-    started = time.monotonic()
-    while not is_ready():
-        seconds = time.monotonic() - started
-        if seconds > limit_seconds:
-            return False
-        if seconds > _QUIET_SECONDS and describe:
-            print(f"{describe()}, at most {limit_seconds:g} s", file=sys.stderr, flush=True)
-            describe = None
-        time.sleep(_POLL_SECONDS)
-    return True
+_ATTEMPT_SECONDS = 4.0  # of a connection
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
@@ -44,16 +28,14 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_agents else "0"
     is_server = rank == "0" and not has_agents
 
+    def accepts() -> bool:
+        socket.create_connection((address, port), timeout=_ATTEMPT_SECONDS).close()
+        return True
+
     def connect() -> dist.Store:
-        deadline, timeout = time.monotonic() + limit_seconds, timedelta(seconds=limit_seconds)
-        while not is_server:  # torch would log each attempt at length
-            try:
-                socket.create_connection((address, port), timeout=max(1.0, deadline - time.monotonic())).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
+        if not (is_server or wait_for(accepts, limit_seconds)):  # torch would log each attempt at length
+            accepts()  # raises the reason
+        timeout = timedelta(seconds=limit_seconds)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
     def describe() -> str:
@@ -61,8 +43,8 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
 
     thread = DaemonPool(1)  # torch waits without a limit for an answer
     store = thread.submit(connect)
-    own_limit = limit_seconds + _QUIET_SECONDS  # `connect` reaches its limit first
-    if not wait_and_tell(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
+    own_limit = limit_seconds + 3 * _ATTEMPT_SECONDS  # `connect` reaches its limit first
+    if not wait_for(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
         problem = f"another program listens at {address}:{port}: it does not answer rank {rank} as rank 0 does"
     elif isinstance(error := store.exception(), OSError | dist.DistError):
         reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]

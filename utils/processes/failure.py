@@ -27,6 +27,7 @@ from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
 from utils.threads import DaemonPool
 from utils.torch_compat import collective_numbers
+from utils.waits import wait_for
 
 POLL_SECONDS = 0.5
 RESPONSE_SECONDS = 2.0  # a live rank answers within this time
@@ -226,6 +227,4 @@ def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankP
 
 def _wait_for_launcher() -> None:
     """Returns when a launcher has terminated this process, which it does to the healthy ranks of a failed run."""
-    deadline = time.monotonic() + LAUNCHER_SECONDS
-    while not received_signal() and time.monotonic() < deadline:
-        time.sleep(_EXIT_SECONDS)
+    wait_for(lambda: bool(received_signal()), LAUNCHER_SECONDS)
