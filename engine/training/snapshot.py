@@ -99,7 +99,7 @@ def take_snapshot(
 
 
 def disk_note(state: TrainState, folder: Path) -> str:
-    """The size of a checkpoint, also of moments that do not exist yet, and the free space; a warning if two do not fit."""
+    """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit."""
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     moments = 4 * count_parameters(saved)[1] * moments_per_parameter(state.config.train)

@@ -14,7 +14,7 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
-from engine.run.result import RESULT, read_json
+from engine.run.result import RESULT
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.run import Run
@@ -24,6 +24,7 @@ from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
+from utils.files import read_json
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.status import RunStatus

@@ -57,8 +57,8 @@ class Rows:
     root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
     """
 
-    def __init__(self, file: Path, root: Path | None = None, anywhere: bool = False) -> None:
-        self.file, self.root, self._anywhere = file, root or file.parent, anywhere
+    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False) -> None:
+        self.file, self.root, self._anywhere = file, Path(root) if root else file.parent, anywhere
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
         self.findings: list[Finding] = []
@@ -107,7 +107,7 @@ def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
     return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
 
 
-def table_rows(file: Path, root: Path | None = None, with_targets: bool = True) -> Rows:
+def table_rows(file: Path, root: str | None = None, with_targets: bool = True) -> Rows:
     """The rows of a CSV file with the columns image_path and target, which may be empty.
 
     with_targets: False if the column target is not read, and paths may be outside of the file's folder.
