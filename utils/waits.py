@@ -8,7 +8,7 @@ _QUIET_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
-def wait_for(is_true: Callable[[], bool], limit_seconds: float, describe: Callable[[], str] | None = None) -> bool:
+def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Callable[[], str] | None = None) -> bool:
     """Returns whether the condition became true within the limit; an OSError, such as a stale handle, is false.
 
     describe: the line to print if it takes long.

@@ -106,7 +106,7 @@ class Membership:
             if self.store.rank == 0:
                 time.sleep(2 * POLL_SECONDS)  # this process may own the store; the others must poll it first
             return
-        _wait_for_launcher()
+        wait_for(received_signal, LAUNCHER_SECONDS)
         raise SystemExit(error.status if isinstance(error, UserError) else 1)
 
     def _poll(self, store: RunStore) -> None:
@@ -133,7 +133,7 @@ class Membership:
             self.gpu_wait_seconds = max(waits.values(), default=0.0)
             if self.gpu_wait_seconds > self.limit_seconds + RESPONSE_SECONDS:
                 self._end(State.LOST_A_RANK, main_is_blocked=True)
-                _wait_for_launcher()
+                wait_for(received_signal, LAUNCHER_SECONDS)
                 exit_now(1)
 
     def _force_exit(self) -> None:
@@ -223,8 +223,3 @@ def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankP
         raise
     finally:
         membership.stop()
-
-
-def _wait_for_launcher() -> None:
-    """Returns when a launcher has terminated this process, which it does to the healthy ranks of a failed run."""
-    wait_for(lambda: bool(received_signal()), LAUNCHER_SECONDS)

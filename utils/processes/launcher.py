@@ -6,6 +6,7 @@ torchrun's; no other module depends on the launcher.
 
 import os
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 
@@ -68,10 +69,8 @@ def _check_numbers(env: Mapping[str, str]) -> None:
         for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
             if int(env.get(count, 1)) == 0:
                 raise UserError(f"{count} is 0: must be at least 1; launchers set it, otherwise unset it")
-            if count in env and int(env.get(rank, 0)) >= int(env[count]):
-                raise UserError(
-                    f"{rank} is {env[rank]}: must be below {count}, which is {env[count]}; ranks begin at 0"
-                )
+            if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
+                raise UserError(f"{rank} is {env[rank]}: must be below {count}, {env[count]}; ranks begin at 0")
 
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -90,8 +89,8 @@ def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers(env)
     alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
-    for name in alone:
-        if env.get(name, alone[name]) != alone[name]:
+    for name, value in alone.items():
+        if env.get(name, value) != value:
             raise UserError(
                 f"{name} is {env[name]!r}: a launcher started several processes, this script uses one; use "
                 f"main_multi_gpu.py, or unset {name}"

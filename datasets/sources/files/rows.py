@@ -70,7 +70,8 @@ class Rows:
             return
         if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
             absolute = os.path.abspath(os.path.join(self.root, path))
-            if not self._is_inside(absolute):
+            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
+            if not absolute.startswith(tuple(roots)):
                 problem = "write a path relative to it, or set DATA.IMAGE_ROOT"
                 self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {problem}")
                 return
@@ -80,10 +81,6 @@ class Rows:
         self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
-
-    def _is_inside(self, path: str) -> bool:
-        """Returns whether an absolute path is in the root, or in the folder of the file."""
-        return any(path.startswith(f"{os.path.abspath(folder)}{os.sep}") for folder in (self.root, self.file.parent))
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.file}:{line}: {problem}")
