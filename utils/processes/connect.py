@@ -11,7 +11,7 @@ from utils.errors import Unavailable
 from utils.threads import DaemonPool
 from utils.waits import wait_for
 
-_ATTEMPT_SECONDS = 4.0  # of a connection
+_ATTEMPT_SECONDS = 3.0  # of a connection
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
