@@ -25,7 +25,8 @@ from utils.errors import UserError, did_you_mean
 from utils.files import absolute_file
 
 _FILES = {  # or names
-    "DATA": ("CACHE_DIR",), "MODEL": ("PRETRAINED", "RESUME"), "TRAIN": ("TEACHER_MODEL", "TEACHER_WEIGHTS"),
+    "DATA": ("CACHE_DIR", "IMAGE_ROOT"), "MODEL": ("PRETRAINED", "RESUME"),
+    "TRAIN": ("TEACHER_MODEL", "TEACHER_WEIGHTS"),
 }  # fmt: skip
 
 
