@@ -13,9 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import requested_device
-from configs.schema import Config
+from configs.reading.command_line import Command, parse_command_line
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import Unavailable, UserError
 from utils.openmp import limit_spinning
@@ -36,8 +34,10 @@ def main(argv: list[str]) -> int:
     from engine.commands.run import run
     from utils.distributed import process_group
 
-    with process_group(requested_device(argv), requested_timeout(argv)) as context:
-        command = parse_command_line(argv, SCRIPT)
+    command, refused = _parse(argv)
+    with process_group(command.device, command.config.timeout_seconds) as context:
+        if refused:
+            raise refused
         command.require_selection(context.is_main)
         if command.loads_in_workers:
             start_worker_server()
@@ -45,12 +45,12 @@ def main(argv: list[str]) -> int:
         return run(command, context)
 
 
-def requested_timeout(argv: list[str]) -> float:
-    """TIMEOUT_SECONDS. Its default if the command line has an error, which all ranks together report once."""
+def _parse(argv: list[str]) -> tuple[Command, UserError | None]:
+    """The command; or any one on the CPU, and the error, which the ranks report once after they have met."""
     try:
-        return parse_command_line(argv, SCRIPT).config.timeout_seconds
-    except UserError:
-        return Config().timeout_seconds
+        return parse_command_line(argv, SCRIPT), None
+    except UserError as error:
+        return parse_command_line(["-device=cpu"], SCRIPT), error
 
 
 def check_num_processes(requested: int | None, started: int) -> None:

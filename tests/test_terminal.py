@@ -9,8 +9,9 @@ import sys
 import pytest
 from conftest import GREY, ROOT, TINY_VIT, only_run, states
 
+from utils.files import read_json
 from utils.signals import TERMINATION_SIGNALS
-from utils.status import read_status
+from utils.status import STATUS
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -36,7 +37,7 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     folder = only_run(tmp_path)
-    assert (read_status(folder)["state"], read_status(folder)["signal"]) == ("interrupted", "SIGHUP")
+    assert (read_json(folder / STATUS)["state"], read_json(folder / STATUS)["signal"]) == ("interrupted", "SIGHUP")
     assert states(folder)["epoch"] >= 1
     assert "Interrupted by SIGHUP; saved" in (folder / "log.txt").read_text()
 
@@ -58,5 +59,5 @@ def test_run_with_closed_standard_streams(tmp_path, shell):
     command = ["bash", "-c", shell, "bash", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1")]
     assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=300).returncode == 0
     folder = only_run(tmp_path)
-    assert read_status(folder)["state"] == "finished" and "Best top-1" in (folder / "log.txt").read_text()
+    assert read_json(folder / STATUS)["state"] == "finished" and "Best top-1" in (folder / "log.txt").read_text()
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint

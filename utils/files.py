@@ -3,11 +3,13 @@
 import atexit
 import errno
 import io
+import json
 import os
 import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 _temporary_folders: set[Path] = set()
 
@@ -34,6 +36,15 @@ def remove_temporary_folders() -> None:
 def absolute_file(path: str) -> str:
     """The absolute path if there is such a file or folder; another text, such as a name, is unchanged."""
     return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def open_regular_file(path: Path | str) -> io.BufferedReader:

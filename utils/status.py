@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from utils.files import read_json
+
 STATUS = "status.json"
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
@@ -54,7 +56,7 @@ class RunStatus:
         The first final state is kept: the first process to fail knows why.
         """
         with self._lock:
-            written = read_status(self.path.parent)
+            written = read_json(self.path)
             if written.get("state", "running") in UNFINISHED:
                 self.facts = (written or self.facts) | facts
                 self._write()
@@ -71,13 +73,6 @@ class RunStatus:
             os.replace(temporary, self.path)
         except OSError:
             temporary.unlink(missing_ok=True)
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / STATUS).read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def record_run_end(state: str, exit_status: int = 1, **facts: Any) -> None:

@@ -20,15 +20,18 @@ _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
     """Finds labels for which the model has no class."""
-    labels = samples.targets if samples.targets.ndim == 1 else _highest_labels(samples.targets)
+    labels = samples.targets
+    if labels.ndim == 2:  # multi-hot (N, classes): the highest label of each image, -1 without labels
+        highest = labels.shape[1] - 1 - labels[:, ::-1].argmax(axis=1)
+        labels = np.where(labels.any(axis=1), highest, -1)
     indices = np.flatnonzero(labels >= num_classes)
     if not len(indices):
         return []
-    first, highest = indices[0], labels.max()
+    first = indices[0]
     images = f"{len(indices)} {_ADJECTIVES.get(split, 'validation')} image(s)"
     return [
         f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
-        f"have labels >= {num_classes}); set it to {highest + 1} or more, or correct the labels"
+        f"have labels >= {num_classes}); set it to {labels.max() + 1} or more, or correct the labels"
     ]
 
 
@@ -37,12 +40,6 @@ def find_no_labels(samples: Samples, split: str) -> list[str]:
     if not isinstance(samples, ImageFiles) or samples.targets.ndim == 1 or samples.targets.any():
         return []
     return [f"{samples.listing.file}: no image of the split {split} has a label; fill in the column target"]
-
-
-def _highest_labels(targets: np.ndarray) -> np.ndarray:
-    """The highest label of each image, int64 (N,), -1 without labels. targets: multi-hot (N, classes)."""
-    highest = targets.shape[1] - 1 - targets[:, ::-1].argmax(axis=1)
-    return np.where(targets.any(axis=1), highest, -1)
 
 
 def find_single_class(samples: Samples) -> list[str]:

@@ -7,10 +7,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
 from utils.errors import Unavailable, UserError
+from utils.waits import wait_for
 
 _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
@@ -75,7 +77,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         UserError: another run has locked it.
     """
     with open(folder / _LOCK, "a+") as file:
-        if not _try_lock(file.fileno()):
+        if not wait_for(partial(_try_lock, file.fileno()), _LOCK_SECONDS):
             file.seek(0)
             holder = file.read().strip()[:200] or "another process"
             raise Unavailable(
@@ -88,14 +90,10 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        except OSError:  # the file system does not support locks
-            return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system does not support locks
+        pass
+    return True

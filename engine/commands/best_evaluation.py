@@ -8,7 +8,6 @@ from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.paths import BEST, saved_path
 from engine.evaluation.file_names import TEST_EVALUATION
-from engine.run.result import TEST_KEYS, with_all_keys
 from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_report import Evaluated, evaluated_epoch
@@ -53,7 +52,7 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
         metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         run.logger.warn(f"Warning: test images: {error}")
-        return with_all_keys({"error": str(error)}, TEST_KEYS)
+        return {"error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {saved_path(run.folder / BEST).name}, "
     log_validation(run.logger, title, metrics, num_classes, len(test), seconds, split="Test")
@@ -63,4 +62,4 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             run.logger.warn(f"Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
-    return with_all_keys({**metrics.scores(), "loss": metrics.loss, "samples": metrics.samples}, TEST_KEYS)
+    return {**metrics.scores(), "loss": metrics.loss, "samples": metrics.samples}

@@ -10,7 +10,7 @@ from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.report.overview import class_figures
 from engine.report.page import write_report
-from engine.run.result import with_all_keys, write_result
+from engine.run.result import write_result
 from engine.run.step_report import log_validation
 from engine.training.eval_model import build_eval_files
 from utils.device import device_name, peak_memory_bytes
@@ -33,19 +33,17 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title, precision)
     if results:  # on the main process
         about = {"split": opened.split, "checkpoint": absolute_file(str(config.model.pretrained))}
-        result = with_all_keys(
-            {
-                **metrics.scores(),
-                **about,
-                "loss": metrics.loss,
-                "samples": metrics.samples,
-                "finished": True,
-                "numeric_precision": precision,
-                "images_per_second": metrics.samples / seconds,
-                "peak_memory_bytes": peak_memory_bytes(context.device),
-                "device": device_name(context.device),
-            }
-        )
+        result = {
+            **metrics.scores(),
+            **about,
+            "loss": metrics.loss,
+            "samples": metrics.samples,
+            "finished": True,
+            "numeric_precision": precision,
+            "images_per_second": metrics.samples / seconds,
+            "peak_memory_bytes": peak_memory_bytes(context.device),
+            "device": device_name(context.device),
+        }
         write_result(folder, result)  # before the files, which may fail
         files = build_eval_files(config, samples, opened.evaluator, folder)
         summary = files.write(metrics, results, opened.model, epoch=None, **about)

@@ -88,8 +88,6 @@ def _open_part(
     path = folder / f"{CSV_FILE}.part"
     existed, part = path.exists(), PartFile(path, digest.hexdigest())
     if existed:
-        action = (
-            f"continuing after {part.num_samples} of {len(samples)} images" if part.num_samples else "starting anew"
-        )
-        logger.info(f"----- {path}: {action}, by its digest of the weights, images and options")
+        start = f"continues after {part.num_samples} of {len(samples)} images" if part.num_samples else "starts again"
+        logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")
     return part

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
+from utils.waits import wait_for
 
 _VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
-_POLL_SECONDS = 0.25
 
 
 def check_shared(folder: Path, context: ProcessContext) -> None:
@@ -74,20 +73,6 @@ def _size(file: Path) -> int:
     """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size
-
-
-def wait_for(is_true: Callable[[], bool], seconds: float) -> bool:
-    """Returns whether the condition becomes true in this time; an OSError, such as a stale handle, counts as false."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if is_true():
-                return True
-        except OSError:
-            pass
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
 
 
 def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:

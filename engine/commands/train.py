@@ -1,6 +1,5 @@
 """The training command."""
 
-import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from engine.run.loggers.group import check_loggers
 from engine.run.result import write_result
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
-from engine.training.snapshot import checkpoint_bytes
+from engine.training.snapshot import disk_note
 from engine.training.trainer import Trainer
 from utils.columns import format_duration
 from utils.distributed import ProcessContext
@@ -36,7 +35,7 @@ def train(command: Command, context: ProcessContext) -> int:
         result = trainer.train()
         if trainer.context.is_main:
             write_result(trainer.run.folder, result)  # the evaluation after it may fail
-        if result["finished"] and result["epoch"] is not None:
+        if result["finished"] and "epoch" in result:
             try:
                 result |= evaluate_best(config, trainer, result["epoch"], test)
             except Interrupted as signal:
@@ -83,50 +82,35 @@ def _open_trainer(
     if context.is_main:
         write_classes(run.folder, describe_data(config.data, run.class_names))
         write_held_out(run.folder, splits.split)
-        logger.note(_disk_note(checkpoint_bytes(run.state), config.keep_checkpoints, run.folder))
-    saved: dict[str, Any] = {}
-    if found:
-        progress = position.progress
-        saved = {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
-    status = begin_status(run.folder, context, _resume_from_anywhere(command, run.folder), **saved)
-    trainer = Trainer(run, status, position)
+        logger.note(disk_note(run.state, run.folder))
+    progress, checkpoint = position.progress, found and str(found.path.absolute())
+    saved = {"checkpoint": checkpoint, "epoch": progress.epoch, "step": progress.step} if found else {}
+    resume = next_command(command, f"-resume={run.folder.absolute()}", from_anywhere=True)
+    trainer = Trainer(run, begin_status(run.folder, context, resume, **saved), position)
     if report := trainer.report:
         trainer.status.on_end = lambda: report.update(now=True)
     return trainer, config, splits.test
 
 
-def _resume_from_anywhere(command: Command, folder: Path, *options: str) -> str:
-    return next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
-
-
-def _disk_note(num_bytes: int, keep: int, folder: Path) -> str:
-    """The size of a checkpoint and the free space; a warning if two do not fit. keep: periodic ones."""
-    size, free = num_bytes / 1e6, shutil.disk_usage(folder).free / 1e6
-    note = f"Checkpoints: {size:,.1f} MB each, at most {3 + keep} kept, {free:,.1f} MB free in {folder}"
-    fix = "fewer than two fit; free space, or choose another folder with -output"
-    return f"Warning: {note}: {fix}" if free < 2 * size else note
-
-
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
-    outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None}
     signal, logger, folder = trainer.interrupted, trainer.run.logger, trainer.run.folder
     options: list[str] = []
+    # A signal that arrives in the last step interrupts nothing.
+    outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None, "signal": None}
     if signal:
-        logger.warn(f"Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
         outcome |= {"state": "interrupted", "exit_status": signal.status, "signal": str(signal)}
+        logger.warn(f"Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
     elif not result["finished"]:
-        options = ["-opts", "TRAIN.MAX_STEPS=null"]
+        outcome["state"], options = "stopped", ["-opts", "TRAIN.MAX_STEPS=null"]
         resume = next_command(command, f"-resume={folder}", *options)
         logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with: {resume}")
-        outcome["state"] = "stopped"
     elif result["stopped_early"]:
-        options = ["-opts", "TRAIN.PATIENCE=null"]
-        resume = next_command(command, f"-resume={folder}", *options)
-        logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
         outcome |= {"stopped_early": True, "reason": result["reason"]}
+        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
+        logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
     if outcome["state"] != "finished":
-        outcome["resume"] = _resume_from_anywhere(command, folder, *options)
+        outcome["resume"] = next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
     total, steps = map(format_duration, (result["total_seconds"], result["train_seconds"]))
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     figures = ""
@@ -135,7 +119,7 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
 
         trainer.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
         figures = class_figures(folder)
-    name, score = ("top-1", result["top1"]) if result["mean_ap"] is None else ("mAP", result["mean_ap"])
+    name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result.get("top1"))
     if score is not None:
         average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
         both = f"\n      Last epoch: {name} of the average {average:.2f}%, of the raw weights {raw:.2f}%"

@@ -26,7 +26,7 @@ from engine.evaluation.analysis import (
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.file_names import CALIBRATION, CONFUSION, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, name_of_target
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.tables import safe_cell, table_text
@@ -115,8 +115,7 @@ class EvaluationFiles:
         rows = []
         for kind, index in mistakes:
             target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
-            labels = [target] if target.ndim == 0 else np.flatnonzero(target).tolist()
-            true = " | ".join(names[label] for label in labels)
+            true = name_of_target(target, names)
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             path = safe_cell(self.samples.name(index))

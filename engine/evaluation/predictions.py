@@ -15,7 +15,7 @@ import numpy as np
 
 from datasets.sources.samples import Samples
 from engine.evaluation.part_file import PartFile
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, name_of_target
 from utils.atomic_file import open_atomically
 from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
@@ -55,7 +55,7 @@ class Predictions:
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                target = _name_of(self._samples.targets[index], names) if self._labelled else ""
+                target = name_of_target(self._samples.targets[index], names) if self._labelled else ""
                 yield self._samples.name(index).removeprefix("./"), [] if error else classes, target, error
                 index += 1
 
@@ -97,9 +97,3 @@ class Predictions:
         lines += islice((row for row in images if row[-1]), rows)
         more = len(self._samples) - len(lines)
         return aligned_table(header, lines, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
-
-
-def _name_of(target: np.ndarray, names: Sequence[str]) -> str:
-    """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
-    labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
-    return " | ".join(names[label] for label in labels)

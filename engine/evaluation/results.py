@@ -3,6 +3,7 @@
 Legend: N samples, K ranked classes, C classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -60,3 +61,9 @@ class SampleResults:
             return Metrics(loss, None, None, samples, mean_ap=mean_average_precision(self.average_precisions))
         top1, top5 = (100 * float(self.hits(top_k).sum()) / count for top_k in (1, 5))
         return Metrics(loss, top1, top5, samples)
+
+
+def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
+    """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
+    labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
+    return " | ".join(names[label] for label in labels)

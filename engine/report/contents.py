@@ -23,8 +23,9 @@ from engine.evaluation.file_names import (
     TEST_EVALUATION,
 )
 from engine.run.facts import FACTS, Facts, read_facts
-from engine.run.result import MIN_CLASSES_FOR_TOP5, RESULT, Rows, best_epoch, read_json, score_column
+from engine.run.result import MIN_CLASSES_FOR_TOP5, RESULT, Rows, best_epoch, score_column
 from utils.errors import UserError
+from utils.files import read_json
 from utils.status import STATUS, UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 

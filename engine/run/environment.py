@@ -1,12 +1,12 @@
 """Records the environment of a run: versions, commit, hardware, hosts, and variables that contain no credentials."""
 
+import fnmatch
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from collections import Counter
-from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -36,19 +36,21 @@ _GIT_SECONDS = 5.0
 
 def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path | None = None) -> None:
     """Records the environment, and warns if it differs from the last start of the run in `resumed`; collective."""
-    hosts, devices = zip(*gather_objects((context.host, device_name(context.device)), context), strict=True)
+    devices = gather_objects(device_name(context.device), context)
     if not context.is_main:
         return
     found = _versions(on_gpu=context.device.type == "cuda") | {"commit": _commit()}
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
-    permitted = (name for name in sorted(os.environ) if any(fnmatchcase(name, pattern) for pattern in _VARIABLES))
+    permitted = sorted(name for pattern in _VARIABLES for name in fnmatch.filter(os.environ, pattern))
     variables = {name: hide_passwords(os.environ[name]) for name in permitted}
     before = (read_environment(resumed) if resumed else {}).get("parts", parts)
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
         logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
-    logger.record(Environment(hide_passwords(shlex.join(sys.orig_argv)), parts, list(hosts), variables))
+    logger.record(
+        Environment(hide_passwords(shlex.join(sys.orig_argv)), parts, list(context.hosts or [context.host]), variables)
+    )
 
 
 def _versions(on_gpu: bool) -> dict[str, object]:

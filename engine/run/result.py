@@ -45,15 +45,6 @@ def score_column(rows: Rows) -> str:
     return next((column for column in _SCORES if points(rows, "epoch", column)), _SCORES[-1])
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing or damaged."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) -> dict[str, Any]:
     """The values, and None for the other keys; also for a number that is not finite, which JSON does not have."""
     known = {key: value for key, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
@@ -61,5 +52,6 @@ def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) 
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Raises OSError; an older file is then unchanged."""
-    atomic_write(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    """Writes the result with all keys. Raises OSError; an older file is then unchanged."""
+    test = with_all_keys(result["test"], TEST_KEYS) if result.get("test") else None
+    atomic_write(folder / RESULT, json.dumps(with_all_keys(result | {"test": test}), indent=2) + "\n")

@@ -1,10 +1,8 @@
 """The files about the best epoch of a run, and its page, written while it trains."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -14,6 +12,7 @@ from engine.evaluation.results import SampleResults
 from engine.report import REPORT
 from engine.run.timing.time_share import TimeShare
 from engine.training.run import Run
+from utils.files import read_json
 from utils.metrics import Metrics
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
@@ -85,8 +84,5 @@ class RunReport:
 
 def evaluated_epoch(folder: Path) -> int | None:
     """The epoch whose evaluation files are in the folder of a run; None if there are none, or incomplete ones."""
-    try:
-        summary: dict[str, Any] = json.loads((folder / EVALUATION / SUMMARY).read_text())
-        return None if summary["attention"] == NOT_DRAWN else summary["epoch"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    summary = read_json(folder / EVALUATION / SUMMARY)
+    return None if summary.get("attention", NOT_DRAWN) == NOT_DRAWN else summary.get("epoch")

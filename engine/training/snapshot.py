@@ -1,8 +1,10 @@
 """Converts the state of a run to the content of a checkpoint and back."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -18,6 +20,7 @@ from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger
+from engine.run.mfu.flops import count_parameters
 from engine.training.optimization.optimizer import moments_per_parameter, set_lr
 from engine.training.state import TrainState
 from utils.atomic_file import tensor_bytes
@@ -95,12 +98,16 @@ def take_snapshot(
     }
 
 
-def checkpoint_bytes(state: TrainState) -> int:
-    """The size of the tensors of a checkpoint, over all ranks, with the moments that the first step makes."""
+def disk_note(state: TrainState, folder: Path) -> str:
+    """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit."""
     saved, average = state.precision.weights.saved, state.average
-    trained = sum(parameter.numel() for parameter in saved.parameters() if parameter.requires_grad)
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
-    return tensor_bytes(models) + 4 * round(trained * moments_per_parameter(state.config.train))
+    moments = 4 * count_parameters(saved)[1] * moments_per_parameter(state.config.train)
+    size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(folder).free / 1e6
+    kept = 3 + state.config.keep_checkpoints  # last, previous, best
+    note = f"Checkpoints: {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
+    fix = "fewer than two fit; free space, or choose another folder with -output"
+    return f"Warning: {note}: {fix}" if free < 2 * size else note
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

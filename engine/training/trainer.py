@@ -14,7 +14,7 @@ from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
-from engine.run.result import RESULT, read_json, with_all_keys
+from engine.run.result import RESULT
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.run import Run
@@ -24,6 +24,7 @@ from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
+from utils.files import read_json
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.status import RunStatus
@@ -61,8 +62,7 @@ class Trainer:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives (then `interrupted` is set).
 
         Returns:
-            The content of `result.json`: best top-1 and top-5 in percent, or the best mean average precision; the
-            checkpoint's path, speed and memory.
+            The content of `result.json` (docs/operation.md), without unknown figures.
         """
         batches = iter(()) if self._has_ended() else self._batches()  # the workers start
         self.start()
@@ -236,7 +236,7 @@ class Trainer:
     def _result(self) -> dict[str, Any]:
         best, clock, model = self.position.best, self.position.clock, self.run.reporter.model
         result = {
-            **({**best.scores, "loss": best.loss, "epoch": best.epoch, "split": "val"} if best else {}),
+            **(best.to_entry() | {"split": "val"} if best else {}),
             "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST)).absolute()),
             "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
@@ -247,14 +247,13 @@ class Trainer:
             "numeric_precision": self.state.precision.name,
             "device": device_name(self.context.device),
             "finished": self._has_ended(),
-            "stopped_early": False,
+            "stopped_early": self._has_ended() and self._stops_early(self.progress.epoch),
             **self._evaluated,
         }
-        if best and result["finished"] and self._stops_early(self.progress.epoch):
+        if best and result["stopped_early"]:
             epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
-            reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
-            result |= {"stopped_early": True, "reason": reason}
-        return with_all_keys(result)
+            result["reason"] = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
+        return result
 
 
 def _forward_is_local(state: TrainState) -> bool:

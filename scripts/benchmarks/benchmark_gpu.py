@@ -23,7 +23,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.run.result import read_json
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.common import mode_config, parse_names, write_json
 from scripts.benchmarks.gpu.parts import run_part
@@ -33,6 +32,7 @@ from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.atomic_file import atomic_write
 from utils.device import visible_gpus
+from utils.files import read_json
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"

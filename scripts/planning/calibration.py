@@ -7,11 +7,11 @@ from pathlib import Path
 from configs.reading.command_line import parse_command_line
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.resolve import resolve
-from engine.run.result import read_json
 from scripts.planning.devices import parse_cluster
 from scripts.planning.estimate import estimate, strategies
 from scripts.planning.workload import measure_workload
 from utils.errors import UserError
+from utils.files import read_json
 from utils.status import STATUS
 
 RESULT = "result.json"

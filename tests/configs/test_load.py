@@ -291,3 +291,14 @@ def test_without_a_recipe_data_or_a_model_the_usage_is_printed(capsys):
     printed = capsys.readouterr().err
     assert end.value.code == 2 and printed.startswith("usage: main_single_gpu.py -cfg FILE [flags]")
     assert printed.count("python main_single_gpu.py -") > 3
+
+
+def test_the_options_of_a_run_have_absolute_paths_of_what_exists(tmp_path, monkeypatch):
+    """A run is resumed from any folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    options = ["DATA.IMAGE_ROOT=images", "DATA.CACHE_DIR=images", "MODEL.PRETRAINED=timm", "MODEL.TYPE=timm"]
+    (tmp_path / "run.yaml").write_text(to_yaml(parse_command_line(["-opts", *options]).config))
+    config = parse_command_line([f"-cfg={tmp_path / 'run.yaml'}"]).config
+    assert config.data.image_root == config.data.cache_dir == str(tmp_path / "images")
+    assert config.model.pretrained == "timm"

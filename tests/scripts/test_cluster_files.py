@@ -32,19 +32,22 @@ def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) ->
 
 
 @pytest.mark.parametrize(
-    ("status", "restarts", "requeued"),
+    ("status", "seconds", "restarts", "requeued"),
     [
-        (0, "0", False),
-        (1, "0", True),
-        (1, "100", False),
-        (2, "0", False),
-        (138, "0", True),
-        (140, "7", True),
-        (138, "100", False),
+        (0, "900", "0", False),
+        (1, "900", "0", True),
+        (1, "0", "0", False),
+        (1, "900", "100", False),
+        (137, "900", "0", True),
+        (137, "0", "0", False),
+        (2, "900", "0", False),
+        (138, "0", "0", True),
+        (140, "0", "7", True),
+        (138, "900", "100", False),
     ],
 )
-def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, restarts, requeued):
-    ended, _, scontrol = run_sbatch(tmp_path, status, SLURM_RESTART_COUNT=restarts)
+def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, seconds, restarts, requeued):
+    ended, _, scontrol = run_sbatch(tmp_path, status, SLURM_RESTART_COUNT=restarts, SECONDS=seconds)
     assert ended == status
     assert scontrol.split() == (["requeue", "42"] if requeued else [])
 

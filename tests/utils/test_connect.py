@@ -6,6 +6,7 @@ import socket
 import pytest
 import torch.distributed as dist
 
+from utils import waits
 from utils.errors import UserError
 from utils.processes import connect
 from utils.processes.connect import connect_store
@@ -16,7 +17,8 @@ HERE = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(connect, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(waits, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(connect, "_ATTEMPT_SECONDS", 0.3)
 
 
 def place(port: int, rank: int = 1) -> dict[str, str]:
@@ -53,9 +55,9 @@ def test_a_rank_that_does_not_start_is_named(capsys):
     store = dist.HashStore()
     for rank in (0, 2):
         RunStore(store, rank, 3).announce()
-    with pytest.raises(UserError, match=r"WORLD_SIZE is 3: waiting for rank 1 for 1 s"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
         RunStore(store, 0, 3).processes(limit_seconds=1)
-    assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: waiting for rank 1, at most 1 s")
+    assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: rank 0 waits for rank 1, at most 1 s")
     RunStore(store, 1, 3).announce()
     assert [one.pid for one in RunStore(store, 0, 3).processes(limit_seconds=1)] == [os.getpid()] * 3
 

@@ -16,7 +16,8 @@ from rank_pool import environment
 
 from utils import distributed
 from utils.errors import UserError
-from utils.status import read_status
+from utils.files import read_json
+from utils.status import STATUS
 
 WORKER = str(Path(__file__).with_name("distributed_worker.py"))
 LIMIT_SECONDS = 300  # a launch takes 3 s on an idle machine
@@ -156,7 +157,7 @@ def test_hanging_or_stopped_process_is_named_and_killed(case, lost, line, tmp_pa
     assert len(found) == 1 and re.match(rf"rank {lost} \(process \d+ on .*\) {line}", found[0])
     assert (both[1 - lost].status, both[lost].status) == (1, -signal.SIGKILL)
     if case == "one_is_stopped":
-        assert (status := read_status(tmp_path))["state"] == "failed" and status["message"] == found[0]
+        assert (status := read_json(tmp_path / STATUS))["state"] == "failed" and status["message"] == found[0]
 
 
 @pytest.mark.gpu

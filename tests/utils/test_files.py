@@ -10,8 +10,9 @@ import torch
 from engine.checkpoint.run_folder import make_run_folder
 from utils.atomic_file import atomic_save, verify_checksum
 from utils.errors import UserError
+from utils.files import read_json
 from utils.seeding import derive_seed, seed_device
-from utils.status import RunStatus, read_status
+from utils.status import STATUS, RunStatus
 from utils.tables import read_rows, safe_cell, unescaped_cell
 
 
@@ -91,15 +92,15 @@ def test_first_final_state_is_kept(tmp_path):
     main.begin()
     main.update(state="stopping", signal="SIGTERM")
     main.update(checkpoint="last.pth", signal=None)
-    assert read_status(tmp_path)["state"] == "stopping"
+    assert read_json(tmp_path / STATUS)["state"] == "stopping"
     other.update(state="failed", message="3.jpg: is no image")
     main.update(checkpoint="newer.pth")
     main.update(state="interrupted", signal="SIGTERM")
-    status = read_status(tmp_path)
+    status = read_json(tmp_path / STATUS)
     assert (status["state"], status["message"]) == ("failed", "3.jpg: is no image")
     assert status["checkpoint"] == "last.pth" and status["signal"] is None
     RunStatus(tmp_path, 2).begin()  # resumed
-    assert read_status(tmp_path)["state"] == "running"
+    assert read_json(tmp_path / STATUS)["state"] == "running"
 
 
 def test_seeds_are_reproducible_and_distinct():

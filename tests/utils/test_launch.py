@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from main_multi_gpu import check_num_processes, requested_timeout
+from main_multi_gpu import _parse, check_num_processes
 from utils.errors import UserError
 from utils.processes import launch
 from utils.processes.launcher import check_is_alone, detect_launcher, first_host, torchrun_variables
@@ -111,12 +111,12 @@ def test_several_started_processes_are_noticed():
             check_is_alone(one | {name: "2"})
 
 
-def test_the_timeout_is_known_before_the_ranks_connect(tmp_path):
-    """Also if the command line has an error, which all ranks report together."""
-    (tmp_path / "run.yaml").write_text("TIMEOUT_SECONDS: 30")
-    assert requested_timeout([f"-cfg={tmp_path / 'run.yaml'}"]) == 30
-    assert requested_timeout(["-opts", "TIMEOUT_SECONDS=20"]) == 20
-    assert requested_timeout(["-unknown", "-opts", "TIMEOUT_SECONDS=20"]) == 600
+def test_ranks_with_a_wrong_option_meet_on_the_cpu():
+    """They report it once, together."""
+    command, refused = _parse(["-opts", "TIMEOUT_SECONDS=20"])
+    assert refused is None and command.config.timeout_seconds == 20
+    command, refused = _parse(["-unknown", "-device=cuda"])
+    assert "-unknown" in str(refused) and command.device == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,9 @@ def test_torchrun_variables_are_unchanged():
     assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}
 
 
-def test_one_process_of_a_launcher_prints_the_error(monkeypatch):
+def test_one_process_of_a_launcher_prints_the_error(monkeypatch, tmp_path):
     assert launch.claim_error_line() and launch.claim_error_line()  # without a launcher of this project
-    monkeypatch.setenv("AMPVIT_REPORT", launch._make_report())
+    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "reported"))
     assert [launch.claim_error_line() for _ in range(3)] == [True, False, False]
+    monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "deleted" / "reported"))
+    assert launch.claim_error_line()

@@ -1,33 +1,17 @@
 """Connects a rank to the key-value store of the run: each wait has a limit, and prints a line after ten seconds."""
 
+import os
 import socket
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from utils.errors import Unavailable
-from utils.processes.launcher import agent_attempt
 from utils.threads import DaemonPool
+from utils.waits import wait_for
 
-_QUIET_SECONDS = 10.0
-_POLL_SECONDS = 0.2
-
-
-def wait_and_tell(is_ready: Callable[[], bool], limit_seconds: float, describe: Callable[[], str] | None) -> bool:
-    """Returns whether `is_ready` became true within the limit. describe: the line to print if it takes long."""
-    started = time.monotonic()
-    while not is_ready():
-        seconds = time.monotonic() - started
-        if seconds > limit_seconds:
-            return False
-        if seconds > _QUIET_SECONDS and describe:
-            print(f"{describe()}, at most {limit_seconds:g} s", file=sys.stderr, flush=True)
-            describe = None
-        time.sleep(_POLL_SECONDS)
-    return True
+_ATTEMPT_SECONDS = 3.0  # of a connection
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
@@ -40,19 +24,18 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         Unavailable: the store cannot be opened, or another program has its port.
     """
     rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
-    attempt = agent_attempt()
-    is_server = rank == "0" and attempt is None
+    has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun: one of them owns the store
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_agents else "0"
+    is_server = rank == "0" and not has_agents
+
+    def accepts() -> bool:
+        socket.create_connection((address, port), timeout=_ATTEMPT_SECONDS).close()
+        return True
 
     def connect() -> dist.Store:
-        deadline, timeout = time.monotonic() + limit_seconds, timedelta(seconds=limit_seconds)
-        while not is_server:  # torch would log each attempt at length
-            try:
-                socket.create_connection((address, port), timeout=limit_seconds).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_SECONDS)
+        if not (is_server or wait_for(accepts, limit_seconds)):  # torch would log each attempt at length
+            accepts()  # raises the reason
+        timeout = timedelta(seconds=limit_seconds)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
     def describe() -> str:
@@ -60,12 +43,12 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
 
     thread = DaemonPool(1)  # torch waits without a limit for an answer
     store = thread.submit(connect)
-    own_limit = limit_seconds + _QUIET_SECONDS  # `connect` reaches its limit first
-    if not wait_and_tell(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
+    own_limit = limit_seconds + 3 * _ATTEMPT_SECONDS  # `connect` reaches its limit first
+    if not wait_for(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
         problem = f"another program listens at {address}:{port}: it does not answer rank {rank} as rank 0 does"
     elif isinstance(error := store.exception(), OSError | dist.DistError):
         reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]
         problem = f"rank {rank} cannot {'open' if is_server else 'connect to'} {address}:{port} ({reason})"
     else:
-        return dist.PrefixStore(f"attempt {attempt or 0}", store.result())
+        return dist.PrefixStore(f"attempt {attempt}", store.result())
     raise Unavailable(f"MASTER_ADDR, MASTER_PORT: {problem}; set them to the host of rank 0 and a free port on it")

@@ -35,7 +35,8 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         record_run_end("failed", error.status, message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
-        _wait_for_lower_ranks()
+        # An error of all ranks is printed once: the launcher terminates the ranks that wait.
+        time.sleep(min(0.5 * rank_of_process(), 3.0))
         if claim_error_line():
             print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
         return error.status
@@ -53,11 +54,6 @@ def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
     """Ignores an OSError, such as a full disk: threads of TensorBoard and this project report it to their callers."""
     if not isinstance(error.exc_value, OSError):
         threading.__excepthook__(error)
-
-
-def _wait_for_lower_ranks() -> None:
-    """Delays higher ranks, so that an error of all ranks is printed once: the launcher terminates the waiting ranks."""
-    time.sleep(min(0.5 * rank_of_process(), 3.0))
 
 
 def _repair_standard_streams() -> None:

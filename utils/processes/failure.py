@@ -27,6 +27,7 @@ from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
 from utils.threads import DaemonPool
 from utils.torch_compat import collective_numbers
+from utils.waits import wait_for
 
 POLL_SECONDS = 0.5
 RESPONSE_SECONDS = 2.0  # a live rank answers within this time
@@ -105,7 +106,7 @@ class Membership:
             if self.store.rank == 0:
                 time.sleep(2 * POLL_SECONDS)  # this process may own the store; the others must poll it first
             return
-        _wait_for_launcher()
+        wait_for(received_signal, LAUNCHER_SECONDS)
         raise SystemExit(error.status if isinstance(error, UserError) else 1)
 
     def _poll(self, store: RunStore) -> None:
@@ -132,7 +133,7 @@ class Membership:
             self.gpu_wait_seconds = max(waits.values(), default=0.0)
             if self.gpu_wait_seconds > self.limit_seconds + RESPONSE_SECONDS:
                 self._end(State.LOST_A_RANK, main_is_blocked=True)
-                _wait_for_launcher()
+                wait_for(received_signal, LAUNCHER_SECONDS)
                 exit_now(1)
 
     def _force_exit(self) -> None:
@@ -222,10 +223,3 @@ def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankP
         raise
     finally:
         membership.stop()
-
-
-def _wait_for_launcher() -> None:
-    """Returns when a launcher has terminated this process, which it does to the healthy ranks of a failed run."""
-    deadline = time.monotonic() + LAUNCHER_SECONDS
-    while not received_signal() and time.monotonic() < deadline:
-        time.sleep(_EXIT_SECONDS)

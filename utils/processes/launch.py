@@ -11,11 +11,10 @@ import sys
 import tempfile
 from typing import Any
 
-from utils.errors import UserError
 from utils.processes.launcher import PARENT_PID
 from utils.signals import TERMINATION_SIGNALS, record_signals
 
-_REPORT = "AMPVIT_REPORT"  # environment variable: a file, deleted by the process that prints the error
+_REPORT = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
 _SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 
 
@@ -63,34 +62,24 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         signals_to_handle=",".join(number.name for number in TERMINATION_SIGNALS),
     )
     arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
-    os.environ[_REPORT] = _make_report()
-    try:
-        elastic_launch(config, sys.executable)("-u", script, *arguments)
-    except ChildFailedError as error:
-        return _failure_status(error.failures)
-    except SignalException as error:
-        record_signals()  # the agent's handler would raise the next one here
-        return 128 + error.sigval
-    finally:
-        claim_error_line()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_REPORT] = os.path.join(folder, "reported")
+        try:
+            elastic_launch(config, sys.executable)("-u", script, *arguments)
+        except ChildFailedError as error:
+            return _failure_status(error.failures)
+        except SignalException as error:
+            record_signals()  # the agent's handler would raise the next one here
+            return 128 + error.sigval
     return 0
-
-
-def _make_report() -> str:
-    try:
-        descriptor, path = tempfile.mkstemp()
-    except OSError as error:
-        raise UserError(f"TMPDIR: {error.strerror or error}; set it to a folder that can be written") from error
-    os.close(descriptor)
-    return path
 
 
 def claim_error_line() -> bool:
     """Returns whether this process is to print why the run ends: the first one that asks under `launch_processes`."""
     try:
-        os.unlink(os.environ.get(_REPORT, ""))
-    except OSError:
-        return _REPORT not in os.environ
+        os.close(os.open(os.environ.get(_REPORT, ""), os.O_CREAT | os.O_EXCL))
+    except OSError as error:  # without a launcher, or if the system has deleted old temporary folders, it prints
+        return not isinstance(error, FileExistsError)
     return True
 
 

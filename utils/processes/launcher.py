@@ -6,6 +6,7 @@ torchrun's; no other module depends on the launcher.
 
 import os
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 
@@ -68,10 +69,8 @@ def _check_numbers(env: Mapping[str, str]) -> None:
         for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
             if int(env.get(count, 1)) == 0:
                 raise UserError(f"{count} is 0: must be at least 1; launchers set it, otherwise unset it")
-            if count in env and int(env.get(rank, 0)) >= int(env[count]):
-                raise UserError(
-                    f"{rank} is {env[rank]}: must be below {count}, which is {env[count]}; ranks begin at 0"
-                )
+            if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
+                raise UserError(f"{rank} is {env[rank]}: must be below {count}, {env[count]}; ranks begin at 0")
 
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -90,8 +89,8 @@ def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers(env)
     alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
-    for name in alone:
-        if env.get(name, alone[name]) != alone[name]:
+    for name, value in alone.items():
+        if env.get(name, value) != value:
             raise UserError(
                 f"{name} is {env[name]!r}: a launcher started several processes, this script uses one; use "
                 f"main_multi_gpu.py, or unset {name}"
@@ -106,13 +105,14 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     Raises:
         UserError: as `detect_launcher`; the address of the main process is unknown, or no address or port.
     """
-    launcher = detect_launcher(env)
-    _check_address(env)
+    launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
+    if env.get("MASTER_ADDR") == "":
+        raise UserError("MASTER_ADDR is '': must be the host of rank 0, or not set where all ranks are on one host")
     if launcher == "torchrun":
-        defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True)) | {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
-        }
+        defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True))
+        defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return {name: env.get(name, default) for name, default in defaults.items()}
     if launcher == "srun":
         numbers = [*(env[name] for name in _SRUN), _tasks_on_this_node(env)]
@@ -130,19 +130,6 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         # Below the range of ephemeral ports.
         "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),
     }
-
-
-def agent_attempt(env: Mapping[str, str] = os.environ) -> str | None:
-    """The number of restarts under torchrun, if its agents own the store of the ranks; None if rank 0 does."""
-    return env.get("TORCHELASTIC_RESTART_COUNT", "0") if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
-
-
-def _check_address(env: Mapping[str, str]) -> None:
-    port = env.get("MASTER_PORT", "1")
-    if not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
-    if env.get("MASTER_ADDR") == "":
-        raise UserError("MASTER_ADDR is '': must be the host of rank 0, or not set where all ranks are on one host")
 
 
 def _master_address(nodes: str | None, one_host: bool) -> str:

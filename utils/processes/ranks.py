@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from utils.errors import Unavailable
-from utils.processes.connect import wait_and_tell
+from utils.waits import wait_for
 
 _MESSAGES = "messages"  # a key of the store
 
@@ -104,14 +104,13 @@ class RunStore:
 
         def describe() -> str:
             absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
-            return f"WORLD_SIZE is {self.world_size}: waiting for rank {absent}"
+            return f"WORLD_SIZE is {self.world_size}: rank {self.rank} waits for rank {absent}"
 
-        if not wait_and_tell(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
-            raise Unavailable(
-                f"{describe()} for {limit_seconds:g} s; read the output there, and compare RANK, WORLD_SIZE, "
-                "MASTER_ADDR and MASTER_PORT of all ranks"
-            )
-        return [_parse(rank, text.decode()) for rank, text in enumerate(self.store.multi_get(keys))]
+        if not wait_for(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
+            compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
+            raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
+        texts = [text.decode().split(maxsplit=2) for text in self.store.multi_get(keys)]
+        return [RankProcess(rank, host, int(pid), time.strip("-")) for rank, (pid, time, host) in enumerate(texts)]
 
     def send(self, message: Message) -> None:
         self.store.append(_MESSAGES, f"{self.rank} {message}\n")  # type: ignore[attr-defined]  # torch's stub lacks it
@@ -127,8 +126,3 @@ class RunStore:
             rank, message = line.split()
             messages[int(rank)] = messages.get(int(rank), frozenset()) | {Message(message)}
         return messages
-
-
-def _parse(rank: int, text: str) -> RankProcess:
-    pid, start_time, host = text.split(maxsplit=2)
-    return RankProcess(rank, host, int(pid), start_time.strip("-"))

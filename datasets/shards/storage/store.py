@@ -154,6 +154,6 @@ class _Attempts:
         if waited + self.pause_seconds > min(problem.retry_seconds, self.max_seconds):
             tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
             raise StoreError(f"{self.url}: {problem.text}{tried}; {problem.fix}") from None
-        tell_wait(f"waiting for {self.url}: {problem.text}", waited)
+        tell_wait(f"the run waits for {self.url}: {problem.text}", waited)
         time.sleep(self.pause_seconds)
         self.pause_seconds = min(2 * self.pause_seconds, _MAX_PAUSE_SECONDS)

@@ -25,11 +25,7 @@ _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_L
 
 def imagenet2012(data: Data, split: str) -> ImageFiles:
     """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`; see `read_list`."""
-    return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt", image_root(data)))
-
-
-def image_root(data: Data) -> Path | None:
-    return Path(data.image_root) if data.image_root else None
+    return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt", data.image_root))
 
 
 def has_lists(root: Path) -> bool:
@@ -41,7 +37,7 @@ def csv_tables(data: Data, split: str, splitter: Splitter | None = None) -> Imag
 
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
     """
-    path, root = Path(data.data_path), image_root(data)
+    path, root = Path(data.data_path), data.image_root
     train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
     if split == "test":
         file = table_file(path, "test")
@@ -61,7 +57,7 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{find_split_names(names, root).get(split, split)}.csv"
 
 
-def read_list(file: Path, root: Path | None = None) -> Listing:
+def read_list(file: Path, root: str | None = None) -> Listing:
     """Reads a text file with one image per line: its path relative to `root`, white space, its label.
 
     root: default: the file's folder.
@@ -84,7 +80,7 @@ def read_list(file: Path, root: Path | None = None) -> Listing:
     return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), file)
 
 
-def read_table(file: Path, train_file: Path, multi_label: bool = False, root: Path | None = None) -> Listing:
+def read_table(file: Path, train_file: Path, multi_label: bool = False, root: str | None = None) -> Listing:
     """Reads a CSV file with the columns image_path (relative to `root`) and target: whole numbers or names.
 
     root: default: the file's folder.

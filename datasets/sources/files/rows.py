@@ -57,8 +57,8 @@ class Rows:
     root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
     """
 
-    def __init__(self, file: Path, root: Path | None = None, anywhere: bool = False) -> None:
-        self.file, self.root, self._anywhere = file, root or file.parent, anywhere
+    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False) -> None:
+        self.file, self.root, self._anywhere = file, Path(root) if root else file.parent, anywhere
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
         self.findings: list[Finding] = []
@@ -70,7 +70,8 @@ class Rows:
             return
         if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
             absolute = os.path.abspath(os.path.join(self.root, path))
-            if not self._is_inside(absolute):
+            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
+            if not absolute.startswith(tuple(roots)):
                 problem = "write a path relative to it, or set DATA.IMAGE_ROOT"
                 self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {problem}")
                 return
@@ -80,10 +81,6 @@ class Rows:
         self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
-
-    def _is_inside(self, path: str) -> bool:
-        """Returns whether an absolute path is in the root, or in the folder of the file."""
-        return any(path.startswith(f"{os.path.abspath(folder)}{os.sep}") for folder in (self.root, self.file.parent))
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.file}:{line}: {problem}")
@@ -107,7 +104,7 @@ def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
     return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
 
 
-def table_rows(file: Path, root: Path | None = None, with_targets: bool = True) -> Rows:
+def table_rows(file: Path, root: str | None = None, with_targets: bool = True) -> Rows:
     """The rows of a CSV file with the columns image_path and target, which may be empty.
 
     with_targets: False if the column target is not read, and paths may be outside of the file's folder.

@@ -29,7 +29,7 @@ class MlflowLogger:
 
     def start(self, run: LoggedRun) -> None:
         known_id, server = run.known_id("mlflow"), hide_passwords(self._mlflow.get_tracking_uri())
-        problem = f"no answer from {server} in {_ANSWER_SECONDS:g} s; check it; training goes on, and it is tried again"
+        problem = f"{server} has not answered for {_ANSWER_SECONDS:g} s; check the server; training continues meanwhile"
         warning = Timer(_ANSWER_SECONDS, self._log, [f"----- Warning: LOGGERS: mlflow: {problem}"])
         warning.daemon = True
         warning.start()

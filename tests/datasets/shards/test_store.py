@@ -160,4 +160,4 @@ def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
         url = server.url
     with pytest.raises(StoreError, match="connection is refused"):
         ShardStore(url, 2.0).head(["a.tar", "b.tar"])
-    assert capsys.readouterr().err.count("----- waiting for") == 1
+    assert capsys.readouterr().err.count("----- the run waits for") == 1

@@ -15,8 +15,9 @@ from rank_pool import environment
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.trainer import Trainer
+from utils.files import read_json
 from utils.signals import PendingSignal, defer_signals
-from utils.status import read_status
+from utils.status import STATUS
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 
@@ -53,13 +54,13 @@ def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeyp
         argv[2] = f"-output={tmp_path / 'interrupted'}"
         assert run(parse_command_line(argv), cpu) == 128 + number
     interrupted = only_run(tmp_path / "interrupted")
-    status = read_status(interrupted)
+    status = read_json(interrupted / STATUS)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
     assert status["checkpoint"] == str(interrupted / "last.pth")
     saved = states(interrupted)
     assert (saved["epoch"], saved["done_steps"]) == position
     assert train(["-resume=auto", *argv], cpu) == interrupted
-    assert read_status(interrupted)["state"] == "finished"
+    assert read_json(interrupted / STATUS)["state"] == "finished"
     assert_same_state(states(interrupted), states(uninterrupted))
     assert rows(interrupted) == rows(uninterrupted)
     assert step_rows(interrupted) == step_rows(uninterrupted)
@@ -124,5 +125,5 @@ def test_signal_to_one_rank_interrupts_both(tmp_path):
     command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
     assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed
     assert "Traceback" not in printed and "error" not in printed
-    assert read_status(folder)["state"] == "interrupted"
+    assert read_json(folder / STATUS)["state"] == "interrupted"
     assert states(folder)["done_steps"] > 0

@@ -9,7 +9,8 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from utils.errors import UserError
-from utils.status import read_status
+from utils.files import read_json
+from utils.status import STATUS
 
 
 def resume_auto(argv: list[str], cpu) -> None:
@@ -26,7 +27,7 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path, c
     assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in printed
     assert "has a checkpoint of this experiment; starting a new run" in printed
     (second,) = run_folders(tmp_path / "out") - {first}
-    assert read_status(first)["state"] == "stopped"
+    assert read_json(first / STATUS)["state"] == "stopped"
     first.rename(first := first.with_name("train-20260101-12-00"))
     resume_auto([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
     resume_auto([*digits_argv, "TRAIN.MAX_STEPS=3", "SEED=1"], cpu)

@@ -205,26 +205,26 @@ def test_a_stopped_prediction_continues_with_the_same_inputs_only(images, traine
     out.mkdir()
     (out / "predictions.csv").write_text("earlier")
     assert "predictions.csv.part" not in stop_after(16)
-    assert "continuing after 16 of 49 images" in stop_after(32, "-opts", "DATA.NUM_WORKERS=0")
+    assert "continues after 16 of 49 images" in stop_after(32, "-opts", "DATA.NUM_WORKERS=0")
     assert (out / "predictions.csv").read_text() == "earlier"
     assert predict(out, cpu, *argv) == expected
-    assert "continuing after 32 of 49 images" in capsys.readouterr().out and not list(out.glob("*.part"))
+    assert "continues after 32 of 49 images" in capsys.readouterr().out and not list(out.glob("*.part"))
     stop_after(16)
-    assert "starting anew" in stop_after(16, "-top_k=2")
+    assert "starts again" in stop_after(16, "-top_k=2")
     (folder / "dog" / "13.png").rename(folder / "dog" / "14.png")
-    assert "starting anew" in stop_after(16, "-top_k=2")
+    assert "starts again" in stop_after(16, "-top_k=2")
     checkpoint = torch.load(weights, weights_only=False)
     torch.save({"model": {name: 2 * tensor for name, tensor in checkpoint["model"].items()}} | {
         name: value for name, value in checkpoint.items() if name != "model"
     }, weights)  # fmt: skip
-    assert "starting anew" in stop_after(16, "-top_k=2")
+    assert "starts again" in stop_after(16, "-top_k=2")
     expected = predict(tmp_path / "whole", cpu, *argv)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(Predictions, "write_csv", lambda *_: 1 / 0)
         predict(out, cpu, *argv)
     capsys.readouterr()
     assert predict(out, cpu, *argv) == expected
-    assert "continuing after 49 of 49 images" in capsys.readouterr().out
+    assert "continues after 49 of 49 images" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_killed_prediction_continues_on_any_number_of_ranks(images, trained, t
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert part.exists() and not (tmp_path / "out" / "predictions.csv").exists()
-    assert "continuing after" in run_script(*scripts[continued], *command)
+    assert "continues after" in run_script(*scripts[continued], *command)
     assert (tmp_path / "whole" / "predictions.csv").read_bytes() == (part.parent / "predictions.csv").read_bytes()
 
 

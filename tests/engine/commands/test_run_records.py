@@ -12,7 +12,8 @@ from PIL import Image
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run.result import RESULT_KEYS, TEST_KEYS, with_all_keys
-from utils.status import KEYS, read_status
+from utils.files import read_json
+from utils.status import KEYS, STATUS
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=2"]
 
@@ -49,7 +50,7 @@ def folders(tmp_path, monkeypatch):
 def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkeypatch):
     flags = ["-dataset=folder", "-data_path=data", "-batch_size=8", "-num_workers=0", "-output=out"]
     folder = train([*flags, "-opts", *TINY, "TRAIN.MAX_STEPS=1"], cpu).absolute()
-    stopped, result = read_status(folder), read_result(folder)
+    stopped, result = read_json(folder / STATUS), read_result(folder)
     assert list(stopped) == list(KEYS) and list(result) == list(RESULT_KEYS)
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
     assert result["checkpoint"] == stopped["checkpoint"] == str(folder / "last.pth")
@@ -58,13 +59,13 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     python, script, *resume = shlex.split(stopped["resume"])
     assert Path(python).is_file() and script == str(ROOT / "main_single_gpu.py")
     assert train(resume, cpu) == folder
-    finished, result = read_status(folder), read_result(folder)
+    finished, result = read_json(folder / STATUS), read_result(folder)
     assert finished["state"] == "finished" and finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
     assert tuple(result["test"]) == TEST_KEYS and result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"], cpu)  # nothing is left to train
-    again, position = read_status(folder), ("checkpoint", "epoch", "step", "state", "exit_status")
+    again, position = read_json(folder / STATUS), ("checkpoint", "epoch", "step", "state", "exit_status")
     assert [again[key] for key in position] == [finished[key] for key in position]
     measured = dict.fromkeys(("peak_memory_bytes", "total_seconds"))
     assert read_result(folder) | measured == result | measured

@@ -34,7 +34,8 @@ from engine.run.timing.phases import (  # fmt: skip
 from models.build import build_model
 from utils.distributed import single_process
 from utils.errors import UserError
-from utils.status import read_status
+from utils.files import read_json
+from utils.status import STATUS
 
 
 def event(category: str, name: str, start: float, stop: float, **arguments: int) -> dict:
@@ -256,7 +257,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
         names = [entry.get("name") for entry in json.load(file)["traceEvents"]]
     assert names.count(OPTIMIZER) == 10 and names.count(FORWARD) == 30
     assert "Epoch[005/" in (folder / "log.txt").read_text()
-    assert not list(folder.glob("*.pth")) and read_status(folder)["state"] == "finished"
+    assert not list(folder.glob("*.pth")) and read_json(folder / STATUS)["state"] == "finished"
 
 
 @pytest.mark.gpu

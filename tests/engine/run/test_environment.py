@@ -114,7 +114,7 @@ def test_without_a_clone_or_git_or_an_answer_in_time_there_is_no_commit(clone, t
 
 
 def test_gpus_and_hosts_of_all_ranks(tmp_path, monkeypatch):
-    ranks = [("a", "NVIDIA H100"), ("a", "NVIDIA H100"), ("b", "NVIDIA A100")]
+    ranks = ["NVIDIA H100", "NVIDIA H100", "NVIDIA A100"]
     (tmp_path / "version").write_text("580.65.06\n")
     monkeypatch.setattr(environment, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(environment, "gather_objects", lambda of_main, context: [of_main, *ranks[1:]])

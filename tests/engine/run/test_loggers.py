@@ -190,7 +190,9 @@ def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypat
     libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
     with pytest.raises(ZeroDivisionError):
         logger.start(LoggedRun(tmp_path, 0, "", {}))
-    assert lines[1:] == [lines[1]] and "Warning: LOGGERS: mlflow: no answer from https://***@host:5000" in lines[1]
+    assert (
+        lines[1:] == [lines[1]] and "Warning: LOGGERS: mlflow: https://***@host:5000/a@b has not answered" in lines[1]
+    )
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, cpu, capsys):

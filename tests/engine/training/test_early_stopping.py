@@ -3,7 +3,8 @@
 import pytest
 from conftest import assert_same_state, read_result, rows, states, train
 
-from utils.status import read_status
+from utils.files import read_json
+from utils.status import STATUS
 
 # The weights never change, so the first evaluation is the best.
 CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
@@ -24,7 +25,7 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     folder = train(argv, cpu)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
     assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
-    state, result, status = states(folder), read_result(folder), read_status(folder)
+    state, result, status = states(folder), read_result(folder), read_json(folder / STATUS)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
     reason = result["reason"]
     assert result["finished"] and result["stopped_early"] and result["epoch"] == 1 and "TRAIN.PATIENCE" in reason
@@ -33,16 +34,16 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
     train([f"-resume={folder}"], cpu)
     assert_same_state(states(folder), state)
-    assert read_status(folder)["stopped_early"]
+    assert read_json(folder / STATUS)["stopped_early"]
     train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
     assert states(folder)["epoch"] == 6
-    assert not read_result(folder)["stopped_early"] and not read_status(folder)["stopped_early"]
+    assert not read_result(folder)["stopped_early"] and not read_json(folder / STATUS)["stopped_early"]
 
 
 @pytest.mark.parametrize("stop", [7, 10])
 def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
     folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
-    assert not read_result(folder)["stopped_early"] and read_status(folder)["state"] == "stopped"
+    assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
 

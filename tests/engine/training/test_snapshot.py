@@ -3,12 +3,14 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import train
+from torch import nn
 
-from engine.commands.train import _disk_note
-from engine.training.snapshot import Best
+from configs.schema import Config
+from engine.training.snapshot import Best, disk_note
 from utils.metrics import Metrics
 
 
@@ -40,6 +42,9 @@ def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, opt
 
 
 def test_a_disk_without_room_for_two_checkpoints(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, 2 * 10**6))
-    assert "Warning" not in _disk_note(10**6, 3, Path("run"))
-    assert _disk_note(10**6 + 1, 3, Path("run")).startswith("Warning: Checkpoints: 1.0 MB")
+    weights = SimpleNamespace(saved=nn.Linear(1000, 250, bias=False))  # 1 MB, and twice as much of AdamW's moments
+    state = SimpleNamespace(precision=SimpleNamespace(weights=weights), average=None, config=Config())
+    for free, warns in ((6 * 10**6, False), (6 * 10**6 - 1, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        note = disk_note(state, Path("run"))
+        assert "Checkpoints: 3.0 MB" in note and note.startswith("Warning: ") == warns
