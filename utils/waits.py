@@ -24,6 +24,6 @@ def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Call
         if seconds >= limit_seconds:
             return False
         if seconds > _QUIET_SECONDS and describe:
-            print(f"{describe()}, at most {limit_seconds:g} s", file=sys.stderr, flush=True)
+            print(describe(), file=sys.stderr, flush=True)
             describe = None
         time.sleep(min(_POLL_SECONDS, limit_seconds - seconds))

@@ -64,11 +64,14 @@ FLAGS = {
 }
 # Of timm, torchvision, Colossal-AI and PyTorch's examples; their words with dashes have `_` here.
 _ALIASES = {
+    "accum_iter": ("--grad-accum-steps",),
     "amp": ("--use-amp", "--use_amp"),
     "batch_size": ("-b",),
     "cfg": ("--config",),
+    "data_path": ("--data-dir",),
     "model": ("-a", "--arch"),
     "num_workers": ("-j", "--workers"),
+    "pretrained": ("--initial-checkpoint",),
 }
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 

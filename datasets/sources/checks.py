@@ -73,10 +73,11 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     notes = [note for samples in (train, *others.values()) for note in samples.notes]
     notes = list(dict.fromkeys(notes))  # two splits of one list have the same notes
     counts = train.class_counts(len(train.class_names))
-    empty = np.flatnonzero(counts == 0)
+    classes = max((samples.class_names for samples in (train, *others.values())), key=len)
+    empty = np.flatnonzero(train.class_counts(len(classes)) == 0)
     if len(empty):
-        example = train.class_names[empty[0]]
-        notes.append(f"{len(empty)} of {len(counts)} classes have no training image, such as {shorten(example)}")
+        example = classes[empty[-1]]  # of numbers, perhaps a typing error in another split
+        notes.append(f"{len(empty)} of {len(classes)} classes have no training image, such as {shorten(example)}")
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
     notes += _notes_on_few_images(counts, train.class_names) + _notes_on_class_sizes(train, val)

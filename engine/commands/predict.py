@@ -86,7 +86,7 @@ def _open_part(
     for tensor in opened.model.state_dict().values():
         digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
     path = folder / f"{CSV_FILE}.part"
-    existed, part = path.exists(), PartFile(path, digest.hexdigest())
+    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest.hexdigest())
     if existed:
         start = f"continues after {part.num_samples} of {len(samples)} images" if part.num_samples else "starts again"
         logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")

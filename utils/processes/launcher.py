@@ -69,12 +69,16 @@ def _check_numbers(env: Mapping[str, str]) -> None:
         for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
             if int(env.get(count, 1)) == 0:
                 raise UserError(f"{count} is 0: must be at least 1; launchers set it, otherwise unset it")
+            if int(env.get(names[-1], 1)) > int(env.get(names[1], sys.maxsize)) and names is not _SRUN:
+                raise UserError(f"{names[-1]} is {env[names[-1]]}: must be at most {names[1]}, {env[names[1]]}")
             if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
                 raise UserError(f"{rank} is {env[rank]}: must be below {count}, {env[count]}; ranks begin at 0")
 
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     if _OPEN_MPI[0] in env:
+        if missing := next((name for name in _OPEN_MPI[:3] if name not in env), None):
+            raise UserError(f"{_OPEN_MPI[0]} without {missing}: mpirun sets both; start the script with it, or unset both")
         return _OPEN_MPI
     return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
 
@@ -108,8 +112,8 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
-    if env.get("MASTER_ADDR") == "":
-        raise UserError("MASTER_ADDR is '': must be the host of rank 0, or not set where all ranks are on one host")
+    if re.search(r"[\s/@]|^$", env.get("MASTER_ADDR", "localhost")):  # its value may contain a password
+        raise UserError("MASTER_ADDR: must be the host of rank 0 alone, or not set where all ranks are on one host")
     if launcher == "torchrun":
         defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True))
         defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
