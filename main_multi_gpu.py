@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import Command, parse_command_line
+from configs.reading.flags import requested_device
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import Unavailable, UserError
 from utils.openmp import limit_spinning
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
     from utils.distributed import process_group
 
     command, refused = _parse(argv)
-    with process_group(command.device, command.config.timeout_seconds) as context:
+    with process_group(requested_device(argv), command.config.timeout_seconds) as context:
         if refused:
             raise refused
         command.require_selection(context.is_main)
@@ -46,11 +47,11 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> tuple[Command, UserError | None]:
-    """The command; or any one on the CPU, and the error, which the ranks report once after they have met."""
+    """The command; or the default one, and the error, which the ranks report once after they have met."""
     try:
         return parse_command_line(argv, SCRIPT), None
     except UserError as error:
-        return parse_command_line(["-device=cpu"], SCRIPT), error
+        return parse_command_line([], SCRIPT), error
 
 
 def check_num_processes(requested: int | None, started: int) -> None:

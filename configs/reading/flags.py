@@ -154,6 +154,14 @@ def entry_parser(prog: str) -> Parser:
     return parser
 
 
+def requested_device(argv: list[str]) -> str | None:
+    """The value of -device, unchecked: a rank needs its device before all ranks together report an error once."""
+    parser = Parser(add_help=False)
+    add_flag(parser, "device", nargs="?")
+    device: str | None = parser.parse_known_args(argv)[0].device
+    return device
+
+
 def print_first_commands(prog: str) -> None:
     """The answer to a command line without a recipe, data or a model: the usage and examples."""
     missing = "-cfg, -dataset and -data_path are missing; -h lists the flags."

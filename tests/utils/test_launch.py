@@ -111,12 +111,11 @@ def test_several_started_processes_are_noticed():
             check_is_alone(one | {name: "2"})
 
 
-def test_ranks_with_a_wrong_option_meet_on_the_cpu():
-    """They report it once, together."""
+def test_ranks_with_a_wrong_option_meet_before_they_report_it():
     command, refused = _parse(["-opts", "TIMEOUT_SECONDS=20"])
     assert refused is None and command.config.timeout_seconds == 20
-    command, refused = _parse(["-unknown", "-device=cuda"])
-    assert "-unknown" in str(refused) and command.device == "cpu"
+    command, refused = _parse(["-unknown", "-opts", "TIMEOUT_SECONDS=20"])
+    assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
 
 
 @pytest.mark.parametrize(

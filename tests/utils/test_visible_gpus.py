@@ -11,6 +11,7 @@ from conftest import ROOT, only_run, read_result, train
 import main_multi_gpu
 import main_single_gpu
 from configs.reading.command_line import parse_command_line
+from configs.reading.flags import requested_device
 from engine.commands.run import run
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
@@ -197,6 +198,12 @@ def test_ranks_with_and_without_a_gpu_do_not_wait_for_each_other(monkeypatch):
     distributed._check_same_devices(store, CPU, 1, ranks)
     with pytest.raises(UserError, match=r"rank 0 .*node1\) uses cpu, but rank 1 .*node2\) uses cuda; .*-device"):
         distributed._check_same_devices(store, GPU, 1, ranks)
+
+
+@pytest.mark.parametrize("argv", [["-device", "cpu"], ["--device=cpu"], ["-opts", "SEED=1", "-device=cpu", "-debug"]])
+def test_ranks_and_parser_read_the_same_device(argv):
+    assert requested_device(argv) == parse_command_line(argv).device == "cpu"
+    assert requested_device(["-debug"]) is parse_command_line([]).device is None
 
 
 @pytest.mark.gpu
