@@ -39,9 +39,10 @@ class PartFile:
             for line in file:
                 try:
                     fields = json.loads(line)
-                except ValueError:  # a killed run has not written all of it
+                    key = fields.pop("key")
+                except (ValueError, AttributeError, LookupError, TypeError):  # not written completely, or not by us
                     continue
-                if fields.pop("key") == [self.digest, start]:
+                if key == [self.digest, start]:
                     errors = dict(fields.pop("errors"))
                     yield SampleResults(**{name: np.array(fields[name]) for name in fields}, errors=errors)
                     start += len(fields["labels"])

@@ -56,7 +56,7 @@ REFUSED_ERRORS = {
     "an unknown key": lambda folder, cpu: parse_command_line(["-opts", "TRAIN.NOPE=1"]),
     "a wrong value": lambda folder, cpu: parse_command_line(["-opts", "TRAIN.BASE_LR=-1"]),
     "a damaged recipe": lambda folder, cpu: parse_command_line([f"-cfg={damaged(folder, 'a.yaml')}"]),
-    "a damaged image, which Pillow reports as an OSError": lambda folder, cpu: open_image(b"hello", 3, "a.jpg"),
+    "a damaged image, which Pillow reports as an OSError": lambda folder, cpu: open_image(b"hello", 3, lambda: "a.jpg"),
     "damaged weights": lambda folder, cpu: read_weights(damaged(folder, "a.pth")),
     "damaged arrays, which NumPy reports as an OSError": lambda folder, cpu: read_weights(damaged(folder, "a.npz")),
     "a damaged checkpoint": lambda folder, cpu: find_checkpoint(damaged(folder, "a.pth"), folder),

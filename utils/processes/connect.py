@@ -39,7 +39,9 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
     def describe() -> str:
-        return f"rank {rank} waits for rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT), at most {limit_seconds:g} s"
+        return (
+            f"rank {rank} waits for rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT), at most {limit_seconds:g} s"
+        )
 
     thread = DaemonPool(1)  # torch waits without a limit for an answer
     store = thread.submit(connect)

@@ -77,8 +77,8 @@ def _check_numbers(env: Mapping[str, str]) -> None:
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     if _OPEN_MPI[0] in env:
-        if missing := next((name for name in _OPEN_MPI[:3] if name not in env), None):
-            raise UserError(f"{_OPEN_MPI[0]} without {missing}: mpirun sets both; start the script with it, or unset both")
+        if missing := next((name for name in _OPEN_MPI[1:3] if name not in env), None):
+            raise UserError(f"{_OPEN_MPI[0]} without {missing}: start this script with mpirun, which sets both")
         return _OPEN_MPI
     return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
 

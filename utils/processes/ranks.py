@@ -104,11 +104,14 @@ class RunStore:
 
         def describe() -> str:
             absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
-            return f"WORLD_SIZE is {self.world_size}: rank {self.rank} waits for rank {absent}, at most {limit_seconds:g} s"
+            return f"WORLD_SIZE is {self.world_size}: rank {self.rank} waits for rank {absent}"
 
-        if not wait_for(lambda: self.store.check(keys), limit_seconds, None if self.rank else describe):
+        def tell() -> str:
+            return f"{describe()}, at most {limit_seconds:g} s"
+
+        if not wait_for(lambda: self.store.check(keys), limit_seconds, None if self.rank else tell):
             compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
-            raise Unavailable(f"{describe()}, which are over; read the output there, and {compare}")
+            raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
         texts = [text.decode().split(maxsplit=2) for text in self.store.multi_get(keys)]
         return [RankProcess(rank, host, int(pid), time.strip("-")) for rank, (pid, time, host) in enumerate(texts)]
 
