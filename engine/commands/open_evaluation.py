@@ -27,6 +27,7 @@ from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
 from engine.training.eval_model import build_eval_model
 from engine.training.run_data import complete_preprocessing, data_facts
+from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -112,13 +113,15 @@ def options_of_weights(command: Command) -> tuple[Config, TrainedOn | None, list
     """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; what they were trained on; log lines.
 
     Raises:
-        UserError: no such weights; a preprocessing that contradicts the options.
+        UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
     options, given = command.config, command.given
     trained_on, notes = trained_on_of(options.model), list[str | Fact]()
     if trained_on:
         options, changes = with_checkpoint_options(trained_on, options, given)
         notes += changes
+    elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):
+        read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
     options, preprocessing, differing = complete_preprocessing(options, given.get("DATA", {}), trained_on)
     return options, trained_on, [*notes, preprocessing, *differing.values()]
 

@@ -58,6 +58,9 @@ REFUSED_ERRORS = {
     "a damaged recipe": lambda folder, cpu: parse_command_line([f"-cfg={damaged(folder, 'a.yaml')}"]),
     "a damaged image, which Pillow reports as an OSError": lambda folder, cpu: open_image(b"hello", 3, lambda: "a.jpg"),
     "damaged weights": lambda folder, cpu: read_weights(damaged(folder, "a.pth")),
+    "damaged weights without a recipe": lambda folder, cpu: run(
+        parse_command_line(["-eval", f"-pretrained={damaged(folder, 'a.pth')}", f"-output={folder}"]), cpu
+    ),
     "damaged arrays, which NumPy reports as an OSError": lambda folder, cpu: read_weights(damaged(folder, "a.npz")),
     "a damaged checkpoint": lambda folder, cpu: find_checkpoint(damaged(folder, "a.pth"), folder),
     "other classes": lambda folder, cpu: read((images(folder) / "val/dog").rename(folder / "val/cow").parents[1], cpu),
