@@ -2,9 +2,7 @@
 
 import argparse
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from configs.reading.flags import Parser, add_flag, entry_parser
 from models.weights.find import find_weights
@@ -29,21 +27,13 @@ def flag_parser(script: str, description: str) -> Parser:
     return parser
 
 
-def split_flags(
-    parser: argparse.ArgumentParser, argv: list[str], removed: Mapping[str, str] = MappingProxyType({})
-) -> tuple[argparse.Namespace, list[str]]:
+def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Splits `argv` into the script's own flags and the flags for `configs.reading.command_line`.
 
-    Args:
-        removed: flags that the script had, and their replacements.
-
     Raises:
-        UserError: a flag is unknown to both, or was removed.
+        UserError: a flag is unknown to both.
     """
     flags, rest = parser.parse_known_args(argv)
-    for flag in (argument.partition("=")[0] for argument in rest if argument.startswith("-")):
-        if replacement := removed.get(flag.lstrip("-")):
-            parser.error(f"{flag}: was removed; {replacement}")
     others, unknown = entry_parser(parser.prog).parse_known_args(rest)
     if unknown:
         flag = unknown[0].partition("=")[0]

@@ -23,6 +23,7 @@ from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
 from utils.files import absolute_file
+from utils.processes.launcher import check_local_rank
 
 _FILES = {  # or names
     "DATA": ("CACHE_DIR", "IMAGE_ROOT"),
@@ -135,11 +136,7 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
     if arguments.cfg and arguments.cfg.endswith(".py"):
         raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
-    launched = os.environ.get("LOCAL_RANK", "0")
-    if arguments.local_rank is not None and str(arguments.local_rank) != launched:
-        raise UserError(
-            f"--local-rank {arguments.local_rank}: LOCAL_RANK is {launched}; leave the flag to the launcher"
-        )
+    check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments

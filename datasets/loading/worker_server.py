@@ -16,7 +16,7 @@ _PRELOADED = ["datasets.loading.loader"]
 
 
 def start_worker_server() -> None:
-    """Starts the server unless it runs. It imports the modules of the workers while the caller goes on.
+    """Starts the server unless it runs. It imports the modules of the workers while the caller continues.
 
     A server without threads forks the workers, because a fork of a process with threads can deadlock.
 

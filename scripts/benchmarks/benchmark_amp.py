@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags, and the flags of main_single_gpu.py after those of the document or of the default recipe.
+    """The script's flags, and flags of main_single_gpu.py: of the document or the default recipe, then the user's.
 
     Raises:
         UserError: a flag has no effect, or is missing.

@@ -45,7 +45,6 @@ from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
-REMOVED = {"augment": "the benchmark has crops and flips only", "images": "use -data for other images"}
 EPOCH = 20_000  # entries: long enough that pauses between epochs do not count
 OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
 ALONE = ", one process"
@@ -53,7 +52,7 @@ RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + A
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv, REMOVED)
+    flags, rest = split_flags(_parser(), argv)
     config = parse_command_line([*DEFAULTS, *rest]).config.model_copy(update={"train": Train()})
     _check_comparable(config)
     if flags.sources:

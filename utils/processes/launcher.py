@@ -101,6 +101,13 @@ def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
             )
 
 
+def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError if the flag --local-rank, of torch's former launcher, contradicts LOCAL_RANK."""
+    launched = env.get("LOCAL_RANK", "0")
+    if given is not None and str(given) != launched:
+        raise UserError(f"--local-rank {given}: LOCAL_RANK is {launched}; leave the flag to the launcher")
+
+
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
 

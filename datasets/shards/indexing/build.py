@@ -36,7 +36,7 @@ def open_index(
     read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
     folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
     now. Several processes of a host build an index once. `label_key`: see `find_label`.
-    assume: uses rows without a version that can be compared, such as those of `make_shards.py`; else reads the shard.
+    assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
 
     Raises:
         UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
