@@ -41,7 +41,7 @@ def build_model(
         notes = [KEPT_BY_NUMBER]
     elif options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
-    if options.freeze_backbone:
+    if options.tuned != "full":
         freeze_backbone(model)
     if options.grad_checkpointing:
         enable_grad_checkpointing(model, options.name)
@@ -61,7 +61,7 @@ def freeze_backbone(model: nn.Module) -> None:
     for head in classifiers(model):
         head.requires_grad_(True)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("MODEL.FREEZE_BACKBONE: this model has no head with parameters; set it to false")
+        raise UserError("MODEL.TUNE: this model has no head with parameters; set it to full")
 
 
 def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:

@@ -17,7 +17,7 @@ _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_G
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
-    "MODEL.FREEZE_BACKBONE",
+    "MODEL.TUNE", "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
 _FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}  # of a run whose files lack the key
 # The values that null selects in these optimizers.

@@ -1,12 +1,19 @@
 """The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.schema.section import Name, OptionalPath, Probability, Section
 
 IMAGENET_CLASSES = 1000
+
+
+def _check_tune(tune: str) -> str:
+    if not re.fullmatch(r"full|head|lora|probe|last:[1-9][0-9]{0,3}", tune):
+        raise ValueError("must be full, head, last:N with a number of blocks N, lora or probe")
+    return tune
 
 
 class Model(Section):
@@ -21,7 +28,10 @@ class Model(Section):
     num_classes: int | None = Field(
         None, ge=1, description="number of classes; null: as many as the data has, for imagenet2012 always 1000"
     )
-    freeze_backbone: bool = Field(False, description="train the head only")
+    tune: Annotated[str, AfterValidator(_check_tune)] = Field(
+        "full", description="what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
+    )
+    freeze_backbone: bool = Field(False, description="PaddleViT's key of TUNE head")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
     attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")
     droppath: Probability = Field(0.0, description="drop-path rate of the last block; linear from 0 at the first")
@@ -39,6 +49,11 @@ class Model(Section):
     )
 
     @property
+    def tuned(self) -> str:
+        """What is trained: `tune`, or PaddleViT's key of it."""
+        return "head" if self.freeze_backbone else self.tune
+
+    @property
     def num_logits(self) -> int:
         """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
@@ -47,6 +62,12 @@ class Model(Section):
     def image_size_multiple(self) -> int:
         """The height and width of the images must be a multiple of this number of pixels."""
         return 1
+
+    @model_validator(mode="after")
+    def _check_frozen(self) -> "Model":
+        if self.freeze_backbone and self.tune not in ("full", "head"):
+            raise ValueError(f"FREEZE_BACKBONE is TUNE=head, not TUNE={self.tune}; remove one of them")
+        return self
 
     @field_validator("type", mode="before")
     @classmethod

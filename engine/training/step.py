@@ -48,7 +48,7 @@ def train_steps(
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
     precision, config, accum_iter = state.precision, state.config, state.layout.accum_iter
-    set_training(precision.weights.compute, config.model.freeze_backbone)
+    set_training(precision.weights.compute, config.model.tuned != "full")
     while progress.done_steps < stop_step:
         step, window = progress.step, progress.window(accum_iter)
         progress.lr = state.schedule.lr_at(step)

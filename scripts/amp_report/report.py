@@ -89,7 +89,7 @@ class NextPass:
         self.precision, self.model = run.state.precision, run.state.precision.weights.compute
         done_batches = progress.done_batches(accum_iter)
         self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.model, config.model.freeze_backbone)
+        set_training(self.model, config.model.tuned != "full")
 
     def __call__(self) -> None:
         self.model.zero_grad()

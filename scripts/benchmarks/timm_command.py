@@ -31,8 +31,8 @@ def check_comparable(config: Config) -> None:
     if not timm.is_model(config.model.name):
         raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of this name; use a name that timm has")
     model, train = config.model, config.train
-    if model.freeze_backbone or train.layer_decay or config.loss != Loss() or train.lr_scheduler != LRScheduler():
-        keys = "FREEZE_BACKBONE, LAYER_DECAY, LOSS, LR_SCHEDULER"
+    if model.tuned != "full" or train.layer_decay or config.loss != Loss() or train.lr_scheduler != LRScheduler():
+        keys = "TUNE, LAYER_DECAY, LOSS, LR_SCHEDULER"
         raise UserError(f"{keys}: the comparison with timm does not support them; remove them")
 
 

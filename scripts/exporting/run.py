@@ -41,7 +41,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     # In fp32, and without the parts that only training needs.
-    config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False)
+    config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False, tune="full")
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):

@@ -38,7 +38,7 @@ def build_step_loss(
 
     With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
     call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
-    mean; a student with MODEL.FREEZE_BACKBONE does, too, since it stays in evaluation mode.
+    mean; a student with MODEL.TUNE head does, too, since it stays in evaluation mode.
 
     Raises:
         UserError: as `build_teacher`.
