@@ -71,6 +71,7 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
         Unavailable: the Hub does not answer in time, or has no such file; names its address, and `fix`.
     """
     import huggingface_hub as hub  # 0.3 s
+    from huggingface_hub.constants import ENDPOINT
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt is a warning
     name, _, tag = repository.partition("@")
@@ -79,7 +80,7 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
     def find() -> str:
         return next((file for file in names if hub.file_exists(name, file, revision=revision)), names[0])
 
-    with explained(f"{hub.constants.ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
+    with explained(f"{ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
         for file in names:
             cached = hub.try_to_load_from_cache(name, file, revision=revision)
             if isinstance(cached, str):
