@@ -40,12 +40,12 @@ class Predictions:
         self._num_ranks = min(top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
-    def metrics(self) -> Metrics:
-        """The metrics of labelled data, whose results are in memory then."""
+    def metrics(self, best: str | None) -> Metrics:
+        """The metrics of labelled data, whose results are in memory then. best: of `EVAL.BEST_METRIC`."""
         columns = [vars(results) for results in self._part]
         names = [name for name, values in columns[0].items() if isinstance(values, np.ndarray)]
         arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
-        return SampleResults(**arrays).metrics()
+        return SampleResults(**arrays).metrics(best)
 
     def _images(self, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
         """Path, (class, probability) of the most probable classes, target, and the error of an unreadable image."""

@@ -33,31 +33,22 @@ from utils.metrics import Metrics
 class Best:
     """The best evaluation so far: the values of the entry `best` of a checkpoint.
 
-    scores: `Metrics.scores`, in percent. epoch: counts from 1. loss: None if it is not finite.
+    values: `Metrics.values`, None if not finite. epoch: counts from 1.
     """
 
-    scores: dict[str, float]
+    values: dict[str, float | None]
     epoch: int
-    loss: float | None
 
     @classmethod
     def of(cls, metrics: Metrics, epoch: int) -> "Best":
-        return cls(metrics.scores(), epoch, metrics.loss if math.isfinite(metrics.loss) else None)
+        return cls({name: x if math.isfinite(x) else None for name, x in metrics.values.items()}, epoch)
 
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> "Best":
-        scores = {name: value for name, value in entry.items() if name not in ("epoch", "loss")}
-        return cls(scores, entry["epoch"], entry["loss"])
+        return cls({name: value for name, value in entry.items() if name != "epoch"}, entry["epoch"])
 
     def to_entry(self) -> dict[str, Any]:
-        return {**self.scores, "epoch": self.epoch, "loss": self.loss}
-
-    def is_beaten_by(self, metrics: Metrics) -> bool:
-        """Returns whether `metrics` have a higher score, or an equal score and a lower loss."""
-        score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
-        if metrics.score == score:
-            return self.loss is not None and metrics.loss < self.loss
-        return metrics.score > score
+        return {**self.values, "epoch": self.epoch}
 
 
 @dataclass
@@ -144,7 +135,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch, train = checkpoint["epoch"], state.config.train
-    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME"):
+    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "EVAL.BEST_METRIC"):
         if key in changed:
             then = format_value(changed[key][0])
             raise UserError(f"{key}: differs from the checkpoint's {then}; set it to the same value to resume")

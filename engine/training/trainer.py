@@ -176,7 +176,8 @@ class Trainer:
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
         self._evaluated["samples"] = evaluated.metrics.samples
-        is_best = best is None or best.is_beaten_by(evaluated.metrics)
+        rank = evaluated.metrics.metric.rank
+        is_best = rank(evaluated.metrics.values) > rank(best.values if best else {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
