@@ -43,9 +43,10 @@ class Metrics:
         """The value that decides which evaluation is the best."""
         return self.values[self.best]
 
-    def logged(self) -> dict[str, float]:
-        """The values of PaddleViT's line of an evaluation, and the one that decides."""
-        return {name: x for name, x in self.values.items() if METRICS[name].log_name or name == self.best}
+    def logged(self) -> dict[Metric, float]:
+        """The metrics of PaddleViT's line of an evaluation, and the one that decides."""
+        named = {METRICS[name]: value for name, value in self.values.items()}
+        return {metric: value for metric, value in named.items() if metric.log_name or metric is self.metric}
 
     @property
     def total_samples(self) -> int:

@@ -234,7 +234,7 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
-    """Returns whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
+    """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
     known = ({metric.name for metric in metrics_of(multi_label)} for multi_label in (False, True))
     if entry.keys() - {"epoch"} not in ({"top1", "top5", "loss"}, *known):  # the first of earlier versions
         return False

@@ -56,7 +56,7 @@ def predict(command: Command, context: ProcessContext) -> int:
         seconds, number = time.perf_counter() - started, len(samples) - first
         if part:
             names = names_of_labels(samples, config.model.num_logits)
-            predictions = Predictions(part, samples, names, options.top_k, labelled=options.path is None)
+            predictions = Predictions(part, samples, names, options, config.data.multi_label)
             num_readable = predictions.num_readable
             files = [predictions.write_csv(folder, options.excel)]
             if options.json:

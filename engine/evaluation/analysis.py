@@ -10,6 +10,7 @@ import numpy as np
 from engine.evaluation.results import SampleResults, divide
 
 NUM_BINS = 15  # of the confidence (Guo et al., 2017)
+MAX_THRESHOLDS = 100  # of the coverage
 NUM_MISTAKES = 16  # of each kind
 HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
 
@@ -60,6 +61,21 @@ def calibration(results: SampleResults) -> Calibration:
         for values in (confidence, results.hits(1)[readable])
     ]
     return Calibration(count, *means)
+
+
+def coverage(results: SampleResults) -> np.ndarray:
+    """Confidence, coverage and accuracy by threshold, float64 (thresholds, 3), the highest threshold first.
+
+    Coverage is the share of the samples whose confidence is at least the threshold, accuracy the share of these that
+    are right (El-Yaniv and Wiener, 2010). Samples of equal confidence are covered together; the last row covers all.
+    """
+    readable = results.readable
+    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+    order = np.argsort(-confidence, kind="stable")
+    confidence, hits = confidence[order], np.cumsum(results.hits(1)[readable][order])
+    last = np.append(np.flatnonzero(np.diff(confidence)), len(confidence) - 1)  # of equal ones
+    last = last[np.unique(np.searchsorted(last, np.linspace(last[0], last[-1], MAX_THRESHOLDS)))]
+    return 100 * np.stack([confidence[last], (last + 1) / len(confidence), hits[last] / (last + 1)], axis=1)
 
 
 def worst_mistakes(results: SampleResults) -> list[tuple[str, int]]:

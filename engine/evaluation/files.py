@@ -18,11 +18,12 @@ from engine.evaluation.analysis import (
     Calibration,
     calibration,
     confused_pairs,
+    coverage,
     highest_losses,
     worst_mistakes,
 )
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import CALIBRATION, CONFUSION, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
+from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
 from engine.evaluation.results import ClassFigures, SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write
@@ -81,6 +82,7 @@ class EvaluationFiles:
         self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
         self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
+        self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
         return {**figures.macro(), "ece": bins.error}, mistakes
@@ -130,6 +132,7 @@ _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall",
 _SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
+_COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 
 

@@ -16,6 +16,7 @@ from configs.reading.yaml_io import read_yaml, shorten
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
+    COVERAGE,
     EVALUATION,
     MISTAKES,
     PAIRS,
@@ -24,7 +25,7 @@ from engine.evaluation.file_names import (
     TEST_EVALUATION,
 )
 from engine.run.facts import FACTS, Facts, read_facts
-from engine.run.result import RESULT, Rows, best_epoch
+from engine.run.result import RESULT, Rows, best_epoch, points
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS, Metric, best_metric
@@ -48,6 +49,7 @@ class Evaluation:
 
     confusion: names of the classes, and images by true class (rows) and predicted class; up to 50 classes.
     bins: of the confidence, in percent: lowest and highest confidence, images, accuracy; without empty bins.
+    coverage: (coverage, accuracy) in percent, by descending threshold of the confidence.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class Evaluation:
     confusion: tuple[list[str], list[list[int]]] | None
     pairs: Rows
     bins: list[tuple[float, float, int, float]]
+    coverage: list[tuple[float, float]]
     mistakes: Rows
 
     @property
@@ -243,6 +246,7 @@ def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[...,
         confusion=read(f"{name}/{CONFUSION}", _read_matrix, None) if has_matrix else None,
         pairs=read(f"{name}/{PAIRS}", _read_texts, []),
         bins=read(f"{name}/{CALIBRATION}", _read_bins, []),
+        coverage=points(read(f"{name}/{COVERAGE}", read_rows, []), "coverage", "accuracy"),
         mistakes=read(f"{name}/{MISTAKES}", _read_texts, []),
     )
 

@@ -57,8 +57,7 @@ def curves_of_run(run: RunContents) -> list[Chart]:
             for index, (column, name) in enumerate(spec.columns.items())
             if column != "val_top5" or run.shows(METRICS["top5"])
         ]
-        decides = f"val_{run.metric.name}" in spec.columns
-        charts += _chart(spec, spec.title, series, run.best if decides else None)
+        charts += _chart(spec, spec.title, series, run.best if f"val_{run.metric.name}" in spec.columns else None)
     return charts
 
 

@@ -173,7 +173,7 @@ class Reporter:
                     self.loggers.scalars(metric_figures(f"{prefix}val/", metrics), progress.step)
             if is_best and validation:
                 # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
-                best = {f"best/{name}": value for name, value in validation.logged().items()}
+                best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
                 self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
             self._epochs.append(row)
 

@@ -101,12 +101,8 @@ def log_validation(
     precision: str = "",
 ) -> None:
     """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable."""
-    shown = [(METRICS[name], value) for name, value in metrics.logged().items()]
-    figures = ", ".join(
-        f"{split} {metric.log_name or metric.title}: {metric.text(value)}"
-        for metric, value in shown
-        if num_classes >= metric.min_classes
-    )
+    shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
+    figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
     logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
     if unreadable := num_samples - metrics.samples:
         logger.warn(f"Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv")

@@ -29,40 +29,24 @@ from utils.errors import UserError
 from utils.metrics import Metrics
 
 
-@dataclass(frozen=True)
-class Best:
-    """The best evaluation so far: the values of the entry `best` of a checkpoint.
-
-    values: `Metrics.values`, None if not finite. epoch: counts from 1.
-    """
-
-    values: dict[str, float | None]
-    epoch: int
-
-    @classmethod
-    def of(cls, metrics: Metrics, epoch: int) -> "Best":
-        return cls({name: x if math.isfinite(x) else None for name, x in metrics.values.items()}, epoch)
-
-    @classmethod
-    def from_entry(cls, entry: dict[str, Any]) -> "Best":
-        return cls({name: value for name, value in entry.items() if name != "epoch"}, entry["epoch"])
-
-    def to_entry(self) -> dict[str, Any]:
-        return {**self.values, "epoch": self.epoch}
-
-
 @dataclass
 class RunPosition:
     """The position of a run, and its results so far.
 
     Attributes:
+        best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`).
         best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     """
 
     progress: EpochProgress
     clock: TrainClock
-    best: Best | None = None
+    best: dict[str, Any] | None = None
     best_is_unsaved: bool = False
+
+
+def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
+    """The metrics by name, None if not finite, and the epoch, which counts from 1."""
+    return {"epoch": epoch} | {name: x if math.isfinite(x) else None for name, x in metrics.values.items()}
 
 
 def take_snapshot(
@@ -79,7 +63,7 @@ def take_snapshot(
         "done_steps": progress.done_steps,
         "sums": progress.sums.reduced(state.context),
         "geometry": asdict(state.layout),
-        "best": position.best.to_entry() if position.best else None,
+        "best": position.best,
         "train_seconds": position.clock.seconds,
         "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
@@ -168,7 +152,7 @@ def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -
     strategy.load_model_state(model, read_model_state(entry, strategy.model_state(model)))
 
 
-def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[Best | None, bool]:
+def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool]:
     """The best result, unless its file is missing or belongs to a later epoch; and whether it must be saved again."""
     checkpoint, folder = found.state, found.run_folder
     best = checkpoint["best"]
@@ -179,4 +163,4 @@ def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[Best
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False
-    return Best.from_entry(best), not is_saved
+    return best, not is_saved

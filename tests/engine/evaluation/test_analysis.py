@@ -13,11 +13,10 @@ from sklearn.metrics import (
 from datasets.batch import PADDING
 from engine.evaluation.analysis import (
     calibration,
-    class_figures,
     confused_pairs,
     worst_mistakes,
 )
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, class_figures
 
 CLASSES = 7
 
@@ -55,7 +54,7 @@ def test_metrics_are_means_over_the_readable_samples(evaluated):
     metrics = results.metrics()
     assert metrics.samples == 197
     assert metrics.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item())
-    for top_k, value in ((1, metrics.top1), (5, metrics.top5)):
+    for top_k, value in ((1, metrics.values["top1"]), (5, metrics.values["top5"])):
         expected = top_k_accuracy_score(targets, logits, k=top_k, labels=np.arange(CLASSES))
         assert value == pytest.approx(100 * expected)
 

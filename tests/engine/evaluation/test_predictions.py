@@ -38,7 +38,8 @@ def predictions(
         part.append(SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {}))
     samples = Noise(list(names))
     samples.targets = np.arange(count)
-    return Predictions(part, samples, list(classes), top_k, labelled)
+    options = Prediction(None if labelled else "photos", top_k, None, False, threshold=threshold)
+    return Predictions(part, samples, list(classes), options, multi_label)
 
 
 def test_the_table_of_a_prediction(make, tmp_path):
