@@ -18,7 +18,7 @@ from engine.checkpoint.trained_on import is_description
 from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
-from utils.atomic_file import iter_tensors, verify_checksum
+from utils.atomic_file import tensors_in, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS
@@ -175,7 +175,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         archive_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in iter_tensors(state))
+        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
     except UserError:
         raise
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.step_report import StepReport
+from utils.atomic_file import open_atomically
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.tables import read_rows, to_float
@@ -40,12 +41,10 @@ class CsvFile:
     def __init__(self, path: Path, columns: list[str], last: int, warn: Callable[[str], None]) -> None:
         self.path, self.columns = path, columns
         rows = _readable_rows(path, columns[0], warn) if path.exists() else []
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
+        with open_atomically(path) as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(row for place, row in rows if place <= last)
-        os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:
         with open(self.path, "a", newline="", encoding="utf-8") as file:
