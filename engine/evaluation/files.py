@@ -24,7 +24,7 @@ from engine.evaluation.analysis import (
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import ClassFigures, SampleResults, class_figures, name_of_target
+from engine.evaluation.results import SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.tables import safe_cell, table_text

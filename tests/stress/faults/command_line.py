@@ -18,6 +18,9 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    def argument(name: str) -> Provoke:
+        return timm("MODEL.NAME=test_vit", f"MODEL.KWARGS={{{name}: 4}}")
+
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
@@ -46,6 +49,9 @@ def command_line_faults() -> list[Fault]:
         "second derivatives": (option("TRAIN.OPTIMIZER.NAME=adahessian"), r"adahessian needs second derivatives"),
         "misspelt argument": (option("TRAIN.OPTIMIZER.KWARGS={amsgrat: true}"), r"KWARGS: .*; did you mean amsgrad"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
+        "misspelt argument of a model": (argument("reg_token"), r"MODEL.KWARGS: reg_token .*mean reg_tokens"),
+        "argument that has a key": (argument("img_size"), r"MODEL.KWARGS: img_size .*its key is DATA.IMAGE_SIZE"),
+        "a model folder without config.json": (given("-model=local-dir:none"), r"none/config.json: is missing"),
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
         "weights of timm for a ViT": (option("MODEL.PRETRAINED=timm"), r"PRETRAINED timm needs .*TYPE timm"),
         "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
