@@ -23,6 +23,7 @@ from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
+from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
 
 FORMAT = 6
@@ -233,8 +234,9 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
-    """Returns whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
-    if entry.keys() not in ({"top1", "top5", "epoch", "loss"}, {"mean_ap", "epoch", "loss"}):
+    """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
+    known = ({metric.name for metric in metrics_of(multi_label)} for multi_label in (False, True))
+    if entry.keys() - {"epoch"} not in ({"top1", "top5", "loss"}, *known):  # the first of earlier versions
         return False
     numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]
     return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)

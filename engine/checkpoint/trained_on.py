@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from timm.data import resolve_data_config
 
+from configs.reading.model_options import described_model
 from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
@@ -25,6 +27,7 @@ from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content, read_stored
 from utils.atomic_file import atomic_write
 from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.hf_folder import read_config
 from utils.file_formats.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
@@ -112,7 +115,8 @@ def trained_on_of(model: Model) -> TrainedOn | None:
 def read_trained_on(weights: str) -> TrainedOn | None:
     """The data of the checkpoint or export `weights`, without reading its tensors; None for another program's weights.
 
-    Does not report a damaged file: reading its tensors does.
+    For weights beside timm's config.json: its preprocessing, classes and model. Does not report a damaged file: reading
+    its tensors does.
 
     Raises:
         UserError: no such file, or a damaged archive.
@@ -145,6 +149,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
     metadata = read_metadata(path)
+    if OPTIONS_ENTRY not in metadata:
+        return _read_config(path)
     entries = [*_DESCRIPTION, ENTRY] if ENTRY in metadata else _DESCRIPTION
     return {entry: json.loads(metadata[entry]) for entry in entries}, json.loads(metadata[OPTIONS_ENTRY])
 
@@ -155,4 +161,18 @@ def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
     return content | split, parse_value(content["options"])
 
 
-_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
+def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
+    """What timm's config.json beside the weights says. Its crop modes other than `center` are not used."""
+    config = read_config(path.parent)
+    values = resolve_data_config(pretrained_cfg=config["pretrained_cfg"])
+    channels, *_, width = values["input_size"]
+    preprocessing = {"image_size": width, "channels": channels, "interpolation": values["interpolation"]}
+    preprocessing |= {entry: list(map(float, values[entry])) for entry in ("mean", "std")}
+    preprocessing["crop_pct"] = float(values["crop_pct"])
+    names = config.get("label_names")  # a dict of timm's may leave labels out
+    description = {"class_names": names if isinstance(names, list) else None, "preprocessing": preprocessing}
+    return description, {"DATA": {}, "MODEL": described_model(config)}
+
+
+_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint}
+_READERS |= {".safetensors": _read_safetensors, ".bin": _read_config}

@@ -64,7 +64,7 @@ def parsed(*argv: str):
 
 
 def test_our_log_is_read_as_the_reporter_writes_it():
-    metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
+    metrics = Metrics({"loss": 6.9312, "top1": 0.0}, 32, 0, 1.23)
     report = {
         "num_epochs": 300, "epoch_step": 1, "steps_per_epoch": 40, "step": 1, "lr": 1e-6, "latest": metrics,
         "average": metrics, "tflops_per_second": 0.24, "model_flops_utilization": None, "is_scaled": True,
