@@ -17,6 +17,7 @@ class Prediction:
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
+    explain: write a heat map of each image.
     """
 
     path: str | None
@@ -24,6 +25,7 @@ class Prediction:
     folder: Path | None
     json: bool
     excel: bool = False
+    explain: bool = False
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
@@ -33,7 +35,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
     if arguments.predict is None:
-        for name in ("top_k", "json", "format", "split"):
+        for name in ("top_k", "json", "explain", "format", "split"):
             if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
                 commands = "-eval and -predict" if name == "split" else "-predict"
                 raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
@@ -50,4 +52,5 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
     folder = Path(arguments.output) if arguments.output else None
-    return Prediction(path, top_k, folder, bool(arguments.json), arguments.format == "excel")
+    is_excel, explain = arguments.format == "excel", bool(arguments.explain)
+    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, explain)

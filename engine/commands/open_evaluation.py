@@ -1,10 +1,11 @@
 """The parts that an evaluation, a prediction and their dry run share: weights, data and model, checked and logged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from configs.reading.command_line import Command
@@ -14,6 +15,7 @@ from configs.schema import Config, Data
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
 from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
+from datasets.sources.files.imagenet_sets import IMAGENET_SETS, class_mask, wordnet_ids_of_model
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
@@ -74,7 +76,12 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
-    return OpenedEvaluation(config, samples, built.compute, built.evaluator, split, title, meta_model)
+    evaluator, is_data = built.evaluator, not (command.prediction and command.prediction.path)
+    mask = class_mask(config.data.dataset, samples.class_names) if is_data else None
+    if mask is not None:
+        logger.note(f"{config.data.dataset}: its {mask.sum()} of {len(mask)} classes compete; other logits are masked")
+        evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
+    return OpenedEvaluation(config, samples, built.compute, evaluator, split, title, meta_model)
 
 
 def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, str, list[str | Fact]]:
@@ -143,6 +150,8 @@ def _read(
         return read_unlabelled(prediction.path, options.data, context)
     names = trained_on.class_names if trained_on else None
     classes, predicts = options.model.num_classes, prediction is not None
+    if options.data.dataset in IMAGENET_SETS:
+        names = wordnet_ids_of_model(options.data.dataset, names, classes)
     known = trained_on.split if trained_on else None
     if trained_on and known and not known.held_out and not is_training_data(options.data, trained_on):
         known = None

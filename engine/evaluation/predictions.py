@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from datasets.sources.samples import Samples
+from engine.evaluation.explain import explanation_file
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.results import SampleResults, name_of_target
 from utils.atomic_file import open_atomically
@@ -23,20 +24,28 @@ from utils.tables import aligned_table, safe_cell
 CSV_FILE, JSON_FILE = "predictions.csv", "predictions.json"
 _SHOWN_RANKS, _SHOWN_CHARS = 3, 48
 
-_Image = tuple[str, list[tuple[str, float]], str, str | None]
+_Image = tuple[str, list[tuple[str, float]], dict[str, str], str | None]
 
 
 class Predictions:
     """The predictions of N images.
 
     class_names: of all labels of the model. top_k: classes per image, if the model has as many. labelled: whether the
-    samples have labels, which are then the column `target`.
+    samples have labels, which are then the column `target`. explained: whether the images have maps, whose files are
+    then the column `explanation`.
     """
 
     def __init__(
-        self, part: PartFile, samples: Samples, class_names: Sequence[str], top_k: int, labelled: bool
+        self,
+        part: PartFile,
+        samples: Samples,
+        class_names: Sequence[str],
+        top_k: int,
+        labelled: bool,
+        explained: bool = False,
     ) -> None:
         self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, labelled
+        self._explained = explained
         self._num_ranks = min(top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
@@ -48,26 +57,30 @@ class Predictions:
         return SampleResults(**arrays).metrics()
 
     def _images(self, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
-        """Path, (class, probability) of the most probable classes, target, and the error of an unreadable image."""
+        """Path, (class, probability) of the best classes, other columns, and the error of an unreadable image."""
         index = 0
         for results in self._part:
             ranked = results.labels[:, :num_ranks].tolist(), results.probabilities[:, :num_ranks].tolist()
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                target = name_of_target(self._samples.targets[index], names) if self._labelled else ""
-                yield self._samples.name(index).removeprefix("./"), [] if error else classes, target, error
+                name, more = self._samples.name(index), {}
+                if self._labelled:
+                    more["target"] = name_of_target(self._samples.targets[index], names)
+                if self._explained:
+                    more["explanation"] = "" if error else explanation_file(index, name)
+                yield name.removeprefix("./"), [] if error else classes, more, error
                 index += 1
 
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        yield ["path", *columns, *["target"] * self._labelled, "error"]
-        for path, ranked, target, error in self._images(names, num_ranks):
+        yield ["path", *columns, *["target"] * self._labelled, *["explanation"] * self._explained, "error"]
+        for path, ranked, more, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
             cells += [""] * (len(columns) - len(cells))
-            yield [safe_cell(path), *cells, *[target] * self._labelled, safe_cell(error or "")]
+            yield [safe_cell(path), *cells, *more.values(), safe_cell(error or "")]
 
     def write_csv(self, folder: Path, excel: bool = False) -> Path:
         """Writes `predictions.csv` atomically; raises OSError. excel: with a byte order mark, for spreadsheets."""
@@ -81,10 +94,9 @@ class Predictions:
         """Writes `predictions.json` atomically: a list of objects, one in each line. Raises OSError."""
         with open_atomically(folder / JSON_FILE) as file:
             separator = "[\n"
-            for path, ranked, target, error in self._images(self._class_names, self._num_ranks):
+            for path, ranked, more, error in self._images(self._class_names, self._num_ranks):
                 predictions = [{"class": name, "probability": probability} for name, probability in ranked]
-                targets = {"target": target} if self._labelled else {}
-                image = {"path": path, "predictions": predictions, **targets, "error": error}
+                image = {"path": path, "predictions": predictions, **more, "error": error}
                 file.write(separator + json.dumps(image))
                 separator = ",\n"
             file.write("\n]\n")
