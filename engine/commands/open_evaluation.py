@@ -12,10 +12,12 @@ from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
+from configs.schema.model import IMAGENET_CLASSES
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
+from datasets.sources.class_names import number_by
 from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
-from datasets.sources.files.imagenet_sets import IMAGENET_SETS, class_mask, wordnet_ids_of_model
+from datasets.sources.files.imagenet_sets import IMAGENET_SETS, class_mask, wordnet_ids
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
@@ -76,10 +78,10 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
-    evaluator, is_data = built.evaluator, not (command.prediction and command.prediction.path)
-    mask = class_mask(config.data.dataset, samples.class_names) if is_data else None
-    if mask is not None:
-        logger.note(f"{config.data.dataset}: its {mask.sum()} of {len(mask)} classes compete; other logits are masked")
+    evaluator = built.evaluator
+    if config.data.dataset in IMAGENET_SETS and not (command.prediction and command.prediction.path):
+        mask = class_mask(config.data.dataset, samples.class_names)
+        logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
         evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
     return OpenedEvaluation(config, samples, built.compute, evaluator, split, title, meta_model)
 
@@ -151,13 +153,17 @@ def _read(
     names = trained_on.class_names if trained_on else None
     classes, predicts = options.model.num_classes, prediction is not None
     if options.data.dataset in IMAGENET_SETS:
-        names = wordnet_ids_of_model(options.data.dataset, names, classes)
+        names = names or wordnet_ids(classes or IMAGENET_CLASSES)
+        class_mask(options.data.dataset, names)
     known = trained_on.split if trained_on else None
     if trained_on and known and not known.held_out and not is_training_data(options.data, trained_on):
         known = None
     splitter = Splitter(options.data, known)
     read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
-    return read(options.data, classes, context, split)[0]
+    (samples,) = read(options.data, classes, context, split)
+    if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
+        number_by(ids, samples, options.data.data_path, needs_all=False)
+    return samples
 
 
 def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:

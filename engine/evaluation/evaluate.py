@@ -29,6 +29,7 @@ from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
 from utils.status import RUN_LOG
 
+AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -41,7 +42,7 @@ class Evaluator:
         transform: uint8 images -> normalized images (B, channels, S, S), on the device.
         flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
         multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
-        class_mask: the classes that compete, bool (C,) on the device: the logits of the others are -inf; None: all.
+        class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     """
 
     transform: nn.Module
@@ -62,7 +63,7 @@ class Evaluator:
         Raises:
             UserError: no sample is readable.
         """
-        (results,) = self.classify(model, batches, TOP_K, len(batches), lambda batch, keys: after_batch())
+        (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
         metrics = broadcast_object(results.metrics() if results else None, self.context)
         if not metrics or not metrics.samples:
             raise UserError(
@@ -71,17 +72,9 @@ class Evaluator:
         return metrics, results
 
     def classify(
-        self,
-        model: nn.Module,
-        batches: Loader,
-        top_k: int,
-        every: int,
-        after_batch: Callable[[Batch, list[Key]], None] | None = None,
+        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
-        """The results of each `every` batches of all ranks, on the main process; a collective call.
-
-        Calls `after_batch` with each batch of this rank and the keys of its samples.
-        """
+        """The results of each `every` batches of all ranks, on the main process; a collective call."""
         parts: list[dict[str, torch.Tensor]] = []
         errors: dict[int, str] = {}
         sampler = batches.sampler
@@ -145,10 +138,10 @@ class Evaluator:
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
     """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...).
 
-    Of multi-hot targets int8 (B, C), any label is right: the most probable one becomes the target.
+    Each label of multi-hot targets int8 (B, C) is right: the most probable one is the target.
     """
     if targets.ndim == 2:
-        best = logits.masked_fill(targets <= 0, -torch.inf).argmax(-1)
+        best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)
         targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)
     labels = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices

@@ -67,7 +67,7 @@ def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Modu
             return "attention maps: out of GPU memory; -eval draws them"
         if isinstance(attention, str):
             return attention
-        write_map(folder / f"{index}-attention.jpg", crop, attention[0], _SIDE)
+        write_map(folder / f"{index}-attention.jpg", crop, attention[0])
     return None
 
 
@@ -129,11 +129,6 @@ class _Rollout:
                 self.product = (maps.float().mean(1) + self.identity) / 2 @ self.product
 
 
-def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int) -> None:
-    """Writes a map (rows, columns) in 0..1 over its crop, uint8 (C, S, S), as a picture of `side` pixels."""
-    _save(_overlay(_to_picture(crop, side), heat), path)
-
-
 def _to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
     """uint8 (C, S, S) -> RGB of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
@@ -141,12 +136,13 @@ def _to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
     return Image.fromarray(pixels).resize((side, side), resampling)
 
 
-def _overlay(picture: Image.Image, heat: torch.Tensor) -> Image.Image:
-    """The gray picture, colored by the map (rows, columns)."""
-    heat = F.interpolate(heat[None, None], size=picture.size[::-1], mode="bilinear")[0, 0].numpy()
+def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
+    """Writes the gray crop, uint8 (C, S, S), colored by the map (rows, columns) in 0..1: a picture of `side` pixels."""
+    values = F.interpolate(heat[None, None], size=(side, side), mode="bilinear")[0, 0].numpy()
     points = np.linspace(0, 1, len(_COLORS))
-    colors = np.stack([np.interp(heat, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
-    return Image.blend(picture.convert("L").convert("RGB"), Image.fromarray(colors.astype(np.uint8)), 0.6)
+    colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
+    gray = _to_picture(crop, side).convert("L").convert("RGB")
+    _save(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
 
 
 def _save(picture: Image.Image, path: Path) -> None:

@@ -30,22 +30,15 @@ _Image = tuple[str, list[tuple[str, float]], dict[str, str], str | None]
 class Predictions:
     """The predictions of N images.
 
-    class_names: of all labels of the model. top_k: classes per image, if the model has as many. labelled: whether the
-    samples have labels, which are then the column `target`. explained: whether the images have maps, whose files are
-    then the column `explanation`.
+    class_names: of all labels of the model. top_k: classes per image, if the model has as many. labelled, explained:
+    whether the samples have labels, and maps, which are then the columns `target` and `explanation`.
     """
 
     def __init__(
-        self,
-        part: PartFile,
-        samples: Samples,
-        class_names: Sequence[str],
-        top_k: int,
-        labelled: bool,
-        explained: bool = False,
+        self, part: PartFile, samples: Samples, class_names: Sequence[str], top_k: int, labelled: bool, explained: bool
     ) -> None:
-        self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, labelled
-        self._explained = explained
+        self._part, self._samples, self._class_names = part, samples, class_names
+        self._labelled, self._explained = labelled, explained
         self._num_ranks = min(top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
@@ -64,9 +57,8 @@ class Predictions:
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                name, more = self._samples.name(index), {}
-                if self._labelled:
-                    more["target"] = name_of_target(self._samples.targets[index], names)
+                name, target = self._samples.name(index), self._samples.targets[index]
+                more = {"target": name_of_target(target, names)} if self._labelled else {}
                 if self._explained:
                     more["explanation"] = "" if error else explanation_file(index, name)
                 yield name.removeprefix("./"), [] if error else classes, more, error

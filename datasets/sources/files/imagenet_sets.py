@@ -1,14 +1,13 @@
-"""Other test sets of models of ImageNet: A and R (Hendrycks et al., 2021), V2 (Recht et al., 2019), and the validation
-images with ReaL labels (Beyer et al., 2020).
-"""
+"""Other test sets of models of ImageNet: A, R, V2, and the validation images with ReaL labels (Beyer et al., 2020)."""
 
 import os
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+import timm
 from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 
 from configs.schema import Data
@@ -22,77 +21,61 @@ IMAGENET_SETS = ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-real")
 
 
 def imagenet_set(data: Data, split: str) -> ImageFiles:
-    """A set of `IMAGENET_SETS`, which is the split 'val'. Its class names are WordNet ids."""
+    """The set DATA.DATASET of `IMAGENET_SETS`, which is the split 'val'."""
     if split != "val":
         raise UserError(f"{data.data_path}: {data.dataset} has no split {split}; it is for -eval and -predict")
     return ImageFiles(_with_real_labels(data) if data.dataset == "imagenet-real" else _class_folders(data))
 
 
-def wordnet_ids_of_model(dataset: str, class_names: Sequence[str] | None, num_classes: int | None) -> list[str]:
-    """The WordNet id of each class of a model: its checkpoint's class names, or timm's for its number of classes.
-
-    Raises:
-        UserError: the model does not have ImageNet's classes.
-    """
-    number = len(class_names) if class_names else num_classes or IMAGENET_CLASSES
-    subset = infer_imagenet_subset({"num_classes": number})
-    ids = list(class_names or (ImageNetInfo(subset).label_names() if subset else ()))
-    if set(_ids_in(dataset)).isdisjoint(ids):
-        raise UserError(f"-dataset={dataset}: needs a model of ImageNet's 1000 classes; the {number} of this one differ")
-    return ids
+def wordnet_ids(num_classes: int | None) -> list[str]:
+    """timm's classes of a model of ImageNet-1k, 12k, 21k or 22k, by its number of classes; else empty."""
+    subset = infer_imagenet_subset({"num_classes": num_classes})
+    return list(ImageNetInfo(subset).label_names()) if subset else []
 
 
-def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray | None:
-    """Tells which classes of a model the images of `dataset` may have, bool (classes,); None: any class."""
-    return np.isin(class_names, _ids_in(dataset)) if dataset in IMAGENET_SETS else None
+def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray:
+    """Tells which classes of a model a set has, bool (classes,); raises UserError if it has none of them."""
+    mask = np.isin(class_names, _ids_in(dataset))
+    if not mask.any():
+        fix = "give weights of ImageNet, with 1000 classes, or more of timm's subsets"
+        raise UserError(f"-dataset={dataset}: the classes of the model are not ImageNet's; {fix}")
+    return mask
 
 
 def _ids_in(dataset: str) -> list[str]:
-    """The WordNet ids of the classes of a set: ImageNet-1k's, or 200 of them."""
     if dataset in ("imagenet-a", "imagenet-r"):
-        ids = pkgutil.get_data("timm.data", f"_info/{dataset.replace('-', '_')}_synsets.txt")
-        assert ids
-        return ids.decode().split()
-    return list(ImageNetInfo().label_names())
+        return (files(timm.data) / f"_info/{dataset.replace('-', '_')}_synsets.txt").read_text().split()
+    return wordnet_ids(IMAGENET_CLASSES)
 
 
 def _class_folders(data: Data) -> Listing:
-    """The class folders in DATA_PATH, whose names are WordNet ids or, as in V2, the labels from 0 to 999."""
+    """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
     listing, known = read_class_folders(Path(data.data_path)), _ids_in(data.dataset)
-    ids = {str(label): wordnet_id for label, wordnet_id in enumerate(ImageNetInfo().label_names())}
+    ids = {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
     names = [ids.get(name, name) for name in listing.class_names]
-    if unknown := [name for name in names if name not in known]:
-        listing.findings.append(
-            f"{listing.root}: {list_names(unknown)}: not a class of {data.dataset}; name the folders by WordNet id "
-            f"({known[0]}, ...) or number (0 to 999), or choose another -dataset"
-        )
+    if unknown := sorted(set(names).difference(known)):
+        fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
+        listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {data.dataset}, whose {fix}")
     return replace(listing, class_names=names)
 
 
 def _with_real_labels(data: Data) -> Listing:
-    """The images in DATA_PATH/val or DATA_PATH with multi-hot targets: any of the labels of an image is right.
-
-    The labels are in DATA_PATH/real.json, or else timm's. Images without a label do not count.
-    """
+    """The images in DATA_PATH/val or DATA_PATH, with the multi-hot targets of DATA_PATH/real.json, or else timm's."""
     listing, own = read_images(find_folder(data.data_path, "val")), Path(data.data_path) / "real.json"
-    file = str(own) if own.exists() else None
-    names = [os.path.basename(path) for path in listing.paths]
+    file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
     targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
     try:
         labels_of = RealLabelsImagenet(names, file).real_labels
         for row, name in zip(targets, names, strict=True):
             row[labels_of[name]] = 1
-    except AssertionError:
-        labels = f"{file}: has" if file else "timm has"
-        number = f"other than {len(names)} images, which {listing.root} has"
-        raise UserError(f"{labels} ReaL labels of {number}; restore the images or the file") from None
-    except KeyError as error:
-        problem = f"{error} is not a validation image of ImageNet (ILSVRC2012_val_00000001.JPEG, ...)"
-        raise UserError(f"{listing.root}: {problem}; restore its name or remove it") from None
+    except (AssertionError, KeyError):
+        fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
+        raise UserError(
+            f"{file or 'timm'}: ReaL labels of other images than the {len(names)} of {listing.root}; {fix}"
+        ) from None
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
     labelled = np.flatnonzero(targets.any(axis=1))
     listing.notes.append(f"{len(names) - len(labelled)} of {len(names)} images have no ReaL label and do not count")
-    arrays = {**listing.arrays, "targets": targets}
-    names_of_classes = _ids_in(data.dataset)
-    return replace(listing, arrays=arrays, class_names=names_of_classes, has_class_names=True).select(labelled)
+    listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
+    return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)

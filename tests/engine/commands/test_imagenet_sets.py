@@ -1,6 +1,5 @@
 """ImageNet-A, -R, -V2 and ReaL labels: the figures of `-eval` against a direct computation with timm and torch."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from models.build import build_model
-from utils.errors import UserError
 
 IDS = ImageNetInfo().label_names()
 OPTIONS = [
@@ -89,7 +87,9 @@ def test_only_the_classes_of_a_set_compete(dataset, classes, weights, tmp_path, 
 def test_numbers_are_labels(weights, tmp_path, cpu):
     """V2's folder 10 comes before 2 in the order of names, and after it in the order of labels."""
     labels = [0, 2, 10, 999]
-    logits = logits_of(weights, write_images(tmp_path / "data", [f"{label}/a.png" for label in sorted(map(str, labels))]), cpu)
+    logits = logits_of(
+        weights, write_images(tmp_path / "data", [f"{label}/a.png" for label in sorted(map(str, labels))]), cpu
+    )
     targets = torch.tensor(sorted(labels, key=str))
     assert evaluate("imagenet-v2", tmp_path / "data", weights, tmp_path / "out", cpu) == pytest.approx(
         figures(logits, targets), abs=1e-4
