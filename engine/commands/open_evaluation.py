@@ -77,8 +77,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
-    title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
-    evaluator = built.evaluator
+    title, meta_model, evaluator = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32), built.evaluator
     if config.data.dataset in IMAGENET_SETS and not (command.prediction and command.prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)
         logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
@@ -163,6 +162,7 @@ def _read(
     (samples,) = read(options.data, classes, context, split)
     if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
         number_by(ids, samples, options.data.data_path, needs_all=False)
+        samples.notes.append("the labels are those of ImageNet's classes, by WordNet id")
     return samples
 
 

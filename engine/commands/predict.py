@@ -20,7 +20,7 @@ from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
-from engine.evaluation.explain import EXPLANATIONS, write_explanations
+from engine.evaluation.explain import EXPLANATIONS, write_maps
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.run.log import RunLogger
@@ -56,9 +56,8 @@ def predict(command: Command, context: ProcessContext) -> int:
         first = broadcast_object(part.num_samples if part else 0, context)
         batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, first=first)
         started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
-        explain = partial(write_explanations, folder, samples, opened.model, opened.evaluator)
-        after_batch = explain if options.explain else None
-        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE, after_batch):
+        explain = partial(write_maps, folder, samples, opened.model, opened.evaluator) if options.explain else None
+        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE, explain):
             if part and results:
                 part.append(results)
         seconds, number = time.perf_counter() - started, len(samples) - first

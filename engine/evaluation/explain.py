@@ -24,7 +24,7 @@ def explanation_file(index: int, name: str) -> str:
     return f"{EXPLANATIONS}/{index}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
 
 
-def write_explanations(
+def write_maps(
     folder: Path, samples: Samples, model: nn.Module, evaluator: Evaluator, batch: Batch, keys: list[Key]
 ) -> None:
     """Writes the map of each image of a batch that could be read; raises OSError."""

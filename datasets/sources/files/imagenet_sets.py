@@ -70,9 +70,8 @@ def _with_real_labels(data: Data) -> Listing:
             row[labels_of[name]] = 1
     except (AssertionError, KeyError):
         fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
-        raise UserError(
-            f"{file or 'timm'}: ReaL labels of other images than the {len(names)} of {listing.root}; {fix}"
-        ) from None
+        problem = f"ReaL labels of other images than the {len(names)} of {listing.root}"
+        raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
     labelled = np.flatnonzero(targets.any(axis=1))

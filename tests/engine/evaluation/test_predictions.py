@@ -23,13 +23,7 @@ def make(tmp_path):
 
 
 def predictions(
-    path,
-    names=("./a.jpg", "b.jpg", "c.jpg"),
-    classes=("cat", "dog", "emu"),
-    top_k=2,
-    labelled=True,
-    explained=False,
-    chunk=2,
+    path, names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True, chunk=2
 ) -> Predictions:
     """Image 1 cannot be read; the target of image i is i."""
     count = len(names)
@@ -44,7 +38,7 @@ def predictions(
         part.append(SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {}))
     samples = Noise(list(names))
     samples.targets = np.arange(count)
-    return Predictions(part, samples, list(classes), top_k, labelled, explained)
+    return Predictions(part, samples, list(classes), top_k, labelled, explained=False)
 
 
 def test_the_table_of_a_prediction(make, tmp_path):
