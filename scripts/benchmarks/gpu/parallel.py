@@ -25,8 +25,8 @@ from configs.schema import Config
 from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
 from engine.parallel.strategy import Strategy
+from engine.training.trial import build_state, ready_batches, training_loop
 from scripts.benchmarks.common import write_json
-from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
 from scripts.benchmarks.turns import Figures
 from scripts.flags import flag_parser, split_flags
 from utils.device import peak_memory_bytes, timed, visible_gpus
