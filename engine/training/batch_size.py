@@ -16,7 +16,7 @@ import torch
 from configs.schema import Config
 from datasets.loading.worker_server import start_worker_server
 from engine.training.trial import build_state, ready_batches, training_loop
-from utils.device import peak_memory_bytes, use_deterministic_algorithms
+from utils.device import keep_freed_memory, peak_memory_bytes, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
@@ -103,6 +103,8 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
     use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()  # as the run does; its heap is larger
     before = peak_memory_bytes(device)
     try:
         batches = cycle(ready_batches(config, context))
