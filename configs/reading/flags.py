@@ -155,6 +155,8 @@ def entry_parser(prog: str) -> Parser:
     )
     format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
     add_flag(group, "format", choices=("csv", "excel"), help=format_help)
+    threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
+    add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     add_flag(

@@ -110,8 +110,8 @@ class Train(Augmentation, Distillation):
     patience: int | None = Field(
         None,
         ge=1,
-        description="end the run at the first evaluation that is this many epochs after the best one (the highest "
-        "top-1, among equal ones the lowest loss); null: off",
+        description="end the run at the first evaluation that is this many epochs after the best one (by "
+        "EVAL.BEST_METRIC, among equal ones the lowest loss); null: off",
     )
     optimizer: Optimizer = Optimizer()
 

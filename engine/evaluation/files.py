@@ -16,17 +16,16 @@ from configs.schema import Data
 from datasets.sources.samples import Samples
 from engine.evaluation.analysis import (
     Calibration,
-    ClassFigures,
     calibration,
-    class_figures,
     confused_pairs,
+    coverage,
     highest_losses,
     worst_mistakes,
 )
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import CALIBRATION, CONFUSION, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
+from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import SampleResults, name_of_target
+from engine.evaluation.results import ClassFigures, SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.tables import safe_cell, table_text
@@ -59,7 +58,7 @@ class EvaluationFiles:
         """
         self.folder.mkdir(exist_ok=True)
         analyze = self._analyze if results.scores is None else self._analyze_several_labels
-        figures, mistakes = analyze(metrics, results, [safe_cell(name) for name in self.class_names])
+        figures, mistakes = analyze(results, [safe_cell(name) for name in self.class_names])
         note = self._write_pictures(sorted({index for _, index in mistakes}), model)
         summary = {
             **about,
@@ -67,16 +66,14 @@ class EvaluationFiles:
             "unreadable": len(results.errors),
             "num_classes": len(self.class_names),
             "tta": "flip" if self.evaluator.flips else "none",
-            "loss": metrics.loss,
+            **metrics.values,
             **figures,
             "attention": note,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def _analyze(
-        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
-    ) -> tuple[dict[str, float], list[tuple[str, int]]]:
+    def _analyze(self, results: SampleResults, names: Sequence[str]) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """Writes the tables; returns the figures of the summary and the worst mistakes."""
         figures = class_figures(results, len(names))
         pairs = confused_pairs(results, len(names))
@@ -85,12 +82,13 @@ class EvaluationFiles:
         self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
         self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
+        self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
-        return {**metrics.scores(), **figures.macro(), "ece": bins.error}, mistakes
+        return {**figures.macro(), "ece": bins.error}, mistakes
 
     def _analyze_several_labels(
-        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
+        self, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
@@ -98,7 +96,7 @@ class EvaluationFiles:
         self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, columns)
         mistakes = highest_losses(results)
         self._write_mistakes(mistakes, results, names)
-        return metrics.scores(), mistakes
+        return {}, mistakes
 
     def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         atomic_write(self.folder / name, table_text(header, rows))
@@ -134,6 +132,7 @@ _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall",
 _SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
+_COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 
 

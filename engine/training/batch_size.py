@@ -15,7 +15,8 @@ import torch
 
 from configs.schema import Config
 from datasets.loading.worker_server import start_worker_server
-from engine.training.trial import build_state, ready_batches, training_loop
+from engine.training.step import train_steps
+from engine.training.trial import build_state, ready_batches
 from utils.device import keep_freed_memory, peak_memory_bytes, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
@@ -107,8 +108,8 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
         keep_freed_memory()  # as the run does; its heap is larger
     before = peak_memory_bytes(device)
     try:
-        batches = cycle(ready_batches(config, context))
-        training_loop(build_state(config, context), batches, context)(2)
+        state, batches = build_state(config, context), cycle(ready_batches(config, context))
+        train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
     except Exception as error:
         if find_shortage(error):
             return math.inf

@@ -1,19 +1,14 @@
 """A training on random images, without data set, log file or checkpoints: for trials of memory and for benchmarks."""
 
-from collections.abc import Callable, Iterator
-
 import torch
 
 from configs.resolve import resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.state import TrainState
-from engine.training.step import train_steps
 from utils.distributed import ProcessContext
-from utils.metrics import MetricSums
 
 ENDLESS = 10**6  # samples, batches or steps: more than any trial trains
 
@@ -24,12 +19,6 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
-
-
-def training_loop(state: TrainState, batches: Iterator[Batch], context: ProcessContext) -> Callable[[int], None]:
-    """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
-    progress = EpochProgress(0, ENDLESS, ENDLESS, MetricSums(context.device))
-    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, lambda _: None)
 
 
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
