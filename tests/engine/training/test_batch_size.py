@@ -118,6 +118,7 @@ def test_auto_stays_in_yaml(tmp_path):
     [
         (["-batch_size=auto"], "DATA.GLOBAL_BATCH_SIZE"),
         (["-batch_size=auto", "-eval", "-pretrained=a.pth", "-opts", AUTO[1]], "-batch_size_eval"),
+        (["-batch_size=auto", "-opts", AUTO[1], "MODEL.TUNE=probe"], "-batch_size_eval"),
         (["-batch_size=all"], "-batch_size"),
         (["-batch_size=auto", "-memory_gb=0"], "MEMORY_GB"),
     ],
