@@ -32,12 +32,12 @@ class Lora(Section):
 
 class Model(Section):
     type: str = "vit"
-    name: Name = Field("vit", description="name in the log; for TYPE timm, timm's model name")
+    name: Name = Field("vit", description="name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"
     )
     pretrained: OptionalPath = Field(
-        None, description="initial weights: .safetensors, .pth, .npz or .pdparams file; for TYPE timm also 'timm'"
+        None, description="initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
     )
     num_classes: int | None = Field(
         None, ge=1, description="number of classes; null: as many as the data has, for imagenet2012 always 1000"

@@ -1,4 +1,4 @@
-"""Weight files (.safetensors, .pth, .npz, .pdparams, .shards) -> one state dict with timm's names.
+"""Weight files (.safetensors, .pth, .bin, .npz, .pdparams, .shards) -> one state dict with timm's names.
 
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
@@ -34,8 +34,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts, see `paddle_converter`;
-    .npz of Google's vit_jax and big_vision; torch's .pth or .pt; .safetensors; .shards, the checkpoint folder of a
-    sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
+    .npz of Google's vit_jax and big_vision; torch's .pth, .pt or .bin; .safetensors; .shards, the checkpoint folder of
+    a sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
@@ -159,6 +159,7 @@ _READERS = {
     ".safetensors": _read_safetensors,
     ".pth": _read_torch,
     ".pt": _read_torch,
+    ".bin": _read_torch,
     ".npz": _read_npz,
     SHARDS: _read_shards,
 }
