@@ -26,6 +26,7 @@ def command_line_faults() -> list[Fault]:
 
     adapters = "MODEL.TUNE=lora", "MODEL.LORA.RANK=8"
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
+    steps, little = "DATA.GLOBAL_BATCH_SIZE=64", ("-batch_size=auto", "-memory_gb=0.01")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "pre-training of MAE": (given("-mae_pretrain"), r"-mae_pretrain: MAE's pre-training is not available"),
@@ -33,6 +34,9 @@ def command_line_faults() -> list[Fault]:
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
         "text for a number": (given("-batch_size=x"), r"-batch_size.*invalid int value: 'x'"),
         "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
+        "auto without a global batch": (given("-batch_size=auto"), r"BATCH_SIZE auto .*DATA.GLOBAL_BATCH_SIZE"),
+        "auto on a CPU": (given("-batch_size=auto", options=(steps,)), r"-batch_size=auto: a CPU .*-memory_gb"),
+        "memory for no image": (given(*little, options=(steps,)), r"-batch_size=auto: not one image .*-memory_gb"),
         "no value": (lambda scene: ["-cfg"], r"-cfg: expected one argument"),
         "-ngpus=0": (given("-ngpus=0"), r"-ngpus 0: must be at least 1"),
         "-ngpus=2 for the single-device script": (given("-ngpus=2"), r"-ngpus 2: this script uses one process"),
