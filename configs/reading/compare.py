@@ -41,8 +41,8 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), the model (MODEL without paths of
-    weights, dropout and kernels) and SEED.
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), its fold (DATA.FOLDS, DATA.FOLD),
+    the model (MODEL without paths of weights, dropout and kernels) and SEED.
     """
     try:
         before = with_defaults(read_yaml(options_file)[0])
@@ -59,7 +59,8 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
 def _identifies_experiment(key: str) -> bool:
     is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
-    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "SEED")
+    is_data = key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD")
+    return is_model or is_data or key == "SEED"
 
 
 def _comparable(key: str, value: Any) -> Any:
@@ -85,13 +86,17 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
-    """The options of a run that resumes: it keeps the warm-up of the average, unless the user gives it.
+    """The options of a run that resumes: it keeps the batch size that 'auto' found, and the warm-up of the average.
 
-    given: the options of the user, by section. then: the options of the checkpoint, a text of `to_yaml`.
+    given: the options of the user, by section; they may give the warm-up. then: those of the checkpoint, a text of
+    `to_yaml`.
     """
+    before = with_defaults(parse_value(then))
+    if not config.data.batch_size:
+        config = config.with_data(batch_size=before["DATA.BATCH_SIZE"])
     if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):
         return config
-    warmup = with_defaults(parse_value(then))["TRAIN.MODEL_EMA_WARMUP"]
+    warmup = before["TRAIN.MODEL_EMA_WARMUP"]
     return config.model_copy(update={"train": config.train.model_copy(update={"model_ema_warmup": warmup})})
 
 

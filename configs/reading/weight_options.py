@@ -12,8 +12,8 @@ from utils.file_formats.safetensors_metadata import read_metadata
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
 # The place of the data, its split, and its preprocessing.
 DATA_KEYS = (
-    "DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED", "IMAGE_SIZE", "IMAGE_CHANNELS",
-    "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
+    "DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "IMAGE_SIZE",
+    "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
 )  # fmt: skip
 
 

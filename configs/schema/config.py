@@ -1,6 +1,6 @@
 """The options of a run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -12,6 +12,7 @@ from configs.schema.loss import Loss
 from configs.schema.parallel import Parallel
 from configs.schema.section import Name, Path, Section, as_names
 from configs.schema.train import Train
+from utils.metric_table import Metric, MetricName, best_metric
 
 
 class Evaluation(Section):
@@ -22,6 +23,12 @@ class Evaluation(Section):
         "none",
         description="test-time augmentation, of the validation in training too; flip: the mean of the logits of an "
         "image and of its mirror image",
+    )
+    best_metric: MetricName | None = Field(
+        None,
+        description="what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, "
+        "balanced_accuracy: means over the classes; min_recall: of the worst class; null: top1, with DATA.MULTI_LABEL "
+        "mean_ap",
     )
 
 
@@ -61,9 +68,17 @@ class Config(Section):
     train: Train = Train()
     parallel: Parallel = Parallel()
 
+    @property
+    def best_metric(self) -> Metric:
+        return best_metric(self.eval.best_metric, self.data.multi_label)
+
     def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
+
+    def with_data(self, **changes: Any) -> "Config":
+        """A copy with other values of some DATA keys."""
+        return self.model_copy(update={"data": self.data.model_copy(update=changes)})
 
     def _check_multi_label(self) -> None:
         if self.loss.name != "bce":
@@ -91,6 +106,8 @@ class Config(Section):
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
+        if (self.eval.enabled or self.model.tuned == "probe") and not self.data.eval_batch_size:
+            raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
             raise ValueError(
                 "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "

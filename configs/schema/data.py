@@ -1,15 +1,24 @@
 """The section DATA."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 WITHOUT_FILES = ("digits", "fake")  # data sets that do not use DATA_PATH
+
+AUTO = "auto"
+# An integer for type checkers; 0 stands for 'auto' until `find_batch_size` has replaced it.
+BatchSize = Annotated[
+    int,
+    Field(ge=1),
+    WrapValidator(lambda size, check: 0 if size == AUTO else check(size)),
+    PlainSerializer(lambda size: size or AUTO),
+]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTALL)
 
@@ -33,7 +42,14 @@ def secret_in_url(path: str) -> str | None:
 
 
 class Data(Section):
-    batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
+    batch_size: BatchSize = Field(
+        256,
+        description="images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / "
+        "devices that fits into the memory, found before the run; a resumed run keeps it",
+    )
+    memory_gb: float | None = Field(
+        None, gt=0, description="BATCH_SIZE auto: limit of a process's peak memory, GB; null: the memory of the GPU"
+    )
     global_batch_size: int | None = Field(
         None,
         ge=1,
@@ -41,7 +57,9 @@ class Data(Section):
         description="images per optimizer step over all devices: the accumulation steps follow from it, and an epoch "
         "has whole steps only; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
     )
-    batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
+    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = Field(
+        None, ge=1, description="images per device in evaluation; null: BATCH_SIZE"
+    )
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
     image_root: Path | None = Field(
         None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
@@ -89,6 +107,10 @@ class Data(Section):
         lt=1,
         description="validation fraction of a data set without a validation split; null: its default",
     )
+    folds: int | None = Field(
+        None, ge=2, le=100, description="cross-validation: data without a validation split are cut into this many folds"
+    )
+    fold: int | None = Field(None, ge=0, description="the fold that is held out, from 0; needs FOLDS")
     split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
@@ -108,10 +130,20 @@ class Data(Section):
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.batch_size
 
+    def _check_folds(self) -> None:
+        if self.folds and self.val_fraction:
+            raise ValueError("FOLDS and VAL_FRACTION both choose the held-out images; remove one")
+        if self.fold is not None and not self.folds:
+            raise ValueError(f"FOLD {self.fold} needs FOLDS, the number of folds")
+        if self.folds and (self.fold is None or self.fold >= self.folds):
+            raise ValueError(f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}")
+
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if problem := secret_in_url(self.data_path):
             raise ValueError(f"DATA_PATH: {problem}")
+        if not self.batch_size and not self.global_batch_size:
+            raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and self.dataset != "csv":
             raise ValueError(
                 f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
@@ -121,6 +153,7 @@ class Data(Section):
                 "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced "
                 "instead"
             )
+        self._check_folds()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")

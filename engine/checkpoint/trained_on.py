@@ -5,20 +5,19 @@ A checkpoint has the entries `class_names`, the names in the order of the labels
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 from timm.data import resolve_data_config
 
 from configs.reading.model_options import described_model
 from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
-from configs.schema.data import MAX_CROP_PCT
 from configs.schema.model import Model
 from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.split import RunSplit
@@ -86,35 +85,17 @@ def is_description(state: dict[str, Any]) -> bool:
 
 
 def _is_preprocessing(values: dict[str, Any]) -> bool:
-    size, channels, crop = (values.get(entry) for entry in ("image_size", "channels", "crop_pct"))
-    return (
-        values.keys() | {"resize"} == OPTION_OF.keys()  # earlier checkpoints have no `resize`: it is the default
-        and _is_choice("interpolation", values)
-        and _is_choice("resize", {"resize": "crop"} | values)
-        and _is_positive(size)
-        and type(channels) is int
-        and channels in (1, 3)
-        and type(crop) is float
-        and 0 < crop <= MAX_CROP_PCT
-        and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
-        and min(values["std"]) > 0
-    )
-
-
-def _is_choice(entry: str, values: dict[str, Any]) -> bool:
-    return values.get(entry) in get_args(Data.model_fields[OPTION_OF[entry]].annotation)
+    if values.keys() | {"resize"} != OPTION_OF.keys():  # earlier checkpoints have no `resize`: it is the default
+        return False
+    try:
+        Data.model_validate({OPTION_OF[entry].upper(): value for entry, value in values.items()})
+    except ValidationError:
+        return False
+    return isinstance(values["mean"], list) and isinstance(values["std"], list)
 
 
 def _is_positive(value: Any) -> bool:
     return type(value) is int and value > 0
-
-
-def _are_floats(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(value) is float and math.isfinite(value) for value in values)
-    )
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:

@@ -14,10 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from engine.report import REPORT
-from engine.report.charts import element_id, reliability_diagram, series_class
+from engine.report.charts import Chart, Series, element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent, shortened, visible
+from engine.report.groups import Group
 from engine.report.mistakes import galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
@@ -46,6 +47,7 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
+    coverage = [Series("accuracy", evaluation.coverage)] if evaluation else []
     values = {
         "run": run,
         "states": _STATES,
@@ -59,6 +61,7 @@ def run_page(run: RunContents) -> str:
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
+        "coverage": Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
         "reliability": reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
     }
     return _render("run.html", values)
@@ -72,7 +75,7 @@ def _evaluated(evaluation: Evaluation) -> str:
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
 
 
-def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
+def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], problems: Sequence[str], folder: Path) -> str:
     """The page that compares runs, which are ranked.
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
@@ -84,6 +87,7 @@ def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder
     values = {
         "runs": entries,
         "tables": results(runs),
+        "groups": groups,
         "problems": problems,
         "options": compared_options(runs),
         "charts": curves_of_runs(runs),

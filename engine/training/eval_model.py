@@ -50,7 +50,7 @@ def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
     transform = build_eval_transform(config.data).to(context.device)
     flips = config.eval.tta == "flip"
-    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label)
+    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label, config.eval.best_metric)
 
 
 def build_eval_files(

@@ -3,7 +3,9 @@
 import json
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from conftest import TINY_VIT
@@ -62,7 +64,7 @@ def parsed(*argv: str):
 
 
 def test_our_log_is_read_as_the_reporter_writes_it():
-    metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
+    metrics = Metrics({"loss": 6.9312, "top1": 0.0}, 32, 0, 1.23)
     report = {
         "num_epochs": 300, "epoch_step": 1, "steps_per_epoch": 40, "step": 1, "lr": 1e-6, "latest": metrics,
         "average": metrics, "tflops_per_second": 0.24, "model_flops_utilization": None, "is_scaled": True,
@@ -159,12 +161,12 @@ def test_a_program_that_fails_gives_its_reason(code, limit_seconds, said):
 
 def test_the_entry_script_gets_the_options_of_the_user():
     flags, rest, config = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
-    for name in ("jpeg", "ready"):
+    for name in ("jpeg", "ready", "ranks"):
         ours = parse_command_line(build_program(name, rest, config, flags, Path("/f")).command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
         assert ours.train.compile == "default"
-        assert (ours.data.dataset, ours.data.hflip_prob) == (("fake", 0.0) if name == "ready" else ("folder", 0.5))
+        assert (ours.data.dataset, ours.data.hflip_prob) == (("folder", 0.5) if name == "jpeg" else ("fake", 0.0))
     flags, _, config = parsed("-programs=jpeg,ready", "-opts", "AMP.LEVEL=O2")
     assert benchmark_train.checked_programs(flags, config) == ["jpeg", "ready"]
 
@@ -184,6 +186,7 @@ def test_timm_trains_in_the_same_way(train_py):
     [
         (["-programs=jpegs"], "jpegs.* jpeg"),
         (["-programs=jpeg,timm"], "-timm_train"),
+        (["-loops=0,-1"], "-loops"),
         (["-timm_train=/no/such/train.py"], "/no/such/train.py"),
         ([f"-timm_train={__file__}", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
         (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
@@ -197,10 +200,43 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
         benchmark_train.main(argv)
 
 
+class Loop(AbstractContextManager):
+    """A busy loop that uses no time. As with Popen, the end of the context waits for its process."""
+
+    running: ClassVar[list["Loop"]] = []
+
+    def __init__(self, command) -> None:
+        self.running.append(self)
+
+    def kill(self) -> None:
+        self.running.remove(self)
+
+    def __exit__(self, *error) -> None:
+        assert self not in self.running
+
+
+def test_turns_beside_busy_loops(tmp_path, monkeypatch, capsys):
+    speeds, seen = {"300000": 2.0, "1000": 5.0}, []
+
+    def measure(program, *others):
+        spins = program.command[1].removeprefix("GOMP_SPINCOUNT=")
+        seen.append((spins, len(Loop.running)))
+        return {"images_per_second": speeds[spins]}
+
+    monkeypatch.setattr(benchmark_train, "run_turn", measure)
+    monkeypatch.setattr(benchmark_train, "Popen", Loop)
+    flags = ["-programs=ready", "-loops=0,3", "-spins=300000,1000", "-rounds=1", f"-json={tmp_path / 'busy.json'}"]
+    assert benchmark_train.main(flags) == 0
+    assert seen == [(spins, loops) for loops in (0, 3) for spins in speeds]
+    assert not Loop.running  # they end with their turn
+    ratios = json.loads((tmp_path / "busy.json").read_text())["ratios"]
+    assert list(ratios.values()) == [[2.5], [2.5]] and "3 busy loops, 1000 spins" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py, capsys):
     make_images(tmp_path / "images", Size(24, 16, 0.0, count=16))
-    flags = ["-programs=jpeg,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
+    flags = ["-programs=jpeg,ranks,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
     paths = [f"-timm_train={train_py}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_train.main([*flags, *paths, *TINY]) == 0
     printed = capsys.readouterr().out

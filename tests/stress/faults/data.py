@@ -53,6 +53,10 @@ def data_set_faults() -> list[Fault]:
     def folders_of_labels(scene: Scene) -> list[str]:
         return scene.images("DATA.MULTI_LABEL=true", dataset="folder")
 
+    def with_folds(number: int, part: str = "") -> Provoke:
+        keys = f"DATA.FOLDS={number}", "DATA.FOLD=0"
+        return lambda scene: scene.images(*keys, dataset="folder", flags=(f"-data_path={scene.data / part}",))
+
     table: dict[str, tuple[Provoke, str]] = {
         "a table without a header": (with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
         "an unknown class": (with_table("val", "val/cat/0.jpg,emu"), r"val.csv:2: .*emu"),
@@ -76,14 +80,33 @@ def data_set_faults() -> list[Fault]:
         "one class": (_one_class, r"contains only one folder, cat"),
         "a class only in val": (with_file("val/emu/0.jpg", image_bytes(), dataset="folder"), r"'emu' .*train and val"),
         "less than a batch": (lambda scene: scene.images(flags=("-batch_size=64",)), r"24 training .*batch of 64"),
+        "folds beside a val split": (with_folds(5), r"DATA.FOLDS 5: folder has a validation split here; give the tr"),
+        "fewer images than folds": (with_folds(13, "train"), r"2 class\(es\) have fewer images than DATA.FOLDS 13"),
         "a pickle with code for CIFAR": (_cifar_with_code, r"batches.meta: is not a CIFAR batch .*posix.system"),
         "a folder that is not packed": (lambda scene: scene.images(dataset="packed"), r"train.index/ends.npy: cannot"),
         "a packed index cut short": (_packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),
         "a packed index with a bit flipped": (_packed("train.index/crcs.npy", flipped), r"train.index: is damaged"),
+        "ImageNet-R in other folders": (_imagenet_set("imagenet-r", 1000), r"'cat', 'dog': not a class of imagenet-r"),
+        "ReaL labels of other images": (
+            _imagenet_set("imagenet-real", 1000),
+            r"real.json: ReaL labels of other images",
+        ),
+        "ReaL labels for 10 classes": (_imagenet_set("imagenet-real", 10), r"classes of the model are not ImageNet's"),
         "packed images cut short": (_packed("train.blob", truncated), r"train.index: describes a blob of"),
         "a packed image with a bit flipped": (_packed("train.blob", flipped), r"train.blob: image \d .*checksum"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def _imagenet_set(dataset: str, num_classes: int) -> Provoke:
+    """Evaluates the class folders of the scene as a test set of ImageNet."""
+
+    def provoke(scene: Scene) -> list[str]:
+        scene.write("data/val/real.json", "[[1], [2]]")
+        flags = "-eval", f"-pretrained={scene.edited_weights()}", f"-data_path={scene.data / 'val'}"
+        return scene.images(f"MODEL.NUM_CLASSES={num_classes}", dataset=dataset, flags=flags)
+
+    return provoke
 
 
 def _without(name: str) -> Provoke:
