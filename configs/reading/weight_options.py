@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.reading.model_options import architecture
 from configs.reading.option_layers import OptionLayers
+from utils.file_formats.hf_folder import weight_file
 from utils.file_formats.safetensors_metadata import read_metadata
 
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
@@ -24,6 +25,7 @@ def options_to_export(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def add_weight_options(layers: OptionLayers, weights: str) -> None:
     """Adds the options in the metadata of `weights`; nothing for a file of another program, or a damaged one."""
+    weights = weight_file(weights)
     if not os.path.isfile(weights):
         return
     try:

@@ -15,7 +15,6 @@ from torch import nn
 from configs.schema import Data
 from datasets.sources.samples import Samples
 from engine.evaluation.analysis import (
-    Calibration,
     calibration,
     confused_pairs,
     coverage,
@@ -25,7 +24,7 @@ from engine.evaluation.analysis import (
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import ClassFigures, SampleResults, class_figures, name_of_target
+from engine.evaluation.results import SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.tables import safe_cell, table_text
@@ -79,9 +78,20 @@ class EvaluationFiles:
         pairs = confused_pairs(results, len(names))
         bins = calibration(results)
         mistakes = worst_mistakes(results)
-        self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
+        percents = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
+        of_classes = (
+            range(len(names)),
+            names,
+            figures.count,
+            figures.predicted,
+            *(map(_cell, one) for one in percents),
+        )
+        self._write_table(PER_CLASS, _CLASS_COLUMNS, zip(*of_classes, strict=True))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
-        self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
+        low, high, *means = (
+            map(_cell, one) for one in (bins.edges[:-1], bins.edges[1:], bins.confidence, bins.accuracy)
+        )
+        self._write_table(CALIBRATION, _BIN_COLUMNS, zip(low, high, bins.count, *means, strict=True))
         self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
@@ -136,23 +146,10 @@ _COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 
 
-def _class_rows(figures: ClassFigures, names: Sequence[str]) -> Iterable[list[Any]]:
-    columns = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
-    for label, name in enumerate(names):
-        counts = int(figures.count[label]), int(figures.predicted[label])
-        yield [label, name, *counts, *(_cell(column[label]) for column in columns)]
-
-
 def _pair_rows(pairs: np.ndarray, count: np.ndarray, names: Sequence[str]) -> Iterable[list[Any]]:
     wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS]
     for true, predicted, number in wrong.tolist():
         yield [names[true], names[predicted], number, _cell(100 * number / count[true])]
-
-
-def _bin_rows(bins: Calibration) -> Iterable[list[Any]]:
-    columns = (bins.edges[:-1], bins.edges[1:], bins.count.tolist(), bins.confidence, bins.accuracy)
-    for low, high, count, *means in zip(*columns, strict=True):
-        yield [_cell(low), _cell(high), count, *map(_cell, means)]
 
 
 def _cell(percent: float) -> str:

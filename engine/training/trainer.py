@@ -22,6 +22,7 @@ from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import RunPosition, best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
+from models.tuning.peft_folder import write_peft_folder
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json
@@ -231,6 +232,11 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self.run.logger.info(f"----- Save model: {path}")
+        if self.config.model.tuned == "lora" and (path.stem == Path(BEST).stem or not content["best"]):
+            try:
+                write_peft_folder(path, content, self.state.meta_model, self.config.model.lora)
+            except OSError as error:  # the checkpoint has the adapters, too
+                self.run.logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 

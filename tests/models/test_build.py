@@ -1,6 +1,5 @@
 """Recipes and options -> models: sizes, initialization, frozen backbones, timm's families."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,8 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
-from models.build import build_model, set_training
+from models.build import build_model
+from models.tuning.frozen import set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -136,7 +136,7 @@ def test_frozen_backbone_trains_the_head_only():
     model, _ = build_model(config.model, config.data, CPU)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable == {"head.weight", "head.bias"}
-    set_training(model, backbone_is_frozen=True)
+    set_training(model, "head")
     assert model.head.training and not model.blocks[0].training
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.forward_features(images), model.forward_features(images))
@@ -148,7 +148,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
     ).config
     model, _ = build_model(config.model, config.data, CPU)
     before = model.bn1.running_mean.clone()
-    set_training(model, backbone_is_frozen=True)
+    set_training(model, "head")
     model(torch.randn(2, 3, 32, 32))
     assert torch.equal(before, model.bn1.running_mean)
 
@@ -180,17 +180,4 @@ REFUSED = [  # name, option, what the error names
 def test_options_that_a_model_of_timm_refuses(name, option, words):
     config = parse_command_line(["-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}", option]).config
     with pytest.raises(UserError, match=words):
-        build_model(config.model, config.data, CPU)
-
-
-def test_a_failed_download_is_one_line(monkeypatch):
-    """The library that downloads logs a warning for each of its twelve attempts."""
-
-    def fail(*args, **kwargs):
-        assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
-        raise OSError("cannot reach the server\nand more lines")
-
-    monkeypatch.setattr("models.timm_model.timm.create_model", fail)
-    config = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: resnet18, PRETRAINED: timm}"]).config
-    with pytest.raises(UserError, match=r"MODEL\.PRETRAINED.*cannot reach the server"):
         build_model(config.model, config.data, CPU)

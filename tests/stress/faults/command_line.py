@@ -18,7 +18,15 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    def tuned(name: str, tune: str) -> Provoke:
+        return timm(f"MODEL.NAME={name}", f"MODEL.TUNE={tune}", "DATA.IMAGE_SIZE=224")
+
+    def argument(name: str) -> Provoke:
+        return timm("MODEL.NAME=test_vit", f"MODEL.KWARGS={{{name}: 4}}")
+
+    adapters = "MODEL.TUNE=lora", "MODEL.LORA.RANK=8"
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
+    steps, little = "DATA.GLOBAL_BATCH_SIZE=64", ("-batch_size=auto", "-memory_gb=0.01")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "pre-training of MAE": (given("-mae_pretrain"), r"-mae_pretrain: MAE's pre-training is not available"),
@@ -26,6 +34,9 @@ def command_line_faults() -> list[Fault]:
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
         "text for a number": (given("-batch_size=x"), r"-batch_size.*invalid int value: 'x'"),
         "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
+        "auto without a global batch": (given("-batch_size=auto"), r"BATCH_SIZE auto .*DATA.GLOBAL_BATCH_SIZE"),
+        "auto on a CPU": (given("-batch_size=auto", options=(steps,)), r"-batch_size=auto: a CPU .*-memory_gb"),
+        "memory for no image": (given(*little, options=(steps,)), r"-batch_size=auto: not one image .*-memory_gb"),
         "no value": (lambda scene: ["-cfg"], r"-cfg: expected one argument"),
         "-ngpus=0": (given("-ngpus=0"), r"-ngpus 0: must be at least 1"),
         "-ngpus=2 for the single-device script": (given("-ngpus=2"), r"-ngpus 2: this script uses one process"),
@@ -46,6 +57,9 @@ def command_line_faults() -> list[Fault]:
         "second derivatives": (option("TRAIN.OPTIMIZER.NAME=adahessian"), r"adahessian needs second derivatives"),
         "misspelt argument": (option("TRAIN.OPTIMIZER.KWARGS={amsgrat: true}"), r"KWARGS: .*; did you mean amsgrad"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
+        "misspelt argument of a model": (argument("reg_token"), r"MODEL.KWARGS: reg_token .*mean reg_tokens"),
+        "argument that has a key": (argument("img_size"), r"MODEL.KWARGS: img_size .*its key is DATA.IMAGE_SIZE"),
+        "a model folder without config.json": (given("-model=local-dir:none"), r"none/config.json: is missing"),
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
         "weights of timm for a ViT": (option("MODEL.PRETRAINED=timm"), r"PRETRAINED timm needs .*TYPE timm"),
         "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
@@ -57,9 +71,18 @@ def command_line_faults() -> list[Fault]:
         "a long decay": (option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"), r"DECAY_EPOCHS 2 .*NUM_EPOCHS 2"),
         "layer decay of a model without layers": (without_layers, r"TRAIN.LAYER_DECAY: this model"),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
+        "mAP of one label": (option("EVAL.BEST_METRIC=mean_ap"), r"BEST_METRIC mean_ap does not apply .*one label"),
+        "an unknown metric": (option("EVAL.BEST_METRIC=f1"), r"EVAL.BEST_METRIC is 'f1': input should be 'top1'"),
+        "a threshold in percent": (given("-predict", "-threshold=70"), r"-threshold 70: is a probability"),
         "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
         "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
+        "more blocks than there are": (option("MODEL.TUNE=last:99"), r"MODEL.TUNE last:99: .* has \d+ blocks"),
+        "last blocks of no known order": (tuned("pit_ti_224", "last:1"), r"last:1: pit_ti_224 has no group_matcher"),
+        "adapters without linear layers": (tuned("resnet18", "lora"), r"TUNE lora: resnet18 has no linear layers"),
+        "a rank above the width": (option(adapters[0], "MODEL.LORA.RANK=9999"), r"LORA.RANK 9999: .* only \d+ wide"),
+        "adapters for no layer": (option(*adapters, "MODEL.LORA.TARGETS=[qvk]"), r"TARGETS: qvk .* did you mean"),
+        "nothing to tune": (option("MODEL.TUNE=last:0"), r"MODEL.TUNE.* last:N"),
         "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory .*-batch_size 64"),
     }
     single = r"a launcher started several processes, this script uses one"
