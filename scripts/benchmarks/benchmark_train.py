@@ -36,11 +36,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.loader import PREFETCH_FACTOR
+from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.common import ENTRY, parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
-from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
+from scripts.benchmarks.training_parts import bare_loop
 from scripts.benchmarks.turns import Figures, figures_table, memory, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, numbers, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
