@@ -145,6 +145,8 @@ def entry_parser(prog: str) -> Parser:
     add_flag(
         group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
     )
+    explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
+    add_flag(group, "explain", action="store_true", default=None, help=explain_help)
     format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
     add_flag(group, "format", choices=("csv", "excel"), help=format_help)
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'

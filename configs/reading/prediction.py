@@ -18,6 +18,7 @@ class Prediction:
     top_k: number of ranked classes per image.
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
     threshold: the lowest probability of a label; images without one are labelled "unknown". None: no labels.
+    explain: write a heat map of each image.
     """
 
     path: str | None
@@ -26,6 +27,7 @@ class Prediction:
     json: bool
     excel: bool = False
     threshold: float | None = None
+    explain: bool = False
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
@@ -35,7 +37,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
     if arguments.predict is None:
-        for name in ("top_k", "json", "format", "threshold", "split"):
+        for name in ("top_k", "json", "format", "threshold", "explain", "split"):
             if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
                 commands = "-eval and -predict" if name == "split" else "-predict"
                 raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
@@ -55,4 +57,5 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     folder = Path(arguments.output) if arguments.output else None
-    return Prediction(path, top_k, folder, bool(arguments.json), arguments.format == "excel", threshold)
+    is_excel, explain = arguments.format == "excel", bool(arguments.explain)
+    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, threshold, explain)

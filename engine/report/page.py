@@ -18,6 +18,7 @@ from engine.report.charts import Chart, Series, element_id, reliability_diagram,
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent, shortened, visible
+from engine.report.groups import Group
 from engine.report.mistakes import galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
@@ -74,7 +75,7 @@ def _evaluated(evaluation: Evaluation) -> str:
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
 
 
-def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
+def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], problems: Sequence[str], folder: Path) -> str:
     """The page that compares runs, which are ranked.
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
@@ -86,6 +87,7 @@ def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder
     values = {
         "runs": entries,
         "tables": results(runs),
+        "groups": groups,
         "problems": problems,
         "options": compared_options(runs),
         "charts": curves_of_runs(runs),

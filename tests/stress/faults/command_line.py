@@ -18,9 +18,13 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    def tuned(name: str, tune: str) -> Provoke:
+        return timm(f"MODEL.NAME={name}", f"MODEL.TUNE={tune}", "DATA.IMAGE_SIZE=224")
+
     def argument(name: str) -> Provoke:
         return timm("MODEL.NAME=test_vit", f"MODEL.KWARGS={{{name}: 4}}")
 
+    adapters = "MODEL.TUNE=lora", "MODEL.LORA.RANK=8"
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     steps, little = "DATA.GLOBAL_BATCH_SIZE=64", ("-batch_size=auto", "-memory_gb=0.01")
     table: dict[str, tuple[Provoke, str]] = {
@@ -73,6 +77,12 @@ def command_line_faults() -> list[Fault]:
         "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
         "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
+        "more blocks than there are": (option("MODEL.TUNE=last:99"), r"MODEL.TUNE last:99: .* has \d+ blocks"),
+        "last blocks of no known order": (tuned("pit_ti_224", "last:1"), r"last:1: pit_ti_224 has no group_matcher"),
+        "adapters without linear layers": (tuned("resnet18", "lora"), r"TUNE lora: resnet18 has no linear layers"),
+        "a rank above the width": (option(adapters[0], "MODEL.LORA.RANK=9999"), r"LORA.RANK 9999: .* only \d+ wide"),
+        "adapters for no layer": (option(*adapters, "MODEL.LORA.TARGETS=[qvk]"), r"TARGETS: qvk .* did you mean"),
+        "nothing to tune": (option("MODEL.TUNE=last:0"), r"MODEL.TUNE.* last:N"),
         "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory .*-batch_size 64"),
     }
     single = r"a launcher started several processes, this script uses one"
