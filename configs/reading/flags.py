@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args
 
 from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
-from configs.schema.data import AUTO
+from configs.reading.yaml_io import parse_value
 from utils.errors import UserError
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
@@ -37,12 +37,6 @@ class Flag:
     off: Any = False
 
 
-def _size(text: str) -> int | str:
-    if text != AUTO and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"invalid int value: {text[:80]!r}")
-    return text if text == AUTO else int(text)
-
-
 FLAGS = {
     "run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
@@ -57,13 +51,8 @@ FLAGS = {
     "data": (
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
-        Flag(
-            "batch_size",
-            ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"),
-            _size,
-            "images per device and forward pass, or auto",
-        ),
-        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto for a process (default: the GPU's)"),
+        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), parse_value, "images per device, or auto"),
+        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the memory of the GPU)"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),

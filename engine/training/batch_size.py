@@ -21,7 +21,7 @@ from utils.device import keep_freed_memory, peak_memory_bytes, use_deterministic
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
-from utils.signals import Interrupted, kill_children
+from utils.signals import kill_children
 
 _USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
 _MIN_GROWTH = 0.02  # of the peak memory from one size to the next: the peak of a process on a CPU varies
@@ -34,33 +34,34 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, st
     Raises:
         UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
     """
-    data, total = config.data, config.data.global_batch_size or 0
-    if context.world_size > 1 and config.parallel.strategy != "ddp":
-        raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {config.parallel.strategy} shards weights; give a size")
-    if context.device.type == "cpu" and not data.memory_gb:
+    data, device, strategy = config.data, context.device, config.parallel.strategy
+    if context.world_size > 1 and strategy != "ddp":
+        raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
+    limit, before = 1e9 * (data.memory_gb or math.inf), 0
+    if device.type == "cuda":
+        limit = min(limit, torch.cuda.get_device_properties(device).total_memory)
+    elif data.memory_gb:
+        before = peak_memory_bytes(device)
+    else:
         raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
-    share, peaks, on_cpu = total // context.world_size, dict[int, float](), context.device.type == "cpu"
-    limit = 1e9 * (data.memory_gb or math.inf)
-    if not on_cpu:
-        limit = min(limit, torch.cuda.get_device_properties(context.device).total_memory)
-    before = peak_memory_bytes(context.device) if on_cpu else 0
+    share, peaks = (data.global_batch_size or 1) // context.world_size, dict[int, float]()
 
     def peak_bytes(size: int) -> float:
-        accum_iter = 1 if share == size and context.world_size == 1 else 2  # gradients stay between passes
+        # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
+        train = config.train.model_copy(update={"accum_iter": 1 if size == share * context.world_size else 2})
         trial = config.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
-        trial = trial.model_copy(update={"train": config.train.model_copy(update={"accum_iter": accum_iter})})
-        peaks[size] = before + _measure_in_child(trial, context.device)
+        peaks[size] = before + _measure_in_child(trial.model_copy(update={"train": train}), device)
         return peaks[size]
 
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     largest = min(gather_objects(largest_size(sizes, peak_bytes, _USABLE * limit), context))
-    figures = ", ".join(f"{size}: {_gigabytes(peak)}" for size, peak in peaks.items())
+    figures = ", ".join(f"{size}: {peak / 1e9:.2f} GB" for size, peak in peaks.items())
     if not largest:
         raise UserError(
-            f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {_gigabytes(limit)} (batch size 1: "
-            f"{_gigabytes(peaks[1])}); raise -memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model"
+            f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures}); raise "
+            "-memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model"
         )
-    note = f"-batch_size=auto: {largest}, which divides {share} and fits into {_gigabytes(limit)}; peaks: {figures}"
+    note = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
     return config.with_data(batch_size=largest), note
 
 
@@ -88,14 +89,13 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
 
 def _measure_in_child(config: Config, device: torch.device) -> float:
     start_worker_server()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        try:
-            return pool.submit(_train_two_steps, config, device).result()
-        except BrokenProcessPool:  # the system has killed it
-            return math.inf
-        except Interrupted:
-            kill_children()
-            raise
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
+    try:
+        return pool.submit(_train_two_steps, config, device).result()
+    except BrokenProcessPool:  # the system has killed it
+        return math.inf
+    finally:
+        kill_children()
 
 
 def _train_two_steps(config: Config, device: torch.device) -> float:
@@ -115,7 +115,3 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
             return math.inf
         raise
     return peak_memory_bytes(device) - before
-
-
-def _gigabytes(size: float) -> str:
-    return "too much" if size == math.inf else f"{size / 1e9:.2f} GB"
