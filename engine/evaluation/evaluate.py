@@ -117,8 +117,7 @@ class Evaluator:
     def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The logits float32 (B, C) of normalized images (B, channels, S, S)."""
         logits = model(images).float()
-        if self.flips:
-            logits = (logits + model(images.flip(-1)).float()) / 2
+        logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(
@@ -138,11 +137,8 @@ class Evaluator:
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
-    """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...).
-
-    Each label of multi-hot targets int8 (B, C) is right: the most probable one is the target.
-    """
-    if targets.ndim == 2:
+    """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
+    if targets.ndim == 2:  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
         best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)
         targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)

@@ -28,13 +28,17 @@ IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory, cpu) -> Path:
+def model(cpu) -> torch.nn.Module:
     torch.manual_seed(0)
     config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
     model, _ = build_model(config.model, config.data, cpu.device, needs_head=True)
     torch.nn.init.normal_(model.head.weight)
-    path = tmp_path_factory.mktemp("weights") / "vit.pth"
-    torch.save(model.state_dict(), path)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def weights(model, tmp_path_factory) -> Path:
+    torch.save(model.state_dict(), path := tmp_path_factory.mktemp("weights") / "vit.pth")
     return path
 
 
@@ -52,12 +56,9 @@ def flags(dataset: str, root: Path, weights: Path, output: Path, *options: str) 
     return [*data, f"-pretrained={weights}", f"-output={output}", "-opts", *OPTIONS, *options]
 
 
-def logits_of(weights: Path, pixels: np.ndarray, cpu) -> torch.Tensor:
-    config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
-    model, _ = build_model(config.model, config.data, cpu.device, needs_head=True)
-    model.load_state_dict(torch.load(weights))
-    with torch.inference_mode():
-        return model.eval()((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+@torch.inference_mode()
+def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> torch.Tensor:
+    return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
 
 
 def figures(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
@@ -72,16 +73,16 @@ def evaluate(dataset: str, root: Path, weights: Path, output: Path, cpu, *option
     return [result[key] for key in ("top1", "top5", "loss")]
 
 
-def write_set(root: Path, classes: dict[int, str], weights: Path, cpu) -> tuple[torch.Tensor, torch.Tensor]:
+def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Ten images in a folder of each class, in the order of the folders; returns their logits and labels."""
     pixels = write_images(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)])
-    return logits_of(weights, pixels, cpu), torch.tensor([label for label in classes for _ in range(10)])
+    return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])
 
 
 @pytest.mark.parametrize(("dataset", "classes"), [("imagenet-a", IN_A), ("imagenet-r", IN_R)])
-def test_only_the_classes_of_a_set_compete(dataset, classes, weights, tmp_path, cpu):
+def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp_path, cpu):
     """Also those whose folders are missing."""
-    logits, targets = write_set(tmp_path / "data", classes, weights, cpu)
+    logits, targets = write_set(tmp_path / "data", classes, model)
     indices = (files(timm.data) / f"_info/{dataset.replace('-', '_')}_indices.txt").read_text()
     subset = [int(line) for line in indices.split()]
     masked = torch.full_like(logits, -torch.inf)
@@ -91,19 +92,19 @@ def test_only_the_classes_of_a_set_compete(dataset, classes, weights, tmp_path, 
     assert found[2] < figures(logits, targets)[2]
 
 
-def test_numbers_and_wordnet_ids_are_labels(weights, tmp_path, cpu):
+def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path, cpu):
     """V2's folder 10 comes before 2 in the order of names. Folders that are no set compete with all classes, too."""
     numbers = {label: str(label) for label in (0, 10, 2, 999)}
     for number, (dataset, classes) in enumerate([("imagenet-v2", numbers), ("imagenet-v2", IN_A), ("folder", IN_A)]):
-        logits, targets = write_set(root := tmp_path / str(number), classes, weights, cpu)
+        logits, targets = write_set(root := tmp_path / str(number), classes, model)
         found = evaluate(dataset, root, weights, tmp_path / dataset / str(number), cpu)
         assert found == pytest.approx(figures(logits, targets), abs=1e-4)
 
 
-def test_any_real_label_is_right(weights, tmp_path, cpu):
+def test_any_real_label_is_right(model, weights, tmp_path, cpu):
     names, rng = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)], np.random.default_rng(1)
     write_images(root := tmp_path / "data", [f"val/{name}" for name in names])
-    logits = logits_of(weights, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]), cpu)
+    logits = logits_of(model, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]))
     ranked = logits.argsort(descending=True)
     picked = [ranked[row, rng.integers(0, 9, size=rng.integers(0, 4))].tolist() for row in range(40)]
     (root / "real.json").write_text(json.dumps(picked))
@@ -117,11 +118,11 @@ def test_any_real_label_is_right(weights, tmp_path, cpu):
 
 
 @pytest.mark.slow
-def test_two_ranks_count_each_sample_once(weights, tmp_path, cpu, ranks):
+def test_two_ranks_count_each_sample_once(model, weights, tmp_path, cpu, ranks):
     """20 images in 7 batches; each image has two ReaL labels."""
     write_images(tmp_path / "real", [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 21)])
     (tmp_path / "real" / "real.json").write_text(json.dumps([[number, 999 - number] for number in range(20)]))
-    write_set(tmp_path / "a", dict(list(IN_A.items())[:2]), weights, cpu)
+    write_set(tmp_path / "a", dict(list(IN_A.items())[:2]), model)
     for name in ("a", "real"):
         argv = f"imagenet-{name}", tmp_path / name, weights
         ranks(2).run(["-eval", *flags(*argv, tmp_path / f"two-{name}")])
