@@ -24,6 +24,7 @@ LAYERS = {
 ENGINE_LAYERS = [
     {"commands"},
     {"profiling"},
+    {"features"},
     {"training"},
     {"report"},
     {"evaluation"},

@@ -1,23 +1,18 @@
 """The prediction command."""
 
-import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
-
-import torch
 
 from configs.reading.command_line import Command
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
-from datasets.sources.digest import digest_of
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.evaluation.evaluate import TOP_K
-from engine.evaluation.part_file import PartFile
+from engine.evaluation.part_file import PartFile, digest_inputs
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
@@ -26,7 +21,6 @@ from utils.errors import UserError
 
 _SHOWN_ROWS = 10
 _BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
-_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
 
 
 def predict(command: Command, context: ProcessContext) -> int:
@@ -78,15 +72,10 @@ def _open_part(
     folder: Path, opened: OpenedEvaluation, top_k: int, context: ProcessContext, logger: RunLogger
 ) -> PartFile:
     """The results of an earlier run with the same options, images and weights, or else an empty file."""
-    sections, samples = {"data", "model", "amp", "eval", "deterministic"}, opened.samples
-    options = opened.config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
-    digest = sha256(json.dumps([options, top_k, context.device.type, digest_of(samples)]).encode())
-    for index in range(len(samples)):
-        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
-    for tensor in opened.model.state_dict().values():
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    samples, weights = opened.samples, opened.model.state_dict().values()
+    digest = digest_inputs(opened.config, samples, weights, top_k, context.device.type)
     path = folder / f"{CSV_FILE}.part"
-    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest.hexdigest())
+    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
     if existed:
         start = f"continues after {part.num_samples} of {len(samples)} images" if part.num_samples else "starts again"
         logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")

@@ -33,9 +33,10 @@ class EvalModel:
     notes: list[str | Fact]
 
 
-def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
+def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
+    """Without `needs_head`, the weights need no head, and the model is for its features."""
     allow_kernels(config.model.attention, context.device)
-    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
+    model, notes = build_model(config.model, config.data, context.device, needs_head)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)

@@ -1,0 +1,62 @@
+"""The features of a model: the input of its classifier, and other choices of them (`MODEL.FEATURES`).
+
+Legend: B images per batch, N tokens, D width of a token, F width of the features.
+"""
+
+import inspect
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.timm_model import classifiers
+from utils.errors import UserError
+
+
+class FeatureModel(nn.Module):
+    """Images (B, C, S, S) -> features (B, F), as timm's `forward_head(forward_features(images), pre_logits=True)`.
+
+    It shares the modules of `model`. Raises UserError if the model has no such functions.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        head = getattr(model, "forward_head", None)
+        if not hasattr(model, "forward_features") or "pre_logits" not in inspect.signature(head or len).parameters:
+            raise UserError(f"{name}: has no features: this family lacks timm's forward_head(pre_logits); use another")
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        model: Any = self.model
+        return model.forward_head(model.forward_features(images), pre_logits=True)
+
+    def backbone(self) -> list[torch.Tensor]:
+        """The tensors that the features depend on: all parameters and buffers except the classifier's."""
+        of_head = {id(tensor) for head in classifiers(self.model) for tensor in head.parameters()}
+        return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if id(tensor) not in of_head]
+
+
+def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
+    """Makes the features of a ViT the class token, the average of the patch tokens, or both (as DINOv2's probe).
+
+    kind: 'token', 'avg' or 'token_avg', whose features are twice as wide and get a new classifier.
+
+    Raises:
+        UserError: the model has no class token, or another head than one linear layer on pooled tokens.
+    """
+    first, head = getattr(model, "num_prefix_tokens", None), getattr(model, "head", None)
+    if first is None or not isinstance(head, nn.Linear) or not hasattr(model, "forward_head") or head.bias is None:
+        raise UserError(f"MODEL.FEATURES {kind}: needs a ViT with one linear head; use pre_logits")
+    if "token" in kind and getattr(model, "cls_token", None) is None:
+        raise UserError(f"MODEL.FEATURES {kind}: this model has no class token; use avg or pre_logits")
+
+    def forward_head(self: Any, tokens: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        parts = {"token": tokens[:, 0], "avg": tokens[:, first:].mean(dim=1)}
+        norm = getattr(self, "fc_norm", nn.Identity())
+        features = torch.cat([norm(parts[name]) for name in kind.split("_")], dim=-1)
+        return features if pre_logits else self.head(features)
+
+    model.forward_head = MethodType(forward_head, model)
+    if kind == "token_avg":
+        model.head = nn.Linear(2 * head.in_features, num_classes)
