@@ -1,9 +1,8 @@
-"""The features of a model: the input of its classifier, and other choices of them (`MODEL.FEATURES`).
+"""The features of a model: the input of its classifier, and how a ViT pools them (`MODEL.FEATURES`).
 
-Legend: B images per batch, N tokens, D width of a token, F width of the features.
+Legend: B images per batch, N tokens, F width of the features.
 """
 
-import inspect
 from types import MethodType
 from typing import Any
 
@@ -15,30 +14,37 @@ from utils.errors import UserError
 
 
 class FeatureModel(nn.Module):
-    """Images (B, C, S, S) -> features (B, F), as timm's `forward_head(forward_features(images), pre_logits=True)`.
+    """Images (B, C, S, S) -> the input (B, F) of the classifier of `model`, of which this is a view.
 
-    It shares the modules of `model`. Raises UserError if the model has no such functions.
+    Of timm's models it is `forward_head(forward_features(images), pre_logits=True)`, if that is one vector per image.
+
+    Raises:
+        UserError: the model has no classifier.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        head = getattr(model, "forward_head", None)
-        if not hasattr(model, "forward_features") or "pre_logits" not in inspect.signature(head or len).parameters:
-            raise UserError(f"{name}: has no features: this family lacks timm's forward_head(pre_logits); use another")
-        self.model = model
+        self.model, self.heads = model, classifiers(model)
+        if not self.heads:
+            raise UserError(f"{name}: this family has no classifier whose input are features; use another model")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        model: Any = self.model
-        return model.forward_head(model.forward_features(images), pre_logits=True)
+        found: list[torch.Tensor] = []
+        hook = self.heads[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        try:
+            self.model(images)
+        finally:
+            hook.remove()
+        return found[0].flatten(1)
 
     def backbone(self) -> list[torch.Tensor]:
         """The tensors that the features depend on: all parameters and buffers except the classifier's."""
-        of_head = {id(tensor) for head in classifiers(self.model) for tensor in head.parameters()}
+        of_head = {id(tensor) for head in self.heads for tensor in head.parameters()}
         return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if id(tensor) not in of_head]
 
 
 def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
-    """Makes the features of a ViT the class token, the average of the patch tokens, or both (as DINOv2's probe).
+    """Makes the class token, the average of the patch tokens, or both (DINOv2's probe) the features of a ViT.
 
     kind: 'token', 'avg' or 'token_avg', whose features are twice as wide and get a new classifier.
 
@@ -46,7 +52,7 @@ def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
         UserError: the model has no class token, or another head than one linear layer on pooled tokens.
     """
     first, head = getattr(model, "num_prefix_tokens", None), getattr(model, "head", None)
-    if first is None or not isinstance(head, nn.Linear) or not hasattr(model, "forward_head") or head.bias is None:
+    if first is None or not isinstance(head, nn.Linear) or not hasattr(model, "forward_head"):
         raise UserError(f"MODEL.FEATURES {kind}: needs a ViT with one linear head; use pre_logits")
     if "token" in kind and getattr(model, "cls_token", None) is None:
         raise UserError(f"MODEL.FEATURES {kind}: this model has no class token; use avg or pre_logits")

@@ -11,7 +11,7 @@ _PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec
 _FEATURES = {
     "tensorboard": ("curves", ("train", "dry_run")),
     "matplotlib": ("curves.png", ("train", "dry_run")),
-    "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "embed", "profile")),
+    "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "profile")),
 }
 
 

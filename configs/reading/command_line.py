@@ -62,7 +62,7 @@ class Command:
         if self.dry_run or self.profile:
             return "dry_run" if self.dry_run else "profile"
         if self.prediction:
-            return "embed" if self.prediction.embeds else "predict"
+            return "predict"
         return "eval" if self.config.eval.enabled else "train"
 
     @property
@@ -80,7 +80,7 @@ class Command:
         """Whether workers are to be expected. A prediction of few images and data in memory have none on a CPU."""
         data = self.config.data
         reads_files = data.dataset not in (*WITHOUT_FILES, "cifar10", "cifar100")
-        return self.name not in ("dry_run", "predict", "embed") and reads_files and data.num_workers != 0
+        return self.name not in ("dry_run", "predict") and reads_files and data.num_workers != 0
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
@@ -203,6 +203,7 @@ def _follow_data_path(layers: OptionLayers) -> list[str]:
 
 def _check_profile(dry_run: bool, config: Config) -> None:
     others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+    others["MODEL.TUNE probe"] = config.model.tuned == "probe"
     for flag in (flag for flag, given in others.items() if given):
         raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
 

@@ -5,8 +5,8 @@ from typing import Any
 from configs.schema import Config, Train
 from utils.errors import UserError
 
-_ONE_STEP = {"num_epochs": 1, "warmup_epochs": 0, "accum_iter": 10**9}
-_DATA = {"global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
+_TRAIN = {"num_epochs": 1, "warmup_epochs": 0, "accum_iter": 10**9}
+_DATA = {"batch_size": 1, "global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
 
 
 def for_probe(config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]:
@@ -21,15 +21,13 @@ def for_probe(config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]
         raise UserError(
             f"PARALLEL.STRATEGY {config.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
         )
-    train = Train().model_copy(update={**_ONE_STEP, "smoothing": config.train.smoothing})
-    # Any number of images is enough for a batch.
-    sizes = {"batch_size": 1, "batch_size_eval": config.data.eval_batch_size}
-    data = config.data.model_copy(update=_DATA | sizes)
+    train = Train().model_copy(update={**_TRAIN, "smoothing": config.train.smoothing})
+    data = config.data.model_copy(update={**_DATA, "batch_size_eval": config.data.eval_batch_size})
     unused = [
         f"{name}.{key}"
         for name, before, after in (("TRAIN", config.train, train), ("DATA", config.data, data))
         for key in given.get(name, {})
-        if key.lower() not in sizes and getattr(before, key.lower()) != getattr(after, key.lower())
+        if not key.startswith("BATCH_SIZE") and getattr(before, key.lower()) != getattr(after, key.lower())
     ]
-    notes = [f"MODEL.TUNE probe: no effect have {', '.join(unused)}"] if unused else []
+    notes = [f"MODEL.TUNE probe: {', '.join(unused)} have no effect"] if unused else []
     return config.model_copy(update={"train": train, "data": data, "eval_raw": False}), notes

@@ -21,10 +21,7 @@ from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function of the same name.
-_MODULES = {
-    "train": "train", "eval": "evaluate", "predict": "predict", "embed": "embed", "profile": "profile",
-    "dry_run": "dry_run",
-}  # fmt: skip
+_MODULES = {"train": "train", "eval": "evaluate", "predict": "predict", "profile": "profile", "dry_run": "dry_run"}
 
 
 def run(command: Command, context: ProcessContext) -> int:

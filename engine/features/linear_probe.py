@@ -4,27 +4,14 @@ Legend: N samples, F width of the features, C classes.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 from engine.training.losses.loss import Loss
 
-Linear = tuple[torch.Tensor, torch.Tensor]  # weight (C, F) and bias (C,)
-_L2_VALUES = tuple(10.0**-exponent for exponent in range(6))  # from strong to weak
 ROWS = 1 << 16  # of logits at a time
-_FOLDS = 5
-_TUNING_ITERATIONS, _ITERATIONS = 100, 1000
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Switches off TF32, with whose rounding errors a line search finds no descent."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+_L2_VALUES = tuple(10.0**-exponent for exponent in range(6))  # from strong to weak
+_FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
 
 
 def fit_probe(
@@ -39,66 +26,58 @@ def fit_probe(
     """
     mean, std = features.mean(0), features.std(0, correction=0)
     std = torch.where(std > 0, std, 1)
-    features = (features - mean) / std
-    start = features.new_zeros(num_classes, features.shape[1]), features.new_zeros(num_classes)
-    l2 = _choose_l2(features, targets, loss, start)
-    weight, bias = fit_linear(features, targets, loss, l2, start)
-    weight = weight / std
-    return weight, bias - weight @ mean, l2
+    inputs = torch.cat([(features - mean) / std, features.new_ones(len(features), 1)], dim=1)
+    start = inputs.new_zeros(num_classes, inputs.shape[1])
+    l2 = _choose_l2(inputs, targets, loss, start)
+    fitted = fit_linear(inputs, targets, loss, l2, start)
+    weight = fitted[:, :-1] / std
+    return weight, fitted[:, -1] - weight @ mean, l2
 
 
 def fit_linear(
-    features: torch.Tensor, targets: torch.Tensor, loss: Loss, l2: float, start: Linear, iterations: int = _ITERATIONS
-) -> Linear:
-    """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS from `start`; the bias has no penalty.
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    loss: Loss,
+    l2: float,
+    start: torch.Tensor,
+    iterations: int = _ITERATIONS,
+) -> torch.Tensor:
+    """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS: weight and bias (C, F + 1), from `start`.
 
     scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N).
+
+    Args:
+        inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
     """
-    weight, bias = (tensor.clone().requires_grad_() for tensor in start)
+    fitted = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [weight, bias], max_iter=iterations, tolerance_grad=1e-7, history_size=20, line_search_fn="strong_wolfe"
+        [fitted], max_iter=iterations, tolerance_grad=1e-7, history_size=20, line_search_fn="strong_wolfe"
     )
 
     def objective() -> torch.Tensor:
         optimizer.zero_grad()
-        penalty = l2 / 2 * weight.square().sum()
-        penalty.backward()
-        return penalty.detach() + _mean_loss(features, targets, loss, weight, bias, backward=True)
+        value = l2 / 2 * fitted[:, :-1].square().sum()
+        value.backward()
+        for rows, labels in zip(inputs.split(ROWS), targets.split(ROWS), strict=True):
+            part = loss(rows @ fitted.T, labels) / len(inputs)
+            part.backward()
+            value = value.detach() + part.detach()
+        return value
 
     optimizer.step(objective)
-    return weight.detach(), bias.detach()
+    return fitted.detach()
 
 
-def _mean_loss(
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    loss: Loss,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    backward: bool = False,
-) -> torch.Tensor:
-    """The mean () over the samples; with `backward`, adds its gradient to weight and bias."""
-    total = features.new_zeros(())
-    for rows, labels in zip(features.split(ROWS), targets.split(ROWS), strict=True):
-        value = loss(rows @ weight.T + bias, labels) / len(features)
-        if backward:
-            value.backward()
-        total += value.detach()
-    return total
-
-
-def _choose_l2(features: torch.Tensor, targets: torch.Tensor, loss: Loss, start: Linear) -> float:
+def _choose_l2(inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, start: torch.Tensor) -> float:
     """From the strongest penalty on, until the loss of the held-out folds rises; a fit starts from the one before."""
     folds = stratified_folds(targets, min(_FOLDS, len(targets)))
     fitted, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
     for l2 in _L2_VALUES:
         held_out_loss = 0.0
         for fold, before in enumerate(fitted):
-            held_out = folds == fold
-            x, y = features[~held_out], targets[~held_out]
-            fitted[fold] = fit_linear(x, y, loss, l2, before, _TUNING_ITERATIONS)
-            x, y = features[held_out], targets[held_out]
-            held_out_loss += float(_mean_loss(x, y, loss, *fitted[fold])) * len(x)
+            kept, held_out = folds != fold, folds == fold
+            fitted[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
+            held_out_loss += float(loss(inputs[held_out] @ fitted[fold].T, targets[held_out]))
         if held_out_loss >= lowest:
             break
         best, lowest = l2, held_out_loss

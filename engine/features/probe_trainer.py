@@ -4,7 +4,6 @@ Legend: N samples, F width of the features, C classes.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -17,14 +16,9 @@ from torch import nn
 
 from datasets.batch import Batch
 from datasets.sources.samples import Samples
-from engine.checkpoint.run_folder import lock_run_folder
-from engine.evaluation.part_file import digest_inputs
-from engine.features.extract import extract
 from engine.features.knn import knn_top1
-from engine.features.linear_probe import ROWS, fit_probe, full_precision
-from engine.features.store import FeatureFile
-from engine.parallel.compile import run_eagerly
-from engine.training.eval_model import dummy_images
+from engine.features.linear_probe import ROWS, fit_probe
+from engine.features.store import extract
 from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer
 from models.features import FeatureModel
@@ -47,19 +41,21 @@ class ProbeTrainer(Trainer):
         return iter(())
 
     def _train_steps(self, batches: Iterator[Batch], stop_step: int) -> None:
-        run, state = self.run, self.state
-        model = FeatureModel(state.eval_model, self.config.model.name)
-        self._check_head(model)
+        run, weights = self.run, self.state.precision.weights
+        model = FeatureModel(self.state.eval_model, self.config.model.name)
+        heads = classifiers(weights.saved)
+        if len(heads) > 1 or not isinstance(heads[0], nn.Linear) or heads[0].bias is None:
+            raise UserError(
+                f"MODEL.TUNE probe: the head of {self.config.model.name} is not one linear layer; set it to head"
+            )
         train = self._features(model, run.train, "train")
         val = self._features(model, run.validation.files.samples, "val")
         fitted = call_on_main(lambda: self._fit(train, val), self.context)  # None on other ranks
         weight, bias, figures = broadcast_object(fitted[:3] if fitted else None, self.context)  # type: ignore[misc]
-        (head,) = classifiers(state.precision.weights.saved)
-        assert isinstance(head, nn.Linear)
         with torch.no_grad():
-            head.weight.copy_(weight)
-            head.bias.copy_(bias)
-        state.precision.weights.sync_after_load()
+            heads[0].weight.copy_(weight)
+            heads[0].bias.copy_(bias)
+        weights.sync_after_load()
         self._evaluated |= figures
         if fitted:  # the sums are over all ranks
             no = torch.zeros((), device=self.context.device)
@@ -67,63 +63,36 @@ class ProbeTrainer(Trainer):
         self.progress.done_steps += 1
         self.after_step(self.progress)
 
-    def _check_head(self, model: FeatureModel) -> None:
-        """Raises UserError unless the only classifier is a linear layer that receives exactly the features."""
-        heads, images = classifiers(model.model), dummy_images(self.config.data, self.context)
-        is_linear = len(heads) == 1 and isinstance(heads[0], nn.Linear) and heads[0].bias is not None
-        received: list[torch.Tensor] = []
-        if is_linear:
-            hook = heads[0].register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
-            with torch.inference_mode(), self.state.precision.autocast(), run_eagerly():
-                received.append(model.eval()(images))
-                model.model(images)
-            hook.remove()
-        if not is_linear or not torch.equal(*received):
-            raise UserError(
-                f"MODEL.TUNE probe: the head of {self.config.model.name} is not one linear layer on its features; set "
-                "it to head, which trains any head"
-            )
-
     def _features(self, model: FeatureModel, samples: Samples, split: str) -> Features:
         """The features of a split on the main process, none on the others; a collective call."""
-        run, config = self.run, self.config
-        file: FeatureFile | None = None
-        lock: AbstractContextManager[None] = nullcontext()
-        if self.context.is_main:
-            digest = digest_inputs(config, samples, model.backbone(), self.context.device.type)
-            folder = Path(config.save) / "features" / f"{split}-{digest[:16]}"
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = lock_run_folder(folder)
-        with lock:
-            if self.context.is_main:
-                file = FeatureFile(folder / "features.npy", digest, len(samples))
-                run.logger.info(f"----- Features of {split}: {file.num_done} of {len(samples)} are in {file.path}")
-            evaluator = run.validation.evaluator
-            extract(config, samples, evaluator, model, file, run.bad_images, self._after_eval_batch)
+        run, root = self.run, Path(self.config.save) / "features"
+        place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
+        evaluator, device = run.validation.evaluator, self.context.device
+        file = extract(self.config, samples, evaluator, model, place, run.bad_images, self._after_eval_batch)
         if file is None:
             return torch.empty(0), torch.empty(0)
         readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
-        assert file.values is not None
         values = torch.from_numpy(file.values[readable])
         if len(values) < 2 or not values.isfinite().all():
             problem = "fewer than two images can be read" if len(values) < 2 else "NaN or infinite; use bfloat16"
             raise UserError(f"MODEL.TUNE probe: features of {split}: {problem}")
-        return values.to(self.context.device), torch.from_numpy(samples.targets[readable]).to(self.context.device)
+        return values.to(device), torch.from_numpy(samples.targets[readable]).to(device)
 
     def _fit(self, train: Features, val: Features) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
         """Weight (C, F) and bias (C,) on the CPU, figures for result.json, and the sums of the training images."""
-        config, device, classes = self.config, self.context.device, self.config.model.num_logits
-        class_weights = read_class_weights(config.loss, self.run.train.targets, classes, device)
+        config, matmul, classes = self.config, torch.backends.cuda.matmul, self.config.model.num_logits
+        class_weights = read_class_weights(config.loss, self.run.train.targets, classes, self.context.device)
         loss = build_loss(config.loss, config.train.smoothing, class_weights)
-        with full_precision():
-            weight, bias, l2 = fit_probe(*train, classes, loss)
-            figures = {"probe_l2": l2}
-            self.run.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
-            if not config.data.multi_label:
-                figures["knn_top1"] = knn_top1(*train, *val, classes)
-                self.run.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
-            sums = []
-            for rows, labels in zip(*(tensor.split(ROWS) for tensor in train), strict=True):
-                logits = F.linear(rows, weight, bias)
-                sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
+        tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
+        weight, bias, l2 = fit_probe(*train, classes, loss)
+        figures = {"probe_l2": l2}
+        self.run.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+        if not config.data.multi_label:
+            figures["knn_top1"] = knn_top1(*train, *val, classes)
+            self.run.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
+        sums = []
+        for rows, labels in zip(*(tensor.split(ROWS) for tensor in train), strict=True):
+            logits = F.linear(rows, weight, bias)
+            sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
+        matmul.allow_tf32 = tf32
         return weight.cpu(), bias.cpu(), figures, reduce(add, sums)
