@@ -16,6 +16,7 @@ from configs.reading.option_layers import OptionLayers, flatten, merge
 from configs.schema import Config, Data, Train
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from utils.errors import UserError
+from utils.metric_table import metrics_of
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
 _NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
@@ -39,14 +40,26 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
     facts: None before the data is read. An evaluation has no accumulation steps.
 
     Raises:
-        UserError: the global batch is not a multiple of the batch size over all ranks.
+        UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
+            apply to the data.
     """
     model, train = options.model, options.train
     if not options.eval.enabled:
         train = train.model_copy(update={"accum_iter": _accumulation_steps(options, num_ranks)})
     if facts and model.num_classes is None:
         model = model.model_copy(update={"num_classes": facts.classes})
+    _check_best_metric(options, model.num_classes)
     return options.model_copy(update={"model": model, "train": train})
+
+
+def _check_best_metric(options: Config, num_classes: int | None) -> None:
+    """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
+    metric, kind = options.best_metric, metrics_of(options.data.multi_label)
+    possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]
+    if metric.name not in possible:
+        labels = "several labels per image" if options.data.multi_label else "one label per image"
+        data = f"{num_classes} classes" if metric in kind else labels
+        raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
 
 
 def with_preprocessing(

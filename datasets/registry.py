@@ -182,6 +182,9 @@ def _read(
             findings += find_single_class(of_split)
         elif not of_split.findings:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
+    if data.folds and {"train", "val"} <= samples.keys() and not splitter.result and data.dataset != "digits":
+        problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
+        findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     for split, of_split in samples.items():

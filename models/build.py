@@ -1,4 +1,4 @@
-"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, freezing, kernels.
+"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, what is trained, kernels.
 
 A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
 """
@@ -16,10 +16,11 @@ from models.dropout import use_fast_dropout
 from models.family_model import build_family
 from models.features import pool_tokens
 from models.grad_checkpointing import enable_grad_checkpointing
-from models.timm_model import build_timm, classifiers
+from models.timm_model import build_timm
+from models.tuning.frozen import freeze_backbone, train_last_blocks
+from models.tuning.lora import add_adapters
 from models.vit import build_vit
 from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
-from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 
@@ -44,8 +45,8 @@ def build_model(
         notes = [KEPT_BY_NUMBER]
     elif options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
-    if options.tuned != "full":
-        freeze_backbone(model)
+    if not needs_head:
+        _tune(model, options)
     if options.grad_checkpointing:
         enable_grad_checkpointing(model, options.name)
     select_attention(model, options.attention, device)
@@ -54,22 +55,12 @@ def build_model(
     return model.to(device), notes
 
 
-def freeze_backbone(model: nn.Module) -> None:
-    """Makes the head the only trainable module.
-
-    Raises:
-        UserError: the model has no head with parameters.
-    """
-    model.requires_grad_(False)
-    for head in classifiers(model):
-        head.requires_grad_(True)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("MODEL.TUNE: this model has no head with parameters; set it to full")
-
-
-def set_training(model: nn.Module, backbone_is_frozen: bool) -> None:
-    """Sets training mode. A frozen backbone stays in evaluation mode: no dropout, no update of running statistics."""
-    model.train(not backbone_is_frozen)
-    if backbone_is_frozen:
-        for head in classifiers(model):
-            head.train()
+def _tune(model: nn.Module, options: Model) -> None:
+    """Freezes what `MODEL.TUNE` does not train, and adds its adapters."""
+    kind, _, blocks = options.tuned.partition(":")
+    if kind == "last":
+        train_last_blocks(model, int(blocks), options.name)
+    elif kind == "lora":
+        add_adapters(model, options.lora, options.name)
+    elif kind != "full":
+        freeze_backbone(model)

@@ -1,11 +1,11 @@
 """Gradient checkpointing: activations are recomputed in the backward pass (Chen et al., 2016)."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import nn
 
+from models.mixin import with_mixin
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm, in_backward_pass
 
@@ -29,13 +29,7 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:
             norm: Any = module
-            norm.__class__ = _with_kept_statistics(type(norm))  # type: ignore[arg-type]  # a class is hashable
-
-
-@functools.cache
-def _with_kept_statistics(norm_class: type[nn.Module]) -> type[nn.Module]:
-    """One subclass per class, so that torch.compile sees few types."""
-    return type(norm_class.__name__, (_KeepStatistics, norm_class), {})
+            norm.__class__ = with_mixin(_KeepStatistics, type(norm))  # type: ignore[arg-type]  # a class is hashable
 
 
 class _KeepStatistics(nn.Module):

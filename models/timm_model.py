@@ -1,9 +1,10 @@
 """The models of timm by name, and the functions that all models built by timm share."""
 
-import logging
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.request import urlopen
 
 import timm
 import torch
@@ -11,33 +12,61 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from configs.schema import Data
+from configs.schema.families.vit import OWN_KEYS, TimmModel
 from configs.schema.model import Model
-from utils.errors import Unavailable, UserError, did_you_mean
+from utils.errors import UserError, did_you_mean
+from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 
-_RATES = {"drop_rate": "DROPOUT", "drop_path_rate": "DROPPATH", "attn_drop_rate": "ATTENTION_DROPOUT"}
+_RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
 
 
-def build_timm(options: Model, data: Data) -> nn.Module:
+def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """The timm model `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
 
     Raises:
         UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
     """
-    name = options.name
+    name, kwargs = options.name, options.kwargs or {}
     if not timm.is_model(name):
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{did_you_mean(name, timm.list_models())}")
-    arguments = {"img_size": data.image_size} | shared_arguments(options, data)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt of a download is a warning
+    arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
-        try:
-            model = _create(name, arguments, pretrained=options.pretrained == "timm")
-        except OSError as error:
-            raise Unavailable(
-                f"MODEL.PRETRAINED: timm's weights of {name} cannot be downloaded ({_first_line(error)}); "
-                "check the network, or give a file of weights"
-            ) from error
+        if kwargs:
+            _check_kwargs(name, kwargs)
+        if options.pretrained == "timm":
+            arguments |= {"pretrained": True, "pretrained_cfg_overlay": _published_file(name)}
+        model = _create(name, arguments)
     check_image_size(model, name, data)
     return model
+
+
+def _published_file(name: str) -> dict[str, Any]:
+    """The file of the published weights, as timm's `pretrained_cfg_overlay`; empty if timm itself downloads them."""
+    published: Any = timm.get_pretrained_cfg(name)
+    fix = "download it by hand, and give -pretrained=FILE"
+    if published and published.hf_hub_id:
+        names = (published.hf_hub_filename,) if published.hf_hub_filename else WEIGHTS
+        return {"file": str(download(published.hf_hub_id, names, fix))}
+    if published and published.url:
+        with explained(published.url, fix):
+            urlopen(published.url, timeout=ANSWER_SECONDS).close()
+    return {}
+
+
+def _check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
+    """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key.
+
+    Some classes pass unknown arguments to a configuration, which refuses them when the model is built.
+    """
+    with torch.device("meta"):
+        model_class = type(timm.create_model(name))
+    constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
+    known = set[str]().union(*constructors)
+    if all("kwargs" in parameters for parameters in constructors):
+        known |= kwargs.keys()
+    for key in kwargs.keys() - (known - OWN_KEYS.keys()):
+        hint = f"; its key is {OWN_KEYS[key]}" if key in OWN_KEYS else did_you_mean(key, known)
+        raise UserError(f"MODEL.KWARGS: {key[:80]} is no further argument of {model_class.__name__}{hint}")
 
 
 def published_preprocessing(name: str) -> tuple[dict[str, Any], str]:
@@ -61,7 +90,7 @@ def published_preprocessing(name: str) -> tuple[dict[str, Any], str]:
 
 def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
     """The arguments that timm's models have in common; rates only if they are not 0: not all families accept all."""
-    rates = {rate: getattr(options, key.lower()) for rate, key in _RATES.items()}
+    rates = {rate: getattr(options, key.removeprefix("MODEL.").lower()) for rate, key in _RATES.items()}
     numbers = {"num_classes": options.num_logits, "in_chans": data.image_channels}
     return numbers | {key: rate for key, rate in rates.items() if rate}
 
@@ -76,7 +105,7 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
     except TypeError as error:
         for rate, key in _RATES.items():
             if f"'{rate}'" in str(error):
-                raise UserError(f"{model} does not accept an option that is set: MODEL.{key}; set it to 0") from None
+                raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
         raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
     except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
         raise UserError(
@@ -84,14 +113,14 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
         ) from error
 
 
-def _create(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
+def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
     try:
-        return timm.create_model(name, pretrained=pretrained, **arguments)
+        return timm.create_model(name, **arguments)
     except TypeError as error:
         if "img_size" not in str(error):
             raise
     # Convolutional families have no img_size argument.
-    return timm.create_model(name, pretrained=pretrained, **{k: v for k, v in arguments.items() if k != "img_size"})
+    return timm.create_model(name, **{k: v for k, v in arguments.items() if k != "img_size"})
 
 
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:

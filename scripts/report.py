@@ -24,12 +24,15 @@ from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
+from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table
 
+_FIRST = ("top1", "mean_ap", "macro_f1")
+_LATER = tuple(name for name in METRICS if name not in _FIRST)  # their columns are the last ones
 COLUMNS = (
     "name", "top1", "epoch", "epochs", "train_seconds", "images_per_second", "peak_memory_bytes", "status", "options",
-    "mean_ap", "split", "macro_f1", "images", "images_digest",
+    "mean_ap", "split", "macro_f1", "images", "images_digest", *_LATER, "best_metric",
 )  # fmt: skip
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
@@ -111,19 +114,17 @@ def _tables(runs: Sequence[RunContents]) -> str:
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:
-    """A row per run: its metric in percent, the epoch of the best evaluation, and the split that was measured."""
+    """A row per run: its metrics, the epoch of the best evaluation, and the split that was measured."""
     writer = csv.writer(sys.stdout)
     writer.writerow(COLUMNS)
     for run, options in zip(runs, _options(runs), strict=True):
-        metric, value = run.metric
         epoch = run.best[0] if run.best else None
         epochs = None if run.is_evaluation else run.options["TRAIN.NUM_EPOCHS"]
-        top1, mean_ap = (value, None) if metric == "top-1" else (None, value)
         measured = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
         state = run.short_status, ", ".join(options)
-        macro_f1 = run.evaluation.summary.get("f1") if run.evaluation else None
-        images = evaluated_images(run) or (None, None)
-        writer.writerow([run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split, macro_f1, *images])
+        (top1, mean_ap, macro_f1), images = map(run.figures.get, _FIRST), evaluated_images(run) or (None, None)
+        row = [run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split, macro_f1, *images]
+        writer.writerow([*row, *map(run.figures.get, _LATER), run.metric.name])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ attention, fused optimizers. Only the C++ engine of the backward pass needs a GP
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from types import SimpleNamespace
@@ -18,7 +18,12 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from datasets.batch import Batch
+from engine.progress import EpochProgress
+from engine.training.state import TrainState
+from engine.training.step import train_steps
 from utils.distributed import ProcessContext
+from utils.metrics import MetricSums
 
 GPU = torch.device("cuda:0")
 CONTEXT = ProcessContext(0, 0, 1, 1, GPU)
@@ -173,3 +178,9 @@ def _accumulate(variable: torch.Tensor, gradient: torch.Tensor) -> None:
         variable.grad += gradient
     else:
         variable.grad = gradient if gradient.stride() == variable.stride() else gradient.clone()
+
+
+def training_loop(state: TrainState, batches: Iterator[Batch], context: ProcessContext) -> Callable[[int], None]:
+    """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
+    progress = EpochProgress(0, 10**6, 10**6, MetricSums(context.device))
+    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, lambda _: None)

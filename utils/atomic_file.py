@@ -7,6 +7,7 @@ reads the file as usual.
 import hashlib
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,7 +85,8 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
     Raises:
         OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    writer = f"{socket.gethostname()}.{os.getpid()}"  # ranks of two containers may have the same process id
+    temporary = path.with_name(f".{path.name}.{writer}.tmp")
     encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
     try:
         with open(temporary, mode, encoding=encoding, errors=errors, newline=newline) as file:
@@ -101,20 +103,18 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def iter_tensors(content: Any) -> "Iterator[torch.Tensor]":
+def tensors_in(content: Any) -> "list[torch.Tensor]":
     """The tensors in nested dicts, lists and tuples."""
     import torch
 
-    if isinstance(content, torch.Tensor):
-        yield content
-    elif isinstance(content, dict | list | tuple):
-        for part in content.values() if isinstance(content, dict) else content:
-            yield from iter_tensors(part)
+    from utils.torch_compat import tree_leaves
+
+    return [leaf for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
 
 
 def tensor_bytes(content: Any) -> int:
     """The size of all tensors in `content`."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(content))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(content))
 
 
 def _write_with_checksum(file: BinaryIO, content: Any) -> None:

@@ -1,10 +1,12 @@
 """Loss and accuracy as sums and counts that are reduced once: never averages of averages."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from utils.distributed import ProcessContext, all_reduce_sum
+from utils.metric_table import METRICS, Metric
 
 NUM_SUMS = 7  # of `MetricSums.totals`
 _MAX_RANK = 5
@@ -15,28 +17,36 @@ _LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; 
 class Metrics:
     """Means over `samples` samples.
 
-    loss: mean per sample. top1, top5: percent; None if the evaluation has `mean_ap` instead: the mean average precision
-    of several labels per image, in percent. skipped_samples: samples of skipped steps, which no other field counts.
-    grad_norm: mean over the optimizer steps that were not skipped, before clipping; None without such a step.
+    values: by their names in `METRICS`: of training, the loss, top-1 and top-5; of an evaluation, all that apply.
+    skipped_samples: samples of skipped steps, which no other field counts. grad_norm: mean over the optimizer steps
+    that were not skipped, before clipping; None without such a step. best: the name of the metric that decides which
+    evaluation is the best.
     """
 
-    loss: float
-    top1: float | None
-    top5: float | None
+    values: Mapping[str, float]
     samples: int
     skipped_samples: int = 0
     grad_norm: float | None = None
-    mean_ap: float | None = None
+    best: str = "top1"
+
+    @property
+    def loss(self) -> float:
+        """The mean per sample."""
+        return self.values["loss"]
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.best]
 
     @property
     def score(self) -> float:
-        """The figure that decides which evaluation is the best: `mean_ap` if there is one, else `top1`."""
-        return next(iter(self.scores().values()))
+        """The value that decides which evaluation is the best."""
+        return self.values[self.best]
 
-    def scores(self) -> dict[str, float]:
-        """Top-1 and top-5, or `mean_ap`, by the names that files use."""
-        named = {"top1": self.top1, "top5": self.top5, "mean_ap": self.mean_ap}
-        return {name: value for name, value in named.items() if value is not None}
+    def logged(self) -> dict[Metric, float]:
+        """The metrics of PaddleViT's line of an evaluation, and the one that decides."""
+        named = {METRICS[name]: value for name, value in self.values.items()}
+        return {metric: value for metric, value in named.items() if metric.log_name or metric is self.metric}
 
     @property
     def total_samples(self) -> int:
@@ -120,9 +130,7 @@ def to_metrics(totals: torch.Tensor) -> Metrics:
     loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
     count = max(samples, 1)
     return Metrics(
-        loss / count,
-        100 * top1 / count,
-        100 * top5 / count,
+        {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count},
         int(samples),
         int(skipped_samples),
         grad_norm / steps if steps else None,

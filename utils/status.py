@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from utils.atomic_file import atomic_write
 from utils.files import read_json
 
 STATUS = "status.json"
@@ -66,13 +67,8 @@ class RunStatus:
 
     def _write(self) -> None:
         """Ignores a full disk: saving a checkpoint reports it."""
-        writer = f"{socket.gethostname()}.{os.getpid()}"  # ranks of two containers may have the same process id
-        temporary = self.path.with_name(f".{STATUS}.{writer}.tmp")
-        try:
-            temporary.write_text(json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
-            os.replace(temporary, self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            atomic_write(self.path, json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
 
 
 def record_run_end(state: str, exit_status: int = 1, **facts: Any) -> None:

@@ -86,7 +86,7 @@ def nearest_key(dotted: str, family: str) -> str:
     if replacement := _KEYS_ELSEWHERE.get(dotted.upper(), _KEYS_ELSEWHERE.get(section)):
         return f"; use {replacement}"
     parent, _, leaf = dotted.upper().rpartition(".")
-    if parent == "TRAIN.OPTIMIZER.KWARGS":
+    if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]

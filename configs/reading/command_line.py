@@ -9,7 +9,7 @@ from typing import Any
 from configs.reading.amp_preset import apply_preset
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
-from configs.reading.model_options import read_family, set_model
+from configs.reading.model_options import follow_source, read_family, set_model
 from configs.reading.old_keys import replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction
@@ -106,7 +106,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    dataset_notes, family = _follow_data_path(layers), read_family(layers)
+    dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
     config, probe_notes = for_probe(check_options(values, layers), layers.values)

@@ -41,8 +41,8 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), the model (MODEL without paths of
-    weights, dropout and kernels) and SEED.
+    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), its fold (DATA.FOLDS, DATA.FOLD),
+    the model (MODEL without paths of weights, dropout and kernels) and SEED.
     """
     try:
         before = with_defaults(read_yaml(options_file)[0])
@@ -59,7 +59,8 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
 def _identifies_experiment(key: str) -> bool:
     is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
-    return is_model or key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "SEED")
+    is_data = key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD")
+    return is_model or is_data or key == "SEED"
 
 
 def _comparable(key: str, value: Any) -> Any:

@@ -56,7 +56,7 @@ FLAGS = {
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
     ),
     "weights and output": (
-        Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: .safetensors, .pth, .npz, .pdparams"),
+        Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
         Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
         Flag("resume", ("MODEL.RESUME",), str, "resume a checkpoint: a file, a run folder, or auto (the newest)"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
@@ -122,7 +122,10 @@ def entry_parser(prog: str) -> Parser:
         parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)"
     )
     add_flag(
-        parser, "model", metavar="X", help="a recipe in configs/, whose MODEL section is used, or a model of timm's"
+        parser,
+        "model",
+        metavar="X",
+        help="a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER",
     )
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
@@ -145,6 +148,8 @@ def entry_parser(prog: str) -> Parser:
     )
     format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
     add_flag(group, "format", choices=("csv", "excel"), help=format_help)
+    threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
+    add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     add_flag(

@@ -6,10 +6,12 @@ from typing import Any, NoReturn
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import shorten
 from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM, NOT_VERIFIED
-from configs.schema.families.vit import ViT
+from configs.schema.families.vit import OWN_KEYS, ViT
+from configs.schema.keys import model_type
 from configs.schema.model import Model
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
+from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_config
 
 _RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
@@ -52,6 +54,35 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
 def architecture(model: dict[str, Any]) -> dict[str, Any]:
     """The section MODEL without the keys that belong to a run: the number of classes, and paths of weights."""
     return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+
+
+def follow_source(layers: OptionLayers) -> list[str]:
+    """Replaces `hf-hub:ORG/NAME` or `local-dir:FOLDER` in MODEL.NAME by the model that its config.json describes.
+
+    The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. Returns a line for the log. The
+    run does not need the source again: its options describe the model.
+
+    Raises:
+        UserError: no such folder or repository, or one without a model of timm's.
+    """
+    model: Any = layers.values.get("MODEL")
+    source = model.get("NAME") if model_type(layers.values) == "timm" else None
+    if not isinstance(source, str) or not source.startswith((HUB, LOCAL)):
+        return []
+    folder = model_folder(source, f"-model={LOCAL}FOLDER")
+    described = described_model(read_config(folder))
+    kwargs, given = described["KWARGS"], model.get("KWARGS")
+    model["NAME"], model["KWARGS"] = described["NAME"], kwargs | given if isinstance(given, dict) else given or kwargs
+    if model.get("PRETRAINED") == "timm":
+        model["PRETRAINED"] = source.removeprefix(LOCAL)
+    return [f"Model: {source} is {described['NAME']} with MODEL.KWARGS {kwargs} ({folder / CONFIG})"]
+
+
+def described_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The section MODEL of a config.json that timm wrote."""
+    arguments = {"global_pool": config["pretrained_cfg"].get("global_pool")} | config["model_args"]
+    kwargs = {key: value for key, value in arguments.items() if value is not None and key not in OWN_KEYS}
+    return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}
 
 
 def read_family(layers: OptionLayers) -> str:

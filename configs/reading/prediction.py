@@ -17,6 +17,7 @@ class Prediction:
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
     top_k: number of ranked classes per image.
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
+    threshold: the lowest probability of a label; images without one are labelled "unknown". None: no labels.
     embeds: write features in place of labels (-embed).
     """
 
@@ -25,6 +26,7 @@ class Prediction:
     folder: Path | None
     json: bool
     excel: bool = False
+    threshold: float | None = None
     embeds: bool = False
 
 
@@ -36,7 +38,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """
     command = "predict" if arguments.embed is None else "embed"
     value = getattr(arguments, command)
-    for name in ("top_k", "json", "format", "split"):
+    for name in ("top_k", "json", "format", "threshold", "split"):
         commands = ("eval", "predict", "embed") if name == "split" else ("predict",)
         if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
@@ -53,5 +55,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     top_k = 5 if arguments.top_k is None else arguments.top_k
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
+    threshold = arguments.threshold
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     folder = Path(arguments.output) if arguments.output else None
-    return Prediction(path, top_k, folder, bool(arguments.json), arguments.format == "excel", command == "embed")
+    excel, embeds = arguments.format == "excel", command == "embed"
+    return Prediction(path, top_k, folder, bool(arguments.json), excel, threshold, embeds)

@@ -6,13 +6,14 @@ from typing import Any
 
 from configs.reading.model_options import architecture
 from configs.reading.option_layers import OptionLayers
+from utils.file_formats.hf_folder import weight_file
 from utils.file_formats.safetensors_metadata import read_metadata
 
 OPTIONS_ENTRY = "options"  # of the metadata: JSON of the sections MODEL and DATA
 # The place of the data, its split, and its preprocessing.
 DATA_KEYS = (
-    "DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED", "IMAGE_SIZE", "IMAGE_CHANNELS",
-    "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
+    "DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "IMAGE_SIZE",
+    "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
 )  # fmt: skip
 
 
@@ -24,6 +25,7 @@ def options_to_export(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def add_weight_options(layers: OptionLayers, weights: str) -> None:
     """Adds the options in the metadata of `weights`; nothing for a file of another program, or a damaged one."""
+    weights = weight_file(weights)
     if not os.path.isfile(weights):
         return
     try:

@@ -12,6 +12,7 @@ from configs.schema.loss import Loss
 from configs.schema.parallel import Parallel
 from configs.schema.section import Name, Path, Section, as_names
 from configs.schema.train import Train
+from utils.metric_table import Metric, MetricName, best_metric
 
 
 class Evaluation(Section):
@@ -22,6 +23,12 @@ class Evaluation(Section):
         "none",
         description="test-time augmentation, of the validation in training too; flip: the mean of the logits of an "
         "image and of its mirror image",
+    )
+    best_metric: MetricName | None = Field(
+        None,
+        description="what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, "
+        "balanced_accuracy: means over the classes; min_recall: of the worst class; null: top1, with DATA.MULTI_LABEL "
+        "mean_ap",
     )
 
 
@@ -60,6 +67,10 @@ class Config(Section):
     loss: Loss = Loss()
     train: Train = Train()
     parallel: Parallel = Parallel()
+
+    @property
+    def best_metric(self) -> Metric:
+        return best_metric(self.eval.best_metric, self.data.multi_label)
 
     def with_model(self, **changes: str | int | None) -> "Config":
         """A copy with other values of some MODEL keys."""

@@ -89,6 +89,10 @@ class Data(Section):
         lt=1,
         description="validation fraction of a data set without a validation split; null: its default",
     )
+    folds: int | None = Field(
+        None, ge=2, le=100, description="cross-validation: data without a validation split are cut into this many folds"
+    )
+    fold: int | None = Field(None, ge=0, description="the fold that is held out, from 0; needs FOLDS")
     split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
@@ -108,6 +112,14 @@ class Data(Section):
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.batch_size
 
+    def _check_folds(self) -> None:
+        if self.folds and self.val_fraction:
+            raise ValueError("FOLDS and VAL_FRACTION both choose the held-out images; remove one")
+        if self.fold is not None and not self.folds:
+            raise ValueError(f"FOLD {self.fold} needs FOLDS, the number of folds")
+        if self.folds and (self.fold is None or self.fold >= self.folds):
+            raise ValueError(f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}")
+
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if problem := secret_in_url(self.data_path):
@@ -121,6 +133,7 @@ class Data(Section):
                 "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced "
                 "instead"
             )
+        self._check_folds()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")

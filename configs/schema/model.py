@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from configs.schema.section import Name, OptionalPath, Probability, Section
+from configs.schema.section import Name, OptionalPath, Probability, Section, as_names
 
 IMAGENET_CLASSES = 1000
 
@@ -16,14 +16,28 @@ def _check_tune(tune: str) -> str:
     return tune
 
 
+class Lora(Section):
+    """Low-rank adapters, for TUNE lora."""
+
+    rank: int = Field(8, ge=1, description="rank of an adapter: the rows of A, the columns of B")
+    alpha: float = Field(16.0, gt=0, description="an adapter adds ALPHA / RANK * B A to the weight of its layer")
+    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = Field(
+        None,
+        description="linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of the inputs of A; one mask for all tokens of a forward pass"
+    )
+
+
 class Model(Section):
     type: str = "vit"
-    name: Name = Field("vit", description="name in the log; for TYPE timm, timm's model name")
+    name: Name = Field("vit", description="name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = Field(
         None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"
     )
     pretrained: OptionalPath = Field(
-        None, description="initial weights: .safetensors, .pth, .npz or .pdparams file; for TYPE timm also 'timm'"
+        None, description="initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
     )
     num_classes: int | None = Field(
         None, ge=1, description="number of classes; null: as many as the data has, for imagenet2012 always 1000"
@@ -36,6 +50,7 @@ class Model(Section):
         description="input of the head, and output of -embed; pre_logits: the model's own; of a ViT also token: the "
         "class token; avg: the average of the patch tokens; token_avg: both",
     )
+    lora: Lora = Lora()
     freeze_backbone: bool = Field(False, description="PaddleViT's key of TUNE head")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
     attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")

@@ -94,6 +94,7 @@ class Train(Augmentation, Distillation):
         "model, which takes longer; max: also autotune it and, on a GPU, replay each step as one CUDA graph",
     )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / rate of the next layer")
+    head_lr_scale: float = Field(1.0, gt=0, description="learning rate of the head / rate of the layer before it")
     smoothing: Probability = Field(0.0, description="label smoothing")
     model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
@@ -110,8 +111,8 @@ class Train(Augmentation, Distillation):
     patience: int | None = Field(
         None,
         ge=1,
-        description="end the run at the first evaluation that is this many epochs after the best one (the highest "
-        "top-1, among equal ones the lowest loss); null: off",
+        description="end the run at the first evaluation that is this many epochs after the best one (by "
+        "EVAL.BEST_METRIC, among equal ones the lowest loss); null: off",
     )
     optimizer: Optimizer = Optimizer()
 

@@ -27,7 +27,7 @@ class RunSplit:
     seed, fraction: DATA.SPLIT_SEED and DATA.VAL_FRACTION. held_out: the sorted paths of the validation images, in NFC
     and relative to the folder of the data; empty if the data came with splits; None if the version that wrote the
     checkpoint kept no list, and split by position. num_trained: the number of training images, in that case. trained:
-    `hash_paths` of the training images, sorted; empty if unknown.
+    `hash_paths` of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds.
     """
 
     seed: int
@@ -35,6 +35,7 @@ class RunSplit:
     held_out: tuple[str, ...] | None
     trained: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False)
     num_trained: int | None = None
+    fold: tuple[int, int] | None = None
 
     @property
     def digest(self) -> str:
@@ -68,15 +69,18 @@ class Splitter:
         """Returns the sorted indices of the images of 'train', 'val' or 'all', error messages, and notes.
 
         Of each stratum, the images whose paths have the smallest hashes are val: DATA.VAL_FRACTION (a tenth by default)
-        of them, rounded; of two or more images at least one is in each part; a single image is in train.
+        of them, rounded; of two or more images at least one is in each part; a single image is in train. With
+        DATA.FOLDS val is a chunk of the order of the hashes, see `_hold_out`.
 
         strata: int64 (N,), the labels, or equal numbers if an image has several.
         """
         data, known, hashes = self.data, self.known, hash_paths(paths)
         seed, fraction = data.split_seed, data.val_fraction or DEFAULT_VAL_FRACTION
-        is_same = known is not None and split != "all" and (known.seed, known.fraction) == (seed, fraction)
+        fold = (data.fold or 0, data.folds) if data.folds else None
+        rule = (seed, fraction, fold)
+        is_same = known is not None and split != "all" and (known.seed, known.fraction, known.fold) == rule
         listed = known.held_out if known and is_same else None
-        problem = "no class has two images, so no image can be held out; add a val split"
+        findings, problem = list[str](), "no class has two images, so no image can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
         elif listed is not None:
@@ -85,14 +89,22 @@ class Splitter:
             if not listed:
                 problem = "the run had a validation split, which is missing; restore it"
         else:
-            is_val = _hold_out(strata, fraction, seed, None if is_same else hash_paths(paths, seed) if seed else hashes)
+            keys = None if is_same else hash_paths(paths, seed) if seed else hashes
+            is_val, small = _hold_out(strata, fraction, fold, seed, keys)
+            if fold and small:
+                findings.append(
+                    f"{data.data_path}: {len(small)} class(es) have fewer images than DATA.FOLDS {fold[1]}, such as "
+                    f"the class of {shorten(paths[small[0]])}; add images, or set fewer folds"
+                )
         notes = self._changes(paths, hashes, is_val, is_same) if known else []
         if split == "train":
             names = {to_nfc(paths[index]) for index in np.flatnonzero(is_val).tolist()}.union(listed or ())
             trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
-            self.result = RunSplit(seed, fraction, tuple(sorted(names)), trained)
+            self.result = RunSplit(seed, fraction, tuple(sorted(names)), trained, fold=fold)
         indices = np.flatnonzero(~is_val if split == "train" else is_val)
-        return indices, [] if is_val.any() else [f"{data.data_path}: {problem}"], notes
+        if not is_val.any() and not findings:
+            findings.append(f"{data.data_path}: {problem}")
+        return indices, findings, notes
 
     def _changes(self, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
         """Notes about images that were added or removed since the run `known`, or that it was trained on."""
@@ -138,15 +150,30 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(strata: np.ndarray, fraction: float, seed: int, hashes: np.ndarray | None) -> np.ndarray:
-    """Tells for each image whether it is held out, bool (N,). Without `hashes`, positions are drawn at random."""
+def _hold_out(
+    strata: np.ndarray, fraction: float, fold: tuple[int, int] | None, seed: int, hashes: np.ndarray | None
+) -> tuple[np.ndarray, list[int]]:
+    """Tells for each image whether it is held out, bool (N,); names an image of each class with fewer than the folds.
+
+    Of a class of n images in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
+    the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. With one
+    image more, a start stays or advances by one, so that at most one image crosses each of the k - 1 starts after 0.
+
+    Without `hashes`, positions are drawn at random.
+    """
     rng = np.random.Generator(np.random.PCG64(seed))
-    is_val = np.zeros(len(strata), dtype=bool)
+    is_val, small = np.zeros(len(strata), dtype=bool), list[int]()
     by_label = np.argsort(strata, kind="stable")
     for members in np.split(by_label, np.flatnonzero(np.diff(strata[by_label])) + 1):
         keys = np.argsort(rng.permutation(len(members))) if hashes is None else hashes[members]
-        order = np.unique(keys)  # a table may list an image twice
-        wanted = max(round(len(order) * fraction), 1)
-        if len(order) > 1:
-            is_val[members] = keys < order[min(wanted, len(order) - 1)]
-    return is_val
+        order, positions = np.unique(keys, return_inverse=True)  # a table may list an image twice
+        number = len(order)
+        if fold:
+            index, folds = fold
+            phase = int(strata[members[0]]) % folds
+            start, end = ((i * number + phase) // folds for i in (index, index + 1))
+            small += members[:1].tolist() if number < folds else []
+        else:
+            start, end = 0, min(max(round(number * fraction), 1), number - 1)
+        is_val[members] = (start <= positions) & (positions < end)
+    return is_val, small

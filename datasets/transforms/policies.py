@@ -13,7 +13,7 @@ from PIL import Image
 
 from configs.schema import Data, Train
 from datasets.transforms.pillow_ops import ARGUMENTS, INCREASING_ARGUMENTS, MAX_MAGNITUDE, OPERATIONS
-from datasets.transforms.timm_policy import TimmPolicy
+from datasets.transforms.timm_policy import TimmPolicy, timm_policies
 
 _MAGNITUDE_STD = 0.5
 _LAYER_PROBABILITY = 0.5
@@ -84,42 +84,14 @@ class RandAugment:
 class AutoAugment:
     """One of the 25 pairs of operations found for ImageNet (Cubuk et al., 2019), with RandAugment's magnitude noise."""
 
+    def __init__(self) -> None:
+        found = timm_policies().auto_augment_policy_original({})
+        self.pairs = [[_Step(op.name.removesuffix("Original"), op.prob, op.magnitude) for op in pair] for pair in found]
+
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        for step in rng.choice(_IMAGENET_POLICY):
+        for step in rng.choice(self.pairs):
             image = _apply(image, step, ARGUMENTS, rng)
         return image
-
-
-_IMAGENET_POLICY = [
-    (_Step(*first), _Step(*second))
-    for first, second in [
-        (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
-        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
-        (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
-        (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
-        (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
-        (("Equalize", 0.4, 4), ("Rotate", 0.8, 8)),
-        (("Solarize", 0.6, 3), ("Equalize", 0.6, 7)),
-        (("Posterize", 0.8, 5), ("Equalize", 1.0, 2)),
-        (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
-        (("Equalize", 0.6, 8), ("Posterize", 0.4, 6)),
-        (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
-        (("Rotate", 0.4, 9), ("Equalize", 0.6, 2)),
-        (("Equalize", 0.0, 7), ("Equalize", 0.8, 8)),
-        (("Invert", 0.6, 4), ("Equalize", 1.0, 8)),
-        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-        (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
-        (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
-        (("Sharpness", 0.4, 7), ("Invert", 0.6, 8)),
-        (("ShearX", 0.6, 5), ("Equalize", 1.0, 9)),
-        (("Color", 0.4, 0), ("Equalize", 0.6, 3)),
-        (("Equalize", 0.4, 7), ("Solarize", 0.2, 4)),
-        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 5)),
-        (("Invert", 0.6, 4), ("Equalize", 1.0, 8)),
-        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-        (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
-    ]
-]
 
 
 class ColorJitter:

@@ -30,7 +30,7 @@ class TimmPolicy:
         self.arguments = policy, size, mean, interpolation
 
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        module = _load_module()
+        module = timm_policies()
         module.random = rng
         module.np.random.seed(rng.getrandbits(_NUMPY_SEED_BITS))
         return _build(*self.arguments)(image)
@@ -47,7 +47,8 @@ class _NumPy:
 
 
 @functools.cache
-def _load_module() -> Any:
+def timm_policies() -> Any:
+    """timm's module of policies."""
     package = importlib.util.find_spec("timm")
     assert package and package.origin  # timm is a requirement
     path = Path(package.origin).parent / "data" / "auto_augment.py"
@@ -64,7 +65,7 @@ def _load_module() -> Any:
 @functools.cache
 def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) -> Callable[[Image.Image], Image.Image]:
     """The transform with the parameters of timm's `transforms_imagenet_train`."""
-    module = _load_module()
+    module = timm_policies()
     parameters = {
         "translate_const": int(size * 0.45),
         "img_mean": tuple(min(255, round(255 * value)) for value in mean),

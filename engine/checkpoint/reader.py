@@ -18,11 +18,12 @@ from engine.checkpoint.trained_on import is_description
 from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
-from utils.atomic_file import iter_tensors, verify_checksum
+from utils.atomic_file import tensors_in, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
+from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
 
 FORMAT = 6
@@ -174,7 +175,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         archive_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in iter_tensors(state))
+        is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
     except UserError:
         raise
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
@@ -233,8 +234,9 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
-    """Returns whether `Best.to_entry` of `engine.training.snapshot` can have made the entry."""
-    if entry.keys() not in ({"top1", "top5", "epoch", "loss"}, {"mean_ap", "epoch", "loss"}):
+    """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
+    known = ({metric.name for metric in metrics_of(multi_label)} for multi_label in (False, True))
+    if entry.keys() - {"epoch"} not in ({"top1", "top5", "loss"}, *known):  # the first of earlier versions
         return False
     numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]
     return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)

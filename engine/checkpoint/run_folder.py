@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
+from utils.atomic_file import atomic_write
 from utils.errors import Unavailable, UserError
 from utils.waits import wait_for
 
@@ -64,9 +65,7 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     kept = folder / f"config-step-{steps_done:06d}.yaml"
     if current.is_file() and current.read_text(encoding="utf-8") != text and not kept.exists():
         shutil.copyfile(current, kept)
-    temporary = folder / f".{RUN_OPTIONS}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, current)
+    atomic_write(current, text)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from utils.file_formats.checkpoint_folder import (
     write_synced,
 )
 from utils.file_formats.json_content import encode_content
+from utils.sharded import local_tensor
 
 _FILE_BYTES = 1 << 30  # of one rank
 
@@ -77,11 +78,10 @@ class ShardWriter(BackgroundWriter):
         content = {"format": FORMAT} | state
         text, tensors = encode_content(content)
         local = {name: _to_savable(tensor) for name, tensor in tensors.items()}
-        if _local_bytes(local) > available_bytes() / 2 / self.context.local_world_size:
+        if tensor_bytes([*map(local_tensor, local.values())]) > available_bytes() / 2 / self.context.local_world_size:
             self._write(content, text, local, is_best, periodic)
         else:
-            copies = {name: copy_to_host(tensor) for name, tensor in local.items()}
-            self.submit(self._write, content, text, copies, is_best, periodic)
+            self.submit(self._write, content, text, copy_to_host(local), is_best, periodic)
 
     def _write(
         self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None
@@ -163,9 +163,5 @@ def _to_savable(tensor: torch.Tensor) -> torch.Tensor:
     """The format has no scalars, and no strides."""
     tensor = tensor.detach()
     if tensor.dim() == 0:
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(1)
+        return local_tensor(tensor).reshape(1)
     return tensor if isinstance(tensor, DTensor) else tensor.contiguous()
-
-
-def _local_bytes(tensors: dict[str, torch.Tensor]) -> int:
-    return tensor_bytes([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()])

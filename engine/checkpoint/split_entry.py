@@ -1,7 +1,7 @@
 """The split of a run's data in its checkpoints (entry `split`), in exported weights, and in `held_out.json`.
 
-The entry is None if the data came with splits; a checkpoint of an older version has none. Its options have the seed
-and the fraction.
+The entry is None if the data came with splits; a checkpoint of an older version has none. Its options have the seed,
+the fraction and the fold.
 """
 
 import json
@@ -49,19 +49,20 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
         ValueError: the entry is invalid.
     """
     seed, fraction = data.get("SPLIT_SEED", 0), data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
+    fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
     if ENTRY not in content:
         return RunSplit(seed, fraction, None, num_trained=content.get("geometry", {}).get("samples"))
     match content[ENTRY]:
         case None:
             return RunSplit(seed, fraction, ())
         case {"digest": digest, "held_out": list(names)}:
-            split = RunSplit(seed, fraction, tuple(names))
+            split = RunSplit(seed, fraction, tuple(names), fold=fold)
         case {"digest": digest, "held_out": torch.Tensor() as text, "trained": torch.Tensor() as trained}:
             for tensor, dtype in ((text, torch.uint8), (trained, torch.int64)):
                 if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
                     raise ValueError("other tensors")
             names = bytes(text.numpy()).decode("utf-8", "surrogateescape").split("\0")
-            split = RunSplit(seed, fraction, tuple(names), trained.numpy().view(np.uint64))
+            split = RunSplit(seed, fraction, tuple(names), trained.numpy().view(np.uint64), fold=fold)
         case _:
             raise ValueError("no split")
     if not all(isinstance(name, str) for name in names) or split.digest != digest:

@@ -5,18 +5,19 @@ A checkpoint has the entries `class_names`, the names in the order of the labels
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
+from pydantic import ValidationError
+from timm.data import resolve_data_config
 
+from configs.reading.model_options import described_model
 from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
-from configs.schema.data import MAX_CROP_PCT
 from configs.schema.model import Model
 from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.split import RunSplit
@@ -26,6 +27,7 @@ from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content, read_stored
 from utils.atomic_file import atomic_write
 from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.hf_folder import read_config
 from utils.file_formats.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
@@ -83,35 +85,17 @@ def is_description(state: dict[str, Any]) -> bool:
 
 
 def _is_preprocessing(values: dict[str, Any]) -> bool:
-    size, channels, crop = (values.get(entry) for entry in ("image_size", "channels", "crop_pct"))
-    return (
-        values.keys() | {"resize"} == OPTION_OF.keys()  # earlier checkpoints have no `resize`: it is the default
-        and _is_choice("interpolation", values)
-        and _is_choice("resize", {"resize": "crop"} | values)
-        and _is_positive(size)
-        and type(channels) is int
-        and channels in (1, 3)
-        and type(crop) is float
-        and 0 < crop <= MAX_CROP_PCT
-        and all(_are_floats(values[entry], channels) for entry in ("mean", "std"))
-        and min(values["std"]) > 0
-    )
-
-
-def _is_choice(entry: str, values: dict[str, Any]) -> bool:
-    return values.get(entry) in get_args(Data.model_fields[OPTION_OF[entry]].annotation)
+    if values.keys() | {"resize"} != OPTION_OF.keys():  # earlier checkpoints have no `resize`: it is the default
+        return False
+    try:
+        Data.model_validate({OPTION_OF[entry].upper(): value for entry, value in values.items()})
+    except ValidationError:
+        return False
+    return isinstance(values["mean"], list) and isinstance(values["std"], list)
 
 
 def _is_positive(value: Any) -> bool:
     return type(value) is int and value > 0
-
-
-def _are_floats(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(value) is float and math.isfinite(value) for value in values)
-    )
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
@@ -131,7 +115,8 @@ def trained_on_of(model: Model) -> TrainedOn | None:
 def read_trained_on(weights: str) -> TrainedOn | None:
     """The data of the checkpoint or export `weights`, without reading its tensors; None for another program's weights.
 
-    Does not report a damaged file: reading its tensors does.
+    For weights beside timm's config.json: its preprocessing, classes and model. Does not report a damaged file: reading
+    its tensors does.
 
     Raises:
         UserError: no such file, or a damaged archive.
@@ -164,6 +149,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
     metadata = read_metadata(path)
+    if OPTIONS_ENTRY not in metadata:
+        return _read_config(path)
     entries = [*_DESCRIPTION, ENTRY] if ENTRY in metadata else _DESCRIPTION
     return {entry: json.loads(metadata[entry]) for entry in entries}, json.loads(metadata[OPTIONS_ENTRY])
 
@@ -174,4 +161,18 @@ def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
     return content | split, parse_value(content["options"])
 
 
-_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint, ".safetensors": _read_safetensors}
+def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
+    """What timm's config.json beside the weights says. Its crop modes other than `center` are not used."""
+    config = read_config(path.parent)
+    values = resolve_data_config(pretrained_cfg=config["pretrained_cfg"])
+    channels, *_, width = values["input_size"]
+    preprocessing = {"image_size": width, "channels": channels, "interpolation": values["interpolation"]}
+    preprocessing |= {entry: list(map(float, values[entry])) for entry in ("mean", "std")}
+    preprocessing["crop_pct"] = float(values["crop_pct"])
+    names = config.get("label_names")  # a dict of timm's may leave labels out
+    description = {"class_names": names if isinstance(names, list) else None, "preprocessing": preprocessing}
+    return description, {"DATA": {}, "MODEL": described_model(config)}
+
+
+_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint}
+_READERS |= {".safetensors": _read_safetensors, ".bin": _read_config}

@@ -11,6 +11,7 @@ import torch
 from engine.checkpoint.paths import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from engine.checkpoint.reader import FORMAT
 from utils.atomic_file import atomic_save, tensor_bytes
+from utils.torch_compat import tree_map_only
 
 
 class BackgroundWriter:
@@ -75,11 +76,7 @@ class CheckpointWriter(BackgroundWriter):
 
 def copy_to_host(content: Any) -> Any:
     """A copy in host memory, which training does not change."""
-    if isinstance(content, torch.Tensor):
-        return content.detach().to("cpu", copy=True)
-    if isinstance(content, dict):
-        return {key: copy_to_host(value) for key, value in content.items()}
-    return type(content)(map(copy_to_host, content)) if isinstance(content, list | tuple) else content
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), content)
 
 
 def available_bytes() -> float:

@@ -20,7 +20,7 @@ def evaluate_best(config: Config, trainer: Trainer, epoch: int, test: Samples | 
     """Evaluates the best checkpoint, of epoch `epoch`; a collective call.
 
     Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
-    there are any. Returns the entry `test` of result.json: top-1 and top-5, or mAP, in percent, loss, samples.
+    there are any. Returns the entry `test` of result.json: the metrics, and the number of samples.
     """
     run, context = trainer.run, trainer.context
     is_written = broadcast_object(context.is_main and evaluated_epoch(run.folder) == epoch, context)
@@ -62,4 +62,4 @@ def _evaluate_test(config: Config, trainer: Trainer, built: EvalModel, epoch: in
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             run.logger.warn(f"Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
-    return {**metrics.scores(), "loss": metrics.loss, "samples": metrics.samples}
+    return {**metrics.values, "samples": metrics.samples}

@@ -34,9 +34,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     if results:  # on the main process
         about = {"split": opened.split, "checkpoint": absolute_file(str(config.model.pretrained))}
         result = {
-            **metrics.scores(),
+            **metrics.values,
             **about,
-            "loss": metrics.loss,
             "samples": metrics.samples,
             "finished": True,
             "numeric_precision": precision,
@@ -49,7 +48,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         summary = files.write(metrics, results, opened.model, epoch=None, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
-        score = f"{opened.title} {'top-1' if metrics.mean_ap is None else 'mAP'}: {metrics.score:.2f}%"
+        score = f"{opened.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         logger.info(
             f"----- {score}{class_figures(folder)}\n      Report: {write_report(folder)}; tables: {files.folder}"
         )

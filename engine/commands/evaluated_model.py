@@ -50,8 +50,9 @@ def _with_split_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> 
     """DATA with the split of the training, if it is the training data. A table has DATA.MULTI_LABEL of the training."""
     changes: dict[str, Any] = {}
     if is_training_data(data, trained_on):
-        keys = [key for key in ("VAL_FRACTION", "SPLIT_SEED") if key not in given and key in trained_on.data]
-        changes = {key.lower(): trained_on.data[key] for key in keys}
+        keys = {"SPLIT_SEED"} - given.keys()
+        keys |= set() if {"VAL_FRACTION", "FOLDS"} & given.keys() else {"VAL_FRACTION", "FOLDS", "FOLD"}
+        changes = {key.lower(): trained_on.data[key] for key in keys if key in trained_on.data}
     if data.dataset == "csv" and "MULTI_LABEL" not in given:
         changes["multi_label"] = trained_on.data.get("MULTI_LABEL") is True
     return data.model_copy(update=changes)

@@ -175,6 +175,7 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
 
 
 def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
-    """Returns whether the user set VAL_FRACTION for this evaluation; the config.yaml of the training does not count."""
-    trained = trained_on.data.get("VAL_FRACTION") if trained_on else None
-    return data.val_fraction not in (None, trained)
+    """Returns whether the user set a split for this evaluation; the config.yaml of the training does not count."""
+    trained = trained_on.data if trained_on else {}
+    asked = {"VAL_FRACTION": data.val_fraction, "FOLDS": data.folds}
+    return any(value not in (None, trained.get(key)) for key, value in asked.items())

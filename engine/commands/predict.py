@@ -66,7 +66,7 @@ def predict(command: Command, context: ProcessContext) -> int:
         seconds, number = time.perf_counter() - started, len(samples) - first
         if part:
             names = names_of_labels(samples, config.model.num_logits)
-            predictions = Predictions(part, samples, names, options.top_k, labelled=options.path is None)
+            predictions = Predictions(part, samples, names, options, config.data.multi_label)
             num_readable = predictions.num_readable
             files = [predictions.write_csv(folder, options.excel)]
             if options.json:
@@ -74,7 +74,7 @@ def predict(command: Command, context: ProcessContext) -> int:
             speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
             logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")
             if options.path is None and num_readable:
-                metrics, classes = predictions.metrics(), config.model.num_logits
+                metrics, classes = predictions.metrics(config.eval.best_metric), config.model.num_logits
                 precision = opened.evaluator.precision.name
                 log_validation(logger, "", metrics, classes, metrics.samples, seconds, opened.title, precision)
             logger.info(f"{predictions.table(_SHOWN_ROWS)}\n----- Predictions: {', '.join(map(str, files))}")

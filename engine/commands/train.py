@@ -127,15 +127,16 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
 
         trainer.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
         figures = class_figures(folder)
-    name, score = ("mAP", result["mean_ap"]) if "mean_ap" in result else ("top-1", result.get("top1"))
-    if score is not None:
+    metric = trainer.config.best_metric
+    if (score := result.get(metric.name)) is not None:
         average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
-        both = f"\n      Last epoch: {name} of the average {average:.2f}%, of the raw weights {raw:.2f}%"
+        last = f"{metric.title} of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
+        best, both = f"Best {metric.title}: {metric.text(score)}", f"\n      Last epoch: {last}"
         both = both if abs(average - raw) > 1 else ""
         evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
         predict = next_command(command, f"-resume={folder}", "-predict")
         logger.info(
-            f"----- Best {name}: {score:.2f}% (epoch {result['epoch']}){figures}, {result['checkpoint']}{both}\n"
+            f"----- {best} (epoch {result['epoch']}){figures}, {result['checkpoint']}{both}\n"
             f"      Report: {folder / REPORT}\n"
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"

@@ -7,51 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, divide
 
 NUM_BINS = 15  # of the confidence (Guo et al., 2017)
+MAX_THRESHOLDS = 100  # of the coverage
 NUM_MISTAKES = 16  # of each kind
 HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
-
-
-@dataclass(frozen=True)
-class ClassFigures:
-    """Figures of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
-
-    A figure is NaN where it is not defined: precision of a class that was never predicted, the others of a class
-    without samples.
-    """
-
-    count: np.ndarray
-    predicted: np.ndarray
-    precision: np.ndarray
-    recall: np.ndarray
-    f1: np.ndarray
-    top5: np.ndarray
-
-    def macro(self) -> dict[str, float]:
-        """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
-        present = self.count > 0
-        figures = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
-        return {name: float(np.nan_to_num(values[present]).mean()) for name, values in figures.items()}
-
-
-def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
-    """Precision, recall and F1 as scikit-learn defines them; recall is the top-1 accuracy of the class."""
-    readable = results.readable
-    targets, labels = results.targets[readable], results.labels[readable, 0]
-    count, predicted, hits = (
-        np.bincount(x, minlength=num_classes) for x in (targets, labels, labels[labels == targets])
-    )
-    top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
-    return ClassFigures(
-        count=count,
-        predicted=predicted,
-        precision=100 * _divide(hits, predicted),
-        recall=100 * _divide(hits, count),
-        f1=100 * _divide(2 * hits, np.where(count > 0, count + predicted, 0)),
-        top5=100 * _divide(top5_hits, count),
-    )
 
 
 def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
@@ -96,10 +57,25 @@ def calibration(results: SampleResults) -> Calibration:
     bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     count = np.bincount(bins, minlength=NUM_BINS)
     means = [
-        100 * _divide(np.bincount(bins, values, minlength=NUM_BINS), count)
+        100 * divide(np.bincount(bins, values, minlength=NUM_BINS), count)
         for values in (confidence, results.hits(1)[readable])
     ]
     return Calibration(count, *means)
+
+
+def coverage(results: SampleResults) -> np.ndarray:
+    """Confidence, coverage and accuracy by threshold, float64 (thresholds, 3), the highest threshold first.
+
+    Coverage is the share of the samples whose confidence is at least the threshold, accuracy the share of these that
+    are right (El-Yaniv and Wiener, 2010). Samples of equal confidence are covered together; the last row covers all.
+    """
+    readable = results.readable
+    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+    order = np.argsort(-confidence, kind="stable")
+    confidence, hits = confidence[order], np.cumsum(results.hits(1)[readable][order])
+    last = np.append(np.flatnonzero(np.diff(confidence)), len(confidence) - 1)  # of equal ones
+    last = last[np.unique(np.searchsorted(last, np.linspace(last[0], last[-1], MAX_THRESHOLDS)))]
+    return 100 * np.stack([confidence[last], (last + 1) / len(confidence), hits[last] / (last + 1)], axis=1)
 
 
 def worst_mistakes(results: SampleResults) -> list[tuple[str, int]]:
@@ -115,8 +91,3 @@ def highest_losses(results: SampleResults) -> list[tuple[str, int]]:
     readable = results.readable
     by_loss = readable[np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")]
     return [(HIGHEST_LOSS, int(index)) for index in by_loss[:NUM_MISTAKES]]
-
-
-def _divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The quotients; NaN where the count is 0."""
-    return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)

@@ -45,6 +45,7 @@ class Evaluator:
         transform: uint8 images -> normalized images (B, channels, S, S), on the device.
         flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
         multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
+        best_metric: of `EVAL.BEST_METRIC`.
     """
 
     transform: nn.Module
@@ -53,6 +54,7 @@ class Evaluator:
     context: ProcessContext
     flips: bool = False
     multi_label: bool = False
+    best_metric: str | None = None
 
     def evaluate(
         self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
@@ -65,7 +67,7 @@ class Evaluator:
             UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), after_batch)
-        metrics = broadcast_object(results.metrics() if results else None, self.context)
+        metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
         if not metrics or not metrics.samples:
             raise UserError(
                 "no image of the evaluation can be read; bad_images_*.csv in the run's folder has the reasons"

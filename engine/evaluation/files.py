@@ -15,18 +15,16 @@ from torch import nn
 from configs.schema import Data
 from datasets.sources.samples import Samples
 from engine.evaluation.analysis import (
-    Calibration,
-    ClassFigures,
     calibration,
-    class_figures,
     confused_pairs,
+    coverage,
     highest_losses,
     worst_mistakes,
 )
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import CALIBRATION, CONFUSION, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
+from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import SampleResults, name_of_target
+from engine.evaluation.results import SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write
 from utils.metrics import Metrics
 from utils.tables import safe_cell, table_text
@@ -59,7 +57,7 @@ class EvaluationFiles:
         """
         self.folder.mkdir(exist_ok=True)
         analyze = self._analyze if results.scores is None else self._analyze_several_labels
-        figures, mistakes = analyze(metrics, results, [safe_cell(name) for name in self.class_names])
+        figures, mistakes = analyze(results, [safe_cell(name) for name in self.class_names])
         note = self._write_pictures(sorted({index for _, index in mistakes}), model)
         summary = {
             **about,
@@ -67,30 +65,40 @@ class EvaluationFiles:
             "unreadable": len(results.errors),
             "num_classes": len(self.class_names),
             "tta": "flip" if self.evaluator.flips else "none",
-            "loss": metrics.loss,
+            **metrics.values,
             **figures,
             "attention": note,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def _analyze(
-        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
-    ) -> tuple[dict[str, float], list[tuple[str, int]]]:
+    def _analyze(self, results: SampleResults, names: Sequence[str]) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """Writes the tables; returns the figures of the summary and the worst mistakes."""
         figures = class_figures(results, len(names))
         pairs = confused_pairs(results, len(names))
         bins = calibration(results)
         mistakes = worst_mistakes(results)
-        self._write_table(PER_CLASS, _CLASS_COLUMNS, _class_rows(figures, names))
+        percents = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
+        of_classes = (
+            range(len(names)),
+            names,
+            figures.count,
+            figures.predicted,
+            *(map(_cell, one) for one in percents),
+        )
+        self._write_table(PER_CLASS, _CLASS_COLUMNS, zip(*of_classes, strict=True))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
-        self._write_table(CALIBRATION, _BIN_COLUMNS, _bin_rows(bins))
+        low, high, *means = (
+            map(_cell, one) for one in (bins.edges[:-1], bins.edges[1:], bins.confidence, bins.accuracy)
+        )
+        self._write_table(CALIBRATION, _BIN_COLUMNS, zip(low, high, bins.count, *means, strict=True))
+        self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
-        return {**metrics.scores(), **figures.macro(), "ece": bins.error}, mistakes
+        return {**figures.macro(), "ece": bins.error}, mistakes
 
     def _analyze_several_labels(
-        self, metrics: Metrics, results: SampleResults, names: Sequence[str]
+        self, results: SampleResults, names: Sequence[str]
     ) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
@@ -98,7 +106,7 @@ class EvaluationFiles:
         self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, columns)
         mistakes = highest_losses(results)
         self._write_mistakes(mistakes, results, names)
-        return metrics.scores(), mistakes
+        return {}, mistakes
 
     def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         atomic_write(self.folder / name, table_text(header, rows))
@@ -134,26 +142,14 @@ _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall",
 _SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
+_COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
-
-
-def _class_rows(figures: ClassFigures, names: Sequence[str]) -> Iterable[list[Any]]:
-    columns = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
-    for label, name in enumerate(names):
-        counts = int(figures.count[label]), int(figures.predicted[label])
-        yield [label, name, *counts, *(_cell(column[label]) for column in columns)]
 
 
 def _pair_rows(pairs: np.ndarray, count: np.ndarray, names: Sequence[str]) -> Iterable[list[Any]]:
     wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS]
     for true, predicted, number in wrong.tolist():
         yield [names[true], names[predicted], number, _cell(100 * number / count[true])]
-
-
-def _bin_rows(bins: Calibration) -> Iterable[list[Any]]:
-    columns = (bins.edges[:-1], bins.edges[1:], bins.count.tolist(), bins.confidence, bins.accuracy)
-    for low, high, count, *means in zip(*columns, strict=True):
-        yield [_cell(low), _cell(high), count, *map(_cell, means)]
 
 
 def _cell(percent: float) -> str:

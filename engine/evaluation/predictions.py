@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.reading.prediction import Prediction
 from datasets.sources.samples import Samples
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.results import SampleResults, name_of_target
@@ -21,53 +22,64 @@ from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
 CSV_FILE, JSON_FILE = "predictions.csv", "predictions.json"
+UNKNOWN = "unknown"
 _SHOWN_RANKS, _SHOWN_CHARS = 3, 48
 
-_Image = tuple[str, list[tuple[str, float]], str, str | None]
+_Image = tuple[str, list[tuple[str, float]], dict[str, str], str | None]
 
 
 class Predictions:
     """The predictions of N images.
 
-    class_names: of all labels of the model. top_k: classes per image, if the model has as many. labelled: whether the
-    samples have labels, which are then the column `target`.
+    class_names: of all labels of the model. options: samples without a path have labels, the column `target`. With a
+    threshold, the column `label` has the most probable class, or if `multi_label` all classes, from that probability
+    on, else "unknown".
     """
 
     def __init__(
-        self, part: PartFile, samples: Samples, class_names: Sequence[str], top_k: int, labelled: bool
+        self, part: PartFile, samples: Samples, class_names: Sequence[str], options: Prediction, multi_label: bool
     ) -> None:
-        self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, labelled
-        self._num_ranks = min(top_k, len(class_names))
+        self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, options.path is None
+        self._threshold, self._max_labels = options.threshold, None if multi_label else 1
+        self._num_ranks = min(options.top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
-    def metrics(self) -> Metrics:
-        """The metrics of labelled data, whose results are in memory then."""
+    def metrics(self, best: str | None) -> Metrics:
+        """The metrics of labelled data, whose results are in memory then. best: of `EVAL.BEST_METRIC`."""
         columns = [vars(results) for results in self._part]
         names = [name for name, values in columns[0].items() if isinstance(values, np.ndarray)]
         arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
-        return SampleResults(**arrays).metrics()
+        return SampleResults(**arrays).metrics(best)
 
     def _images(self, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
-        """Path, (class, probability) of the most probable classes, target, and the error of an unreadable image."""
+        """Path, (class, probability) of the most probable classes, label and target if there are some, and the error
+        of an unreadable image."""
         index = 0
         for results in self._part:
-            ranked = results.labels[:, :num_ranks].tolist(), results.probabilities[:, :num_ranks].tolist()
+            ranked = results.labels.tolist(), results.probabilities.tolist()
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                target = name_of_target(self._samples.targets[index], names) if self._labelled else ""
-                yield self._samples.name(index).removeprefix("./"), [] if error else classes, target, error
+                texts = {} if self._threshold is None else {"label": "" if error else self._label(classes)}
+                if self._labelled:
+                    texts["target"] = name_of_target(self._samples.targets[index], names)
+                path = self._samples.name(index).removeprefix("./")
+                yield path, [] if error else classes[:num_ranks], texts, error
                 index += 1
+
+    def _label(self, classes: list[tuple[str, float]]) -> str:
+        labels = [name for name, value in classes[: self._max_labels] if value >= (self._threshold or 0)]
+        return " | ".join(labels) or UNKNOWN
 
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        yield ["path", *columns, *["target"] * self._labelled, "error"]
-        for path, ranked, target, error in self._images(names, num_ranks):
+        yield ["path", *columns, *["label"] * (self._threshold is not None), *["target"] * self._labelled, "error"]
+        for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
             cells += [""] * (len(columns) - len(cells))
-            yield [safe_cell(path), *cells, *[target] * self._labelled, safe_cell(error or "")]
+            yield [safe_cell(path), *cells, *texts.values(), safe_cell(error or "")]
 
     def write_csv(self, folder: Path, excel: bool = False) -> Path:
         """Writes `predictions.csv` atomically; raises OSError. excel: with a byte order mark, for spreadsheets."""
@@ -81,10 +93,9 @@ class Predictions:
         """Writes `predictions.json` atomically: a list of objects, one in each line. Raises OSError."""
         with open_atomically(folder / JSON_FILE) as file:
             separator = "[\n"
-            for path, ranked, target, error in self._images(self._class_names, self._num_ranks):
+            for path, ranked, texts, error in self._images(self._class_names, self._num_ranks):
                 predictions = [{"class": name, "probability": probability} for name, probability in ranked]
-                targets = {"target": target} if self._labelled else {}
-                image = {"path": path, "predictions": predictions, **targets, "error": error}
+                image = {"path": path, "predictions": predictions, **texts, "error": error}
                 file.write(separator + json.dumps(image))
                 separator = ",\n"
             file.write("\n]\n")

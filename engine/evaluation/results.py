@@ -11,6 +11,7 @@ import numpy as np
 
 from datasets.batch import PADDING
 from engine.evaluation.multi_label import average_precisions, mean_average_precision
+from utils.metric_table import best_metric, metrics_of
 from utils.metrics import Metrics
 
 
@@ -49,21 +50,82 @@ class SampleResults:
         assert self.scores is not None
         return average_precisions(self.targets[self.readable], self.scores[self.readable])
 
-    def metrics(self) -> Metrics:
-        """Means over the samples that were read, summed in float64 in the order of the data.
+    @property
+    def mean_average_precision(self) -> float:
+        return mean_average_precision(self.average_precisions)
 
-        With several labels per sample, the mean average precision takes the place of top-1 and top-5.
-        """
-        samples = len(self.readable)
-        count = max(samples, 1)
-        loss = float(self.losses[self.readable].astype(np.float64).sum()) / count
-        if self.scores is not None:
-            return Metrics(loss, None, None, samples, mean_ap=mean_average_precision(self.average_precisions))
-        top1, top5 = (100 * float(self.hits(top_k).sum()) / count for top_k in (1, 5))
-        return Metrics(loss, top1, top5, samples)
+    @property
+    def mean_loss(self) -> float:
+        """The mean over the samples that were read, summed in float64 in the order of the data."""
+        return float(self.losses[self.readable].astype(np.float64).sum()) / len(self.readable)
+
+    def accuracy(self, top_k: int) -> float:
+        """The share of the samples that were read whose target is among the first `top_k` classes, percent."""
+        return 100 * float(self.hits(top_k).sum()) / len(self.readable)
+
+    @cached_property
+    def per_class(self) -> "ClassFigures":
+        """The figures of the classes up to the highest label that occurs."""
+        return class_figures(self, 1 + int(max(self.targets.max(), self.labels.max())))
+
+    def metrics(self, best: str | None = None) -> Metrics:
+        """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
+        samples, multi_label = len(self.readable), self.scores is not None
+        values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
+        return Metrics(values, samples, best=best_metric(best, multi_label).name)
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """Figures of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
+
+    A figure is NaN where it is not defined: precision of a class that was never predicted, the others of a class
+    without samples.
+    """
+
+    count: np.ndarray
+    predicted: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+    f1: np.ndarray
+    top5: np.ndarray
+
+    def macro(self) -> dict[str, float]:
+        """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
+        present = self.count > 0
+        figures = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+        return {name: float(np.nan_to_num(values[present]).mean()) for name, values in figures.items()}
+
+    @property
+    def min_recall(self) -> float:
+        """The lowest recall of a class with samples."""
+        return float(np.nanmin(self.recall))
+
+
+def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
+    """Precision, recall and F1 as scikit-learn defines them; recall is the top-1 accuracy of the class."""
+    readable = results.readable
+    targets, labels = results.targets[readable], results.labels[readable, 0]
+    count, predicted, hits = (
+        np.bincount(x, minlength=num_classes) for x in (targets, labels, labels[labels == targets])
+    )
+    top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
+    return ClassFigures(
+        count=count,
+        predicted=predicted,
+        precision=100 * divide(hits, predicted),
+        recall=100 * divide(hits, count),
+        f1=100 * divide(2 * hits, np.where(count > 0, count + predicted, 0)),
+        top5=100 * divide(top5_hits, count),
+    )
 
 
 def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
     """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
     labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
     return " | ".join(names[label] for label in labels)
+
+
+def divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The quotients; NaN where the count is 0."""
+    return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)

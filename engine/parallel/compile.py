@@ -11,7 +11,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from configs.schema import Train
-from engine.parallel.blocks import blocks_of
+from models.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.torch_compat import allow_recompilations, split_graphs_at_ddp_buckets

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from configs.schema import Parallel
-from engine.parallel.blocks import blocks_of
 from engine.parallel.strategy import DtypeOf, Strategy
+from models.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.sharded import local_tensor

@@ -7,7 +7,7 @@ import torch
 from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 
-from engine.precision.op_lists import with_mixin
+from models.mixin import with_mixin
 from utils.torch_compat import BatchNorm
 
 _ONE_KERNEL = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm)  # on a GPU; its statistics are in fp32

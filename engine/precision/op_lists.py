@@ -8,7 +8,6 @@ are compiled, wrapped for data parallelism, copied, or recomputed in the backwar
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from models.mixin import with_mixin
 from utils.errors import UserError, did_you_mean
 from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
 
@@ -154,9 +154,3 @@ def _units(module: nn.Module) -> list[nn.Module]:
     for child in module.children():
         parts += _units(child)[1:] if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
     return parts
-
-
-@cache
-def with_mixin(mixin: type[nn.Module], module_class: type[nn.Module]) -> type[nn.Module]:
-    """One subclass per class, so that modules of one class still share it, and compile once."""
-    return type(module_class.__name__, (mixin, module_class), {})

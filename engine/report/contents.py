@@ -6,6 +6,7 @@ import socket
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from configs.reading.yaml_io import read_yaml, shorten
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
+    COVERAGE,
     EVALUATION,
     MISTAKES,
     PAIRS,
@@ -23,16 +25,16 @@ from engine.evaluation.file_names import (
     TEST_EVALUATION,
 )
 from engine.run.facts import FACTS, Facts, read_facts
-from engine.run.result import MIN_CLASSES_FOR_TOP5, RESULT, Rows, best_epoch, score_column
+from engine.run.result import RESULT, Rows, best_epoch, points
 from utils.errors import UserError
 from utils.files import read_json
+from utils.metric_table import METRICS, Metric, best_metric
 from utils.status import STATUS, UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
-_METRICS = {"mean_ap": "mean AP", "top1": "top-1"}
 _WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
 _NEEDED = {PER_CLASS: {"class"}, PAIRS: {"true", "predicted", "count", "share"}, MISTAKES: {"kind", "index"}}
@@ -47,6 +49,7 @@ class Evaluation:
 
     confusion: names of the classes, and images by true class (rows) and predicted class; up to 50 classes.
     bins: of the confidence, in percent: lowest and highest confidence, images, accuracy; without empty bins.
+    coverage: (coverage, accuracy) in percent, by descending threshold of the confidence.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class Evaluation:
     confusion: tuple[list[str], list[list[int]]] | None
     pairs: Rows
     bins: list[tuple[float, float, int, float]]
+    coverage: list[tuple[float, float]]
     mistakes: Rows
 
     @property
@@ -98,17 +102,21 @@ class RunContents:
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether the metric is mean AP, else top-1."""
-        return self.options["DATA.MULTI_LABEL"] is True or score_column(self.epochs) == "val_mean_ap"
+        return self.options["DATA.MULTI_LABEL"] is True
+
+    def shows(self, metric: Metric) -> bool:
+        """Returns whether the model has as many classes as the metric needs."""
+        return (to_float(self.options["MODEL.NUM_CLASSES"]) or 1) >= metric.min_classes
 
     @property
-    def shows_top5(self) -> bool:
-        return (to_float(self.options["MODEL.NUM_CLASSES"]) or 0) >= MIN_CLASSES_FOR_TOP5
+    def metric(self) -> Metric:
+        """The metric that decides which epoch is the best."""
+        return best_metric(self.options["EVAL.BEST_METRIC"], self.is_multi_label)
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The best epoch (from 1) and its metric in percent; None without an evaluation."""
-        return best_epoch(self.epochs)
+        """The best epoch (from 1) and the value of the metric; None without an evaluation."""
+        return best_epoch(self.epochs, self.metric)
 
     @property
     def split(self) -> str:
@@ -117,22 +125,25 @@ class RunContents:
             return SPLITS["val"]
         return self.evaluation.split if self.evaluation else ""
 
-    @property
-    def metric(self) -> tuple[str, float | None]:
-        """The name and the best value of the metric, in percent; None without an evaluation."""
-        evaluated = self.evaluation.summary if self.evaluation else {}
-        best = {score_column(self.epochs): self.best[1]} if self.best else {}
-        for key, name in _METRICS.items():
-            for value in (self.result.get(key), best.get(f"val_{key}"), evaluated.get(key)):
-                if (number := to_float(value)) is not None:
-                    return name, number
-        return _METRICS["mean_ap" if self.is_multi_label else "top1"], None
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """The metrics of the best epoch, or of the evaluation, by name; without unknown ones."""
+        summary, best = self.evaluation.summary if self.evaluation else {}, self.best
+        row = next((row for row in self.epochs if best and row["epoch"] == str(best[0])), {})
+        of_epoch = {name: row.get(f"val_{name}") for name in METRICS}
+        sources = ({"macro_f1": summary.get("f1")}, summary, of_epoch, self.result)  # the first: earlier versions
+        found = ((name, to_float(source.get(name))) for source in sources for name in METRICS)
+        return {name: value for name, value in found if value is not None}
 
     @property
-    def test_metric(self) -> tuple[str, float | None]:
-        """The name and the value of the metric on the held-out test images; None if there are none."""
-        values = ((name, to_float(self.test_result.get(key))) for key, name in _METRICS.items())
-        return next((one for one in values if one[1] is not None), ("", None))
+    def score(self) -> float | None:
+        """The value of the metric; None without an evaluation."""
+        return self.figures.get(self.metric.name)
+
+    @property
+    def test_score(self) -> float | None:
+        """The value of the metric on the held-out test images; None if there are none."""
+        return to_float(self.test_result.get(self.metric.name))
 
     @property
     def test_result(self) -> dict[str, Any]:
@@ -235,6 +246,7 @@ def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[...,
         confusion=read(f"{name}/{CONFUSION}", _read_matrix, None) if has_matrix else None,
         pairs=read(f"{name}/{PAIRS}", _read_texts, []),
         bins=read(f"{name}/{CALIBRATION}", _read_bins, []),
+        coverage=points(read(f"{name}/{COVERAGE}", read_rows, []), "coverage", "accuracy"),
         mistakes=read(f"{name}/{MISTAKES}", _read_texts, []),
     )
 

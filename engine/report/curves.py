@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from engine.report.charts import Chart, Series
 from engine.report.contents import RunContents
-from engine.run.result import Rows, points, score_column
+from engine.run.result import Rows, points
+from utils.metric_table import METRICS
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ _SPECS = (
     _Spec("Training hit@1", {"train_top1": "training hit@1"}, "train_top1", unit="%", multi_label=True),
     _Spec("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
           unit="%"),
+    _Spec("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
+                                 "val_min_recall": "minimum recall"}, "val_macro_f1", unit="%"),
     _Spec("Learning rate", {"lr": "learning rate"}, "lr", by_step=True),
     _Spec("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", by_step=True, log_base=10),
     _Spec("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", by_step=True, log_base=2, unused=1),
@@ -52,9 +55,9 @@ def curves_of_run(run: RunContents) -> list[Chart]:
         series = [
             Series(name, _points(rows, column, spec), index)
             for index, (column, name) in enumerate(spec.columns.items())
-            if column != "val_top5" or run.shows_top5
+            if column != "val_top5" or run.shows(METRICS["top5"])
         ]
-        charts += _chart(spec, spec.title, series, run.best if spec.compared == score_column(run.epochs) else None)
+        charts += _chart(spec, spec.title, series, run.best if f"val_{run.metric.name}" in spec.columns else None)
     return charts
 
 

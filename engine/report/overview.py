@@ -10,28 +10,26 @@ from engine.report.contents import RunContents, read_contents
 from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, TrainingData
 from utils.errors import UserError
+from utils.metric_table import METRICS
 from utils.tables import to_float
 
 
 def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
     """(name, value, remark) of the numbers of the result, the most important first; '' for no value."""
     evaluated = run.evaluation.summary if run.evaluation else {}
-    metric, value = run.metric
+    metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
-    top5 = to_float(run.result.get("top5")) or to_float(evaluated.get("top5"))
     ece, ece_epoch = to_float(evaluated.get("ece")), evaluated.get("epoch")
     is_older = run.best and ece_epoch != run.best[0]
-    test_metric, test_value = run.test_metric
     test_samples = to_float(run.test_result.get("samples"))
     speed = run.measured("images_per_second")
     split = run.split
-    best = f"{'' if run.is_evaluation else 'best '}{split} {metric}"
+    best = f"{'' if run.is_evaluation else 'best '}{split} {metric.title}"
     tiles = [
-        (best, percent(value), epoch or ("" if value is not None else "no evaluation")),
+        (best, metric.text(run.score), epoch or ("" if run.score is not None else "no evaluation")),
         *class_tiles(run),
-        (f"{split} top-5", percent(top5) if top5 and run.shows_top5 else "", ""),
-        (f"test {test_metric}", percent(test_value), f"{number(test_samples)} held-out images" if test_samples else ""),
-        (f"{split} loss", "" if (loss := _loss(run)) is None else f"{loss:.4f}", ""),
+        (f"test {metric.title}", metric.text(run.test_score), f"{number(test_samples)} held-out images"),
+        *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
         ("calibration error", percent(ece), f"ECE of epoch {ece_epoch}" if is_older else "ECE"),
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
         ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
@@ -59,12 +57,10 @@ def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
     zeros = sum(score == 0 for score, _, _ in classes)
     if zeros > 1:
         remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
-    epoch = evaluation.summary.get("epoch")
-    is_older = run.best and epoch != run.best[0]
-    tiles = [
-        ("macro F1", percent(to_float(evaluation.summary.get("f1"))), f"epoch {epoch}" if is_older else ""),
-        ("worst class", f"{column.upper()} {percent(lowest)}", remark),
-    ]
+    if run.best and evaluation.summary.get("epoch") != run.best[0]:
+        remark += f"; epoch {evaluation.summary.get('epoch')}"
+    macro_f1 = run.figures.get("macro_f1") if run.metric.name != "macro_f1" else None
+    tiles = [("macro F1", percent(macro_f1), ""), ("worst class", f"{column.upper()} {percent(lowest)}", remark)]
     return [tile for tile in tiles if tile[1]]
 
 
@@ -75,14 +71,6 @@ def class_figures(folder: Path) -> str:
     except UserError:  # a damaged file is not worth a run
         return ""
     return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
-
-
-def _loss(run: RunContents) -> float | None:
-    """The validation loss of the best epoch, or the loss of the evaluation."""
-    if run.best is None:
-        return to_float(run.result.get("loss"))
-    rows = (row for row in run.epochs if row["epoch"] == str(run.best[0]))
-    return next((to_float(row.get("val_loss")) for row in rows), None)
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

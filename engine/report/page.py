@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from engine.report import REPORT
-from engine.report.charts import element_id, reliability_diagram, series_class
+from engine.report.charts import Chart, Series, element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent, shortened, visible
@@ -46,6 +46,7 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
+    coverage = [Series("accuracy", evaluation.coverage)] if evaluation else []
     values = {
         "run": run,
         "states": _STATES,
@@ -59,6 +60,7 @@ def run_page(run: RunContents) -> str:
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
+        "coverage": Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
         "reliability": reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
     }
     return _render("run.html", values)

@@ -9,7 +9,7 @@ from configs.reading.compare import differing_from_defaults
 from engine.report.contents import Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.result import MIN_CLASSES_FOR_TOP5
+from utils.metric_table import METRICS
 from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
@@ -52,7 +52,7 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     rows = evaluation.classes
     # Recall is the top-1 accuracy of a class: one of the two columns is enough.
     skipped = {"top1"} if "recall" in rows[0] else set()
-    skipped |= {"top5"} if len(rows) < MIN_CLASSES_FOR_TOP5 else set()
+    skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
     columns = [column for column in _CLASS_COLUMNS if column in rows[0] and column not in skipped]
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_quality)[:MAX_CLASSES]
@@ -98,14 +98,14 @@ def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
     """
 
     def rank(run: RunContents) -> tuple[Any, ...]:
-        value = run.metric[1]
-        return *_group(run), value is None, not run.split, run.split, -(value or 0.0), run.name
+        score = -run.metric.rank({run.metric.name: run.score})[0]
+        return *_group(run), run.score is None, not run.split, run.split, score, run.name
 
     return sorted(runs, key=rank)
 
 
-def _group(run: RunContents) -> tuple[bool, bool]:
-    return run.is_evaluation, run.metric[0] != "top-1"
+def _group(run: RunContents) -> tuple[bool, int]:
+    return run.is_evaluation, [*METRICS].index(run.metric.name)
 
 
 def results(runs: Sequence[RunContents]) -> list[ResultTable]:
@@ -115,7 +115,7 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
         positions, group = zip(*members, strict=True)
         columns = zip(_RUN_HEADER, *map(_run_row, group), strict=True)
         header, *rows = zip(*(column for column in columns if any(text for text, _ in column[1:])), strict=True)
-        metric = group[0].metric[0]
+        metric = group[0].metric.title
         caption = (
             f"Evaluations by {metric}: of each split, the best first" if is_evaluation
             else f"Training runs by validation {metric}, the best first"
@@ -149,17 +149,17 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
 
 
 def _run_row(run: RunContents) -> list[Cell]:
-    scores = {run.split: run.metric} if run.is_evaluation else {"best": run.metric, "test": run.test_metric}
+    scores = {run.split: run.score} if run.is_evaluation else {"best": run.score, "test": run.test_score}
     epoch = run.best[0] if run.best else None
-    macro_f1 = to_float(run.evaluation.summary.get("f1")) if run.evaluation else None
+    macro_f1 = run.figures.get("macro_f1")
     seconds, speed, memory = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
 
     def cell(value: float | None, text: str) -> Cell:
         return ("", "") if value is None else (text, f"{value:.8g}")
 
     def score(split: str) -> Cell:
-        metric, value = scores.get(split, ("", None))
-        return cell(value, f"{percent(value)} {metric}")
+        value = scores.get(split)
+        return cell(value, f"{run.metric.text(value)} {run.metric.title}")
 
     return [
         score("best"),

@@ -32,6 +32,7 @@ from utils.columns import format_duration
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.metric_table import METRICS, Metric
 from utils.metrics import Metrics, to_metrics
 
 
@@ -55,6 +56,7 @@ class Reporter:
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         max_steps: the run ends after this many steps in all, if not before.
         loggers: TensorBoard, and those that LOGGERS names.
+        metric: the one that decides which epoch is the best.
     """
 
     def __init__(
@@ -71,10 +73,11 @@ class Reporter:
         images_per_epoch: int,
         loggers: LoggerGroup,
         max_steps: int | None = None,
+        metric: Metric = METRICS["top1"],
     ) -> None:
         self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
         self.model: Model  # from `start` on
-        self._describe, self.timer, self.loggers = describe, timer, loggers
+        self._describe, self.timer, self.loggers, self.metric = describe, timer, loggers, metric
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
         self._epochs: CsvFile | None = None  # of the main process
@@ -170,8 +173,8 @@ class Reporter:
                     self.loggers.scalars(metric_figures(f"{prefix}val/", metrics), progress.step)
             if is_best and validation:
                 # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
-                best = {"best/epoch": progress.epoch + 1, **metric_figures("best/", validation)}
-                self.loggers.scalars(best, progress.step)
+                best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
+                self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
             self._epochs.append(row)
 
     def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
@@ -195,7 +198,7 @@ class Reporter:
             "step": progress.step,
             "lr": progress.lr,
             "train_loss": trained.loss if has_samples else "",
-            "train_top1": trained.top1 if has_samples else "",
+            "train_top1": trained.values["top1"] if has_samples else "",
             "images_per_second": cell(images_per_second or None, ".2f"),  # None if only the evaluation was left
             "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
             "tflops_per_second": cell(self.model.tflops_per_second(images_per_second) or None, ".4g"),
@@ -224,7 +227,7 @@ class Reporter:
     def _draw_curves(self) -> None:
         """Warns of a full disk: the checkpoint and the result of the run are more important."""
         try:
-            draw_curves(self.folder)
+            draw_curves(self.folder, self.metric)
         except OSError as error:
             self.logger.warn(f"Warning: {self.folder / CURVES}: cannot be drawn ({error.strerror or error})")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from utils.atomic_file import atomic_write
+from utils.metric_table import METRICS, Metric
 from utils.tables import to_float
 
 RESULT = "result.json"
-_OF_SPLIT = ("top1", "top5", "mean_ap", "loss", "samples")
+_OF_SPLIT = (*METRICS, "samples")
 TEST_KEYS = (*_OF_SPLIT, "error")  # of the entry `test`
 RESULT_KEYS = (
     *_OF_SPLIT, "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score", "raw_score",
@@ -18,9 +19,7 @@ RESULT_KEYS = (
     "test", "finished", "stopped_early", "reason", "train_seconds", "total_seconds", "images_per_second",
     "peak_memory_bytes", "numeric_precision", "device", "parameters", "trainable_parameters",
 )  # fmt: skip
-MIN_CLASSES_FOR_TOP5 = 10  # with fewer, top-5 is always high
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
-_SCORES = ("val_mean_ap", "val_top1")  # the best epoch has the highest value of the first one with values
 
 Rows = list[dict[str, str]]
 
@@ -31,19 +30,14 @@ def points(rows: Rows, x_column: str, y_column: str) -> list[tuple[float, float]
     return [(x, y) for x, y in cells if x is not None and y is not None and max(abs(x), abs(y)) <= LARGEST]
 
 
-def best_epoch(rows: Rows) -> tuple[int, float] | None:
-    """(epoch, score) of `best.pth`: the highest top-1 or mAP, then the lowest loss; None without evaluation."""
+def best_epoch(rows: Rows, metric: Metric) -> tuple[int, float] | None:
+    """(epoch, value of the metric) of `best.pth`, the first of equal ones; None without a value."""
     losses = dict(points(rows, "epoch", "val_loss"))
-    scores = points(rows, "epoch", score_column(rows))
+    scores = points(rows, "epoch", f"val_{metric.name}")
     if not scores:
         return None
-    epoch, score = max(scores, key=lambda point: (point[1], -losses.get(point[0], math.inf), -point[0]))
+    epoch, score = max(scores, key=lambda p: (metric.rank({"loss": losses.get(p[0]), metric.name: p[1]}), -p[0]))
     return int(epoch), score
-
-
-def score_column(rows: Rows) -> str:
-    """The column of `metrics.csv` that decides which epoch is the best; of a multi-label run the mAP."""
-    return next((column for column in _SCORES if points(rows, "epoch", column)), _SCORES[-1])
 
 
 def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) -> dict[str, Any]:

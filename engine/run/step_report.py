@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from engine.run.log import RunLogger
-from engine.run.result import MIN_CLASSES_FOR_TOP5
 from utils.columns import format_duration, three_digits, wrap_parts
+from utils.metric_table import METRICS
 from utils.metrics import Metrics
 
 _MIN_DATA_WAIT_SHARE = 0.05
@@ -77,7 +77,7 @@ def _paddlevit_part(report: StepReport) -> str:
         f"Epoch[{report.epoch:03d}/{report.num_epochs:03d}], "
         f"Step[{report.epoch_step - 1:04d}/{report.steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
         f"Loss: {_loss(latest)} ({_loss(average)}), "
-        f"Avg Acc: {f'{average.top1:.2f}%' if average.samples else '-'}"
+        f"Avg Acc: {METRICS['top1'].text(average.values['top1']) if average.samples else '-'}"
     )
 
 
@@ -101,11 +101,8 @@ def log_validation(
     precision: str = "",
 ) -> None:
     """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable."""
-    labels = {"top1": "Acc@1", "top5": "Acc@5", "mean_ap": "mAP"}
-    if num_classes < MIN_CLASSES_FOR_TOP5:
-        del labels["top5"]
-    scores = [f"{split} {labels[name]}: {value:.2f}%" for name, value in metrics.scores().items() if name in labels]
-    figures = ", ".join([f"{split} Loss: {metrics.loss:.4f}", *scores])
+    shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
+    figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
     logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
     if unreadable := num_samples - metrics.samples:
         logger.warn(f"Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv")

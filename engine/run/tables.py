@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.step_report import StepReport
+from utils.atomic_file import open_atomically
+from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.tables import read_rows, to_float
 
@@ -19,6 +21,9 @@ EPOCH_COLUMNS = [
     "raw_val_loss", "raw_val_top1", "raw_val_top5", "val_mean_ap", "raw_val_mean_ap",
     "launch_bound_share",
 ]  # fmt: skip
+EPOCH_COLUMNS += [
+    column for prefix in ("val_", "raw_val_") for name in METRICS if (column := prefix + name) not in EPOCH_COLUMNS
+]
 STEP_COLUMNS = ["step", "lr", "loss_scale", "skipped_steps", "grad_norm", "loss", "top1", "top5"]
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
@@ -36,12 +41,10 @@ class CsvFile:
     def __init__(self, path: Path, columns: list[str], last: int, warn: Callable[[str], None]) -> None:
         self.path, self.columns = path, columns
         rows = _readable_rows(path, columns[0], warn) if path.exists() else []
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
+        with open_atomically(path) as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(row for place, row in rows if place <= last)
-        os.replace(temporary, path)
 
     def append(self, row: dict[str, Any]) -> None:
         with open(self.path, "a", newline="", encoding="utf-8") as file:
@@ -83,8 +86,8 @@ def step_row(report: StepReport) -> dict[str, Any]:
 
 
 def metric_figures(prefix: str, metrics: Metrics) -> dict[str, float]:
-    """The loss and the scores by name, with a prefix: 'val/' and so on for loggers, 'val_' for `metrics.csv`."""
-    return {f"{prefix}{name}": value for name, value in {"loss": metrics.loss, **metrics.scores()}.items()}
+    """The metrics by name, with a prefix: 'val/' and so on for loggers, 'val_' for `metrics.csv`."""
+    return {f"{prefix}{name}": value for name, value in metrics.values.items()}
 
 
 def cell(value: float | None, spec: str = "") -> str:

@@ -24,7 +24,12 @@ from engine.training.eval_model import (
 )
 from engine.training.losses.distillation import build_step_loss
 from engine.training.losses.loss import build_loss
-from engine.training.optimization.optimizer import build_optimizer, check_sharded_optimizer, describe_optimizer
+from engine.training.optimization.optimizer import (
+    build_optimizer,
+    check_sharded_optimizer,
+    describe_optimizer,
+    describe_tuning,
+)
 from engine.training.optimization.schedule import build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
@@ -55,6 +60,7 @@ def build_train_state(
     head_rows, class_notes = _match_classes(config.model, class_names)
     model, weight_notes = build_model(config.model, data, device, head_rows=head_rows)
     notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes + class_notes]
+    notes += describe_tuning(model, config.model.tuned, train)
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)

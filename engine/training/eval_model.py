@@ -36,7 +36,8 @@ class EvalModel:
 def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
     """Without `needs_head`, the weights need no head, and the model is for its features."""
     allow_kernels(config.model.attention, context.device)
-    model, notes = build_model(config.model, config.data, context.device, needs_head)
+    options = config.with_model(tune="full", freeze_backbone=False).model  # nothing is trained
+    model, notes = build_model(options, config.data, context.device, needs_head)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
@@ -51,7 +52,7 @@ def build_eval_model(config: Config, context: ProcessContext, needs_head: bool =
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
     transform = build_eval_transform(config.data).to(context.device)
     flips = config.eval.tta == "flip"
-    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label)
+    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label, config.eval.best_metric)
 
 
 def build_eval_files(

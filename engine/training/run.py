@@ -162,5 +162,6 @@ def _build_reporter(state: TrainState, folder: Path, logger: RunLogger) -> Repor
         report_freq=config.report_freq,
         images_per_epoch=layout.batches_per_epoch * layout.batch_size,
         max_steps=config.train.max_steps,
+        metric=config.best_metric,
         loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
     )

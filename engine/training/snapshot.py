@@ -29,49 +29,24 @@ from utils.errors import UserError
 from utils.metrics import Metrics
 
 
-@dataclass(frozen=True)
-class Best:
-    """The best evaluation so far: the values of the entry `best` of a checkpoint.
-
-    scores: `Metrics.scores`, in percent. epoch: counts from 1. loss: None if it is not finite.
-    """
-
-    scores: dict[str, float]
-    epoch: int
-    loss: float | None
-
-    @classmethod
-    def of(cls, metrics: Metrics, epoch: int) -> "Best":
-        return cls(metrics.scores(), epoch, metrics.loss if math.isfinite(metrics.loss) else None)
-
-    @classmethod
-    def from_entry(cls, entry: dict[str, Any]) -> "Best":
-        scores = {name: value for name, value in entry.items() if name not in ("epoch", "loss")}
-        return cls(scores, entry["epoch"], entry["loss"])
-
-    def to_entry(self) -> dict[str, Any]:
-        return {**self.scores, "epoch": self.epoch, "loss": self.loss}
-
-    def is_beaten_by(self, metrics: Metrics) -> bool:
-        """Returns whether `metrics` have a higher score, or an equal score and a lower loss."""
-        score = self.scores["mean_ap" if "mean_ap" in self.scores else "top1"]
-        if metrics.score == score:
-            return self.loss is not None and metrics.loss < self.loss
-        return metrics.score > score
-
-
 @dataclass
 class RunPosition:
     """The position of a run, and its results so far.
 
     Attributes:
+        best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`).
         best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     """
 
     progress: EpochProgress
     clock: TrainClock
-    best: Best | None = None
+    best: dict[str, Any] | None = None
     best_is_unsaved: bool = False
+
+
+def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
+    """The metrics by name, None if not finite, and the epoch, which counts from 1."""
+    return {"epoch": epoch} | {name: x if math.isfinite(x) else None for name, x in metrics.values.items()}
 
 
 def take_snapshot(
@@ -88,7 +63,7 @@ def take_snapshot(
         "done_steps": progress.done_steps,
         "sums": progress.sums.reduced(state.context),
         "geometry": asdict(state.layout),
-        "best": position.best.to_entry() if position.best else None,
+        "best": position.best,
         "train_seconds": position.clock.seconds,
         "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
@@ -144,7 +119,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch, train = checkpoint["epoch"], state.config.train
-    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME"):
+    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "EVAL.BEST_METRIC"):
         if key in changed:
             then = format_value(changed[key][0])
             raise UserError(f"{key}: differs from the checkpoint's {then}; set it to the same value to resume")
@@ -177,7 +152,7 @@ def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -
     strategy.load_model_state(model, read_model_state(entry, strategy.model_state(model)))
 
 
-def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[Best | None, bool]:
+def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool]:
     """The best result, unless its file is missing or belongs to a later epoch; and whether it must be saved again."""
     checkpoint, folder = found.state, found.run_folder
     best = checkpoint["best"]
@@ -188,4 +163,4 @@ def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[Best
     is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
     if not (is_saved or is_this_position):
         return None, False
-    return Best.from_entry(best), not is_saved
+    return best, not is_saved

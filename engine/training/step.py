@@ -21,7 +21,7 @@ from engine.run.timing.phases import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTI
 from engine.training.losses.distillation import class_logits
 from engine.training.optimization.optimizer import set_lr
 from engine.training.state import TrainState
-from models.build import set_training
+from models.tuning.frozen import set_training
 from utils.distributed import gather_objects
 from utils.errors import UserError
 from utils.metrics import BatchSums
@@ -48,7 +48,7 @@ def train_steps(
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
     precision, config, accum_iter = state.precision, state.config, state.layout.accum_iter
-    set_training(precision.weights.compute, config.model.tuned != "full")
+    set_training(precision.weights.compute, config.model.tuned)
     while progress.done_steps < stop_step:
         step, window = progress.step, progress.window(accum_iter)
         progress.lr = state.schedule.lr_at(step)

@@ -19,9 +19,10 @@ from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
-from engine.training.snapshot import Best, RunPosition, take_snapshot
+from engine.training.snapshot import RunPosition, best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
+from models.tuning.peft_folder import write_peft_folder
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json
@@ -105,7 +106,7 @@ class Trainer:
         train, best = self.config.train, self.position.best
         if train.patience is None or best is None or epochs_done == train.num_epochs:
             return False
-        return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best.epoch >= train.patience
+        return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best["epoch"] >= train.patience
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
@@ -131,7 +132,7 @@ class Trainer:
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             validation = evaluated.metrics
             if is_best:
-                self.position.best = Best.of(validation, epochs_done)
+                self.position.best = best_entry(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
         ends = max_steps is not None and epochs_done * progress.steps >= max_steps
@@ -174,12 +175,13 @@ class Trainer:
         The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
         """
         state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
-        model, best = state.eval_model, self.position.best
+        model = state.eval_model
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
         self._evaluated["samples"] = evaluated.metrics.samples
-        is_best = best is None or best.is_beaten_by(evaluated.metrics)
+        rank = evaluated.metrics.metric.rank
+        is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
@@ -233,13 +235,18 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self.run.logger.info(f"----- Save model: {path}")
+        if self.config.model.tuned == "lora" and (path.stem == Path(BEST).stem or not content["best"]):
+            try:
+                write_peft_folder(path, content, self.state.meta_model, self.config.model.lora)
+            except OSError as error:  # the checkpoint has the adapters, too
+                self.run.logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 
     def _result(self) -> dict[str, Any]:
         best, clock, model = self.position.best, self.position.clock, self.run.reporter.model
         result = {
-            **(best.to_entry() | {"split": "val"} if best else {}),
+            **(best | {"split": "val"} if best else {}),
             "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST)).absolute()),
             "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
@@ -254,7 +261,7 @@ class Trainer:
             **self._evaluated,
         }
         if best and result["stopped_early"]:
-            epochs, patience = self.progress.epoch - best.epoch, self.config.train.patience
+            epochs, patience = self.progress.epoch - best["epoch"], self.config.train.patience
             result["reason"] = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
         return result
 

@@ -5,19 +5,22 @@ from pathlib import Path
 
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
+from utils.file_formats.hf_folder import weight_file
 
 PADDLE = ".pdparams"
-EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".npz", SHARDS)
+EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".bin", ".npz", SHARDS)
 
 
 def find_weights(path: str) -> Path:
     """The weight file or the checkpoint folder at `path`, or at `path` with an extension added.
 
-    .pdparams first, because PaddleViT's users omit it.
+    .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
+    weights that timm saved.
 
     Raises:
-        UserError: no such file; names the extensions that were tried.
+        UserError: no such file; names the extensions that were tried. Or as `weight_file`.
     """
+    path = weight_file(path)
     for candidate in (path, *(f"{path}{extension}" for extension in EXTENSIONS)):
         if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
             return Path(candidate)

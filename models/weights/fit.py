@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from warnings import catch_warnings
 
 import torch
@@ -54,8 +55,7 @@ def load_pretrained(
         )
     notes = [f"weights: {file}{entry and f' ({entry})'}, {len(state)} tensors"]
     notes += _keep_fixed(model, state, own)
-    notes += _interpolate_pos_embed(model, state, own)
-    notes += _resize_relative_tables(model, state, own)
+    notes += _resize_positions(model, state, own)
     new_heads = _fit_heads(model, state, own, head_rows)
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
@@ -76,42 +76,34 @@ def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
     return [f"fixed by a formula, not read: {summarize_names(replaced)}"] if replaced else []
 
 
-def _interpolate_pos_embed(model: nn.Module, state: State, own: State) -> list[str]:
-    """Interpolates a square grid. Other position embeddings stay unchanged: the check of shapes refuses them."""
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    source, target = state.get("pos_embed"), own.get("pos_embed")
-    if grid is None or source is None or target is None or source.shape == target.shape:
-        return []
-    if source.ndim != 3 or source.shape[2] != target.shape[2] or source.dtype not in _FLOAT_DTYPES:
-        return []
-    prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
-    patches = source.shape[1] - prefix_tokens
-    side = math.isqrt(max(patches, 0))
-    if side == 0 or side * side != patches or source.shape[0] != 1:
-        return []
-    state["pos_embed"] = resample_abs_pos_embed(source, list(grid), [side, side], prefix_tokens)
-    return [f"pos_embed: interpolated from {side}x{side} to {grid[0]}x{grid[1]}"]
+def _resize_positions(model: nn.Module, state: State, own: State) -> list[str]:
+    """Resizes position embeddings (1, N, D) of a square grid, and tables of relative positions, by timm's functions.
 
-
-def _resize_relative_tables(model: nn.Module, state: State, own: State) -> list[str]:
-    """Resizes tables of relative positions by timm's function for its weights of this family.
-
-    A table that this function does not resize stays unchanged: the check of shapes refuses it.
+    What they cannot resize stays unchanged: the check of shapes refuses it.
     """
-    resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    resized = []
     for name in [name for name in state if name.endswith(_COMPUTED)]:
         del state[name]
     state.update({name: tensor for name, tensor in own.items() if name.endswith(_COMPUTED)})
+    timm_model: Any = model
+    resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    resized = []
     for name, target in own.items():
         source = state.get(name)
-        if resize is None or source is None or not name.endswith(_RELATIVE_TABLES) or source.shape == target.shape:
+        if source is None or source.shape == target.shape:
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
-            state[name] = resize({name: source}, model)[name]
-            if state[name].shape == target.shape:
+            if name == "pos_embed":
+                grid = timm_model.patch_embed.grid_size
+                prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
+                found = resample_abs_pos_embed(source, list(grid), num_prefix_tokens=prefix_tokens)
+            elif name.endswith(_RELATIVE_TABLES):
+                found = resize_table({name: source}, model)[name]
+            else:
+                continue
+            if found.shape == target.shape:
+                state[name] = found
                 resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
-    return [f"relative positions: resized as timm does: {summarize_names(resized)}"] if resized else []
+    return [f"positions: resized as timm does: {summarize_names(resized)}"] if resized else []
 
 
 def _fit_heads(model: nn.Module, state: State, own: State, rows: Sequence[int] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Weight files (.safetensors, .pth, .npz, .pdparams, .shards) -> one state dict with timm's names.
+"""Weight files (.safetensors, .pth, .bin, .npz, .pdparams, .shards) -> one state dict with timm's names.
 
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from configs.reading.yaml_io import parse_value
+from models.tuning.lora import A, merge_adapters
 from models.weights.find import EXTENSIONS, PADDLE, find_weights
 from models.weights.names import State, Weights, find_entry, google_to_timm, summarize_names
 from models.weights.paddle import Converter, as_tensor, read_pdparams
@@ -32,8 +34,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
     """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
 
     Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts, see `paddle_converter`;
-    .npz of Google's vit_jax and big_vision; torch's .pth or .pt; .safetensors; .shards, the checkpoint folder of a
-    sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
+    .npz of Google's vit_jax and big_vision; torch's .pth, .pt or .bin; .safetensors; .shards, the checkpoint folder of
+    a sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
 
     Raises:
         UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
@@ -103,7 +105,7 @@ def _read_torch(file: Path) -> Weights:
     for name, tensor in tensors.items():
         if not has_backing_storage(tensor, file_bytes):
             raise UserError(f"{file}: {summarize_names([name])} is larger than its data in the file; give another file")
-    return Weights(_strip_wrapper_prefixes(tensors), entry)
+    return Weights(_merged(_strip_wrapper_prefixes(tensors), content), entry)
 
 
 def _find_state(file: Path, content: Any) -> tuple[dict[Any, Any], str]:
@@ -127,8 +129,17 @@ def _read_safetensors(file: Path) -> Weights:
 
 
 def _read_shards(folder: Path) -> Weights:
-    state, entry = _find_state(folder, open_shards(folder))
-    return Weights(read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)}), entry)
+    content = open_shards(folder)
+    state, entry = _find_state(folder, content)
+    tensors = read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)})
+    return Weights(_merged(tensors, content), entry)
+
+
+def _merged(state: State, content: dict[str, Any]) -> State:
+    """The weights with the adapters of MODEL.TUNE lora in them; the options in the checkpoint have their scale."""
+    if not any(name.endswith(f".{A}") for name in state):
+        return state
+    return merge_adapters(state, parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"])
 
 
 def _read_npz(file: Path) -> Weights:
@@ -148,6 +159,7 @@ _READERS = {
     ".safetensors": _read_safetensors,
     ".pth": _read_torch,
     ".pt": _read_torch,
+    ".bin": _read_torch,
     ".npz": _read_npz,
     SHARDS: _read_shards,
 }

@@ -29,7 +29,7 @@ from engine.run.log import RunLogger
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
-from models.build import set_training
+from models.tuning.frozen import set_training
 from scripts.amp_report.inspection import FP16_MAX, OpRecorder, gradient_underflow, listed_name
 from scripts.benchmarks.common import write_json
 from scripts.flags import flag_parser, split_flags
@@ -89,7 +89,7 @@ class NextPass:
         self.precision, self.model = run.state.precision, run.state.precision.weights.compute
         done_batches = progress.done_batches(accum_iter)
         self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.model, config.model.tuned != "full")
+        set_training(self.model, config.model.tuned)
 
     def __call__(self) -> None:
         self.model.zero_grad()

@@ -5,8 +5,8 @@
 The parts, the most important first: the speed of matrix products and of copies within the GPU's memory; `-profile`,
 eager and compiled; training of ViT-B/16 through the entry script, with and without dropout, in several precisions and
 batch sizes, compiled and not, and in a bare loop; the tests that need a GPU; the loader on JPEGs; timm's train.py;
-other models; the strategies of PARALLEL; the loaders alone; the AMP tables of three documents (`-parts tables`).
-gpu/plan.py has a line for each.
+other models; with several GPUs the strategies of PARALLEL; the loaders alone; the AMP tables of three documents
+(`-parts tables`). gpu/plan.py has a line for each.
 
 A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. The
 files `figures.md` and `figures.json` in the output folder are rewritten after every part. The next call with the same
@@ -46,10 +46,7 @@ def main(argv: list[str]) -> int:
     check_supported(mode_config([*DEFAULTS, *rest], "O1-bf16").train)  # before the measurements
     parts = build_parts(flags, [*DEFAULTS, *rest])
     file = flags.output / "figures.json"
-    keys = {"outcome", "seconds", "result"}  # a file of an older version has others
-    records: Records = {
-        name: one for name, one in read_json(file).items() if isinstance(one, dict) and keys <= set(one)
-    }
+    records: Records = read_json(file)
     left = [name for name in parts if name not in records]
     names = flags.parts and flags.parts.replace("tables", ",".join(TABLES))
     selected = parse_names("parts", names, parts) if names else left

@@ -7,6 +7,7 @@ train.py has no dropout by default. The programs:
 
 - `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on the JPEGs of `-data FOLDER`;
 - `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
+- `ranks`: main_multi_gpu.py on the same, with one process per visible GPU (not by default);
 - `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors;
 - `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
 - `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.loader import PREFETCH_FACTOR
-from scripts.benchmarks.common import parse_names, print_result
+from scripts.benchmarks.common import ENTRY, parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
@@ -44,8 +45,8 @@ from utils.processes.entry import run_and_report_errors
 SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp", *NO_DROPOUT]
-PROGRAMS = ("jpeg", "ready", "bare", "timm", "timm_explicit")
-OTHERS = PROGRAMS[2:]  # not the entry script
+PROGRAMS = ("jpeg", "ready", "ranks", "bare", "timm", "timm_explicit")
+OTHERS = PROGRAMS[3:]  # not the entry scripts
 RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
 SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_alpha": 0.0}  # the only values
 
@@ -59,14 +60,18 @@ def main(argv: list[str]) -> int:
     names = checked_programs(flags, config)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if set(names) - {"ready", "bare"}:
+        if set(names) - {"ready", "ranks", "bare"}:
             images = flags.data or folder / "images"
             if not flags.data:
                 make_images(images, IMAGENET)
             link_images(images, folder / "data", entries=max_steps(flags, config) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, folder) for name in names}
-        settings = flags.warmup, flags.steps, flags.limit, config.data.batch_size
-        figures = take_turns(names, flags.rounds, lambda name, _: run_turn(programs[name], *settings), flags.json)
+
+        def measure(name: str, _: int) -> dict[str, float]:
+            ranks = max(1, visible_gpus()) if name == "ranks" else 1
+            return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, ranks * config.data.batch_size)
+
+        figures = take_turns(names, flags.rounds, measure, flags.json)
     ratios = speed_ratios(figures, RATIOS)
     texts = [
         f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",
@@ -123,7 +128,9 @@ def build_program(name: str, rest: list[str], config: Config, flags: argparse.Na
         words = timm_flags(config, folder / "data", folder / "timm", flags.interval)
         return Program([*command, sys.executable, str(flags.timm_train), *words], TIMM, config.data.num_workers > 0)
     data = ["-dataset=folder", f"-data_path={folder / 'data'}"] if name == "jpeg" else None
-    return entry_program([*DEFAULTS, *rest], flags.interval, folder / name, data)
+    entry = ENTRY.with_name("main_multi_gpu.py") if name == "ranks" else ENTRY
+    program = entry_program([*DEFAULTS, *rest], flags.interval, folder / name, data, entry)
+    return program._replace(prefetches=program.prefetches and name != "ranks")  # its child processes are the ranks
 
 
 def run_bare_loop(config: Config, interval: int) -> Iterator[str]:

@@ -42,8 +42,8 @@ class Program(NamedTuple):
     prefetches: bool = False
 
 
-def entry_program(argv: list[str], interval: int, output: Path, data: list[str] | None) -> Program:
-    """main_single_gpu.py without evaluations and checkpoints, on images from the loader or on ready data.
+def entry_program(argv: list[str], interval: int, output: Path, data: list[str] | None, entry: Path = ENTRY) -> Program:
+    """An entry script without evaluations and checkpoints, on images from the loader or on ready data.
 
     Args:
         interval: steps between log lines.
@@ -53,7 +53,7 @@ def entry_program(argv: list[str], interval: int, output: Path, data: list[str] 
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     options += READY_OPTIONS if data is None else []
     flags = ready_flags() if data is None else data
-    command = [sys.executable, str(ENTRY), *argv, *flags, f"-output={output}", "-opts", *options]
+    command = [sys.executable, str(entry), *argv, *flags, f"-output={output}", "-opts", *options]
     return Program(command, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
 
 

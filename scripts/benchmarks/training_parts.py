@@ -1,6 +1,6 @@
 """The parts of a training run that benchmarks build: train state, batches, steps, and a bare loop to compare with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 
 import torch
@@ -12,13 +12,10 @@ from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.transforms.device import build_eval_transform
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.state import TrainState
-from engine.training.step import train_steps
 from utils.distributed import ProcessContext
-from utils.metrics import MetricSums
 
 ENDLESS = 10**6  # samples, batches or steps: more than any benchmark trains
 
@@ -29,12 +26,6 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
-
-
-def training_loop(state: TrainState, batches: Iterator[Batch], context: ProcessContext) -> Callable[[int], None]:
-    """Returns a function that trains the given number of optimizer steps with the loop of a real run."""
-    progress = EpochProgress(0, ENDLESS, ENDLESS, MetricSums(context.device))
-    return lambda steps: train_steps(state, batches, progress, progress.done_steps + steps, lambda _: None)
 
 
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:

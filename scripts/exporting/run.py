@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -20,7 +19,7 @@ from scripts.exporting.compare import TOLERANCE, Reference, make_reference, read
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained, without_images
 from utils.atomic_file import fsync_path
-from utils.distributed import ProcessContext
+from utils.distributed import single_process
 from utils.errors import UserError, escape_control_characters
 
 
@@ -32,7 +31,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     weights, kind = locate_weights(source), flags.format
     target = flags.output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
-    context = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    context = single_process("cpu")
     command = command.with_weights(weights)
     if flags.check or flags.no_check:
         trained, samples = without_images(command), None

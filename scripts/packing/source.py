@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
 from tqdm import tqdm
 
 from configs.reading.command_line import parse_command_line
@@ -16,7 +15,7 @@ from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from utils.cpu_cores import own_share
-from utils.distributed import ProcessContext
+from utils.distributed import single_process
 from utils.errors import UserError
 
 _ANY_NUM_CLASSES = 10**LABEL_DIGITS  # packing does not depend on a model
@@ -41,7 +40,7 @@ def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[s
     Raises:
         UserError: as `read_samples`; or the images are not encoded.
     """
-    without_gpu = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val"]
     if with_test and has_test_split(data, without_gpu)[0]:

@@ -1,6 +1,7 @@
 """`-calibrate RUN`: the MFU of a measured run, from its result.json, status.json and config.yaml."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from utils.files import read_json
 from utils.status import STATUS
 
 RESULT = "result.json"
+_STEPS = 10**12  # of the MFU
 _HOST_SIZE = 8  # most GPUs of a host: status.json has the number of ranks only
 
 
@@ -50,8 +52,5 @@ def calibrate(folder: Path) -> tuple[float, str, str]:
 
 def find_mfu(images_per_second: Callable[[float], float], measured: float) -> float:
     """The MFU, 0 to 1, at which `images_per_second`, an increasing function, is `measured`."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if images_per_second(middle) < measured else (low, middle)
-    return high
+    candidates = range(1, _STEPS + 1)
+    return candidates[bisect_left(candidates, measured, key=lambda step: images_per_second(step / _STEPS))] / _STEPS

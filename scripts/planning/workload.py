@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from configs.schema import Config, Train
-from engine.parallel.blocks import blocks_of
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import count_parameters, training_flops
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
 from models.attention import EXPLICIT
+from models.blocks import blocks_of
 from models.build import build_model
 from scripts.planning.activations import PassMemory, measure_passes
 from utils.errors import UserError

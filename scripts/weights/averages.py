@@ -40,24 +40,23 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
     evaluation = _Evaluation(paths[0], command)
     for path in paths[1:]:
         _check_same_data(evaluation.trained, path)
-    scored = sorted(((evaluation.score(evaluation.read(path)), path) for path in paths), reverse=True)
-    (score, best), *others = scored
+    metric, scored = evaluation.metric, [(evaluation.score(evaluation.read(path)), path) for path in paths]
+    (score, best), *others = sorted(scored, key=lambda pair: (metric.sign * pair[0], pair[1]), reverse=True)
     soup, count = evaluation.read(best), 1
-    rows = [(str(best), f"{score:.2f}", f"{score:.2f}", "added")]
+    rows = [(str(best), metric.text(score), metric.text(score), "added")]
     for own_score, path in others:
         candidate = add_to_mean(soup, evaluation.read(path), count)
         trial = evaluation.score(candidate)
-        if is_added := trial >= score:
+        if is_added := metric.sign * trial >= metric.sign * score:
             soup, score, count = candidate, trial, count + 1
-        rows.append((str(path), f"{own_score:.2f}", f"{trial:.2f}", "added" if is_added else "left out"))
-    name = "mAP" if evaluation.trained.config.data.multi_label else "top-1"
-    print(aligned_table(("weights", f"{name} %", f"average {name} %", ""), rows, _MAX_COLUMN_CHARS))
+        rows.append((str(path), metric.text(own_score), metric.text(trial), "added" if is_added else "left out"))
+    print(aligned_table(("weights", metric.title, f"average {metric.title}", ""), rows, _MAX_COLUMN_CHARS))
     if count == 1:
         _print(f"Nothing was written: no weights improve on {best}; use that")
         return
     output = output or paths[0].with_name("average.pth")
     evaluation.save(soup, output)
-    _print(f"Saved: {output}, {name} {score:.2f}%; use it with -pretrained={output}")
+    _print(f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={output}")
 
 
 def add_to_mean(mean: State, state: State, count: int) -> State:
@@ -77,6 +76,7 @@ class _Evaluation:
         context = single_process()
         self.trained, samples = open_trained(command.with_weights(weights), context)
         config = self.trained.config
+        self.metric = config.best_metric
         self.built = build_eval_model(config, context)
         self.batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
@@ -86,7 +86,7 @@ class _Evaluation:
         return {name: tensor.clone() for name, tensor in self.built.fp32.state_dict().items()}
 
     def score(self, state: State) -> float:
-        """Top-1, or with DATA.MULTI_LABEL the mean average precision, in percent."""
+        """The metric that decides (`EVAL.BEST_METRIC`)."""
         self.built.fp32.load_state_dict(state)
         model = self.built.evaluator.precision.compute_copy(self.built.fp32)
         return self.built.evaluator.evaluate(model, self.batches)[0].score

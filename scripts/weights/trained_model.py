@@ -24,7 +24,8 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
-_SOURCE = {"DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "SPLIT_SEED"}  # keys of DATA
+# Keys of DATA
+_SOURCE = {"DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED"}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """-model replaces the architecture of a recipe: by another recipe's, or by a timm model."""
 
+import json
+
 import pytest
 from conftest import ROOT
 
-from configs.reading.command_line import parse_command_line
+from configs.reading.command_line import parse_command_line, to_yaml
 from utils.errors import UserError
 
 
@@ -45,3 +47,33 @@ def test_weights_of_timm_need_a_model_of_timm():
 def test_a_path_is_no_model():
     with pytest.raises(UserError, match=r"-model \.\./x: MODEL.NAME is '\.\./x': must be a printable name without /"):
         model_of("-model=../x")
+
+
+def test_a_folder_of_timms_gives_the_architecture(tmp_path):
+    """Its config.json is read once: the options of the run describe the model without it."""
+    folder, cfg = tmp_path / "hf", {"input_size": [3, 64, 64], "global_pool": "avg"}
+    folder.mkdir()
+    arguments = {"img_size": [64, 64], "num_classes": 9, "reg_tokens": 4, "depth": 2}
+    content = {"architecture": "test_vit", "model_args": arguments, "pretrained_cfg": cfg}
+    (folder / "config.json").write_text(json.dumps(content))
+    argv = [f"-model=local-dir:{folder}", "-opts", "MODEL.KWARGS={depth: 3, qk_norm: true}"]
+    command = parse_command_line([*argv, "MODEL.PRETRAINED=timm"])
+    model = command.config.model
+    assert (model.type, model.name, command.run_name, model.pretrained) == ("timm", "test_vit", "test_vit", str(folder))
+    assert model.kwargs == {"global_pool": "avg", "reg_tokens": 4, "depth": 3, "qk_norm": True}
+    assert model.num_classes is None and model_of(*argv).pretrained is None
+    recipe = tmp_path / "config.yaml"
+    recipe.write_text(to_yaml(command.config))
+    (folder / "config.json").unlink()
+    assert parse_command_line([f"-cfg={recipe}"]).config == command.config
+    assert model_of(f"-cfg={recipe}", "-model=resnet18").kwargs is None
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}']
+)
+def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
+    if content:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/config\.json: [^\n]*$"):
+        model_of(f"-model=local-dir:{tmp_path}")

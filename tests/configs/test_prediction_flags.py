@@ -20,6 +20,8 @@ WEIGHTS = "-pretrained=vit.pth"
         (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
         (["-predict=photos", "-format=excel"], Prediction("photos", 5, None, False, excel=True)),
         (["-predict=photos", "-format=csv"], Prediction("photos", 5, None, False)),
+        (["-predict=photos", "-threshold=0.7"], Prediction("photos", 5, None, False, threshold=0.7)),
+        (["-predict=photos", "-threshold=0"], Prediction("photos", 5, None, False, threshold=0.0)),
         (["-dataset=digits", "-predict"], Prediction(None, 5, None, False)),
         ([], None),
     ],
@@ -38,6 +40,11 @@ def test_a_prediction(argv, expected):
         (["-predict", "photos"], "-predict: EVAL.ENABLED needs weights; give -pretrained or -resume"),
         (["-predict=", WEIGHTS], "-predict: the path is empty"),
         (["-predict", "photos", WEIGHTS, "-top_k=0"], "-top_k 0: must be at least 1"),
+        *(
+            (["-predict", "photos", WEIGHTS, f"-threshold={text}"], f"-threshold {text}: is a probability")
+            for text in ("70", "-0.1", "nan")
+        ),
+        (["-eval", WEIGHTS, "-threshold=0.7"], "-threshold is a flag of -predict"),
         (["-predict", "photos", WEIGHTS, "-eval"], "-predict and -eval are two commands; remove one of them"),
         (["-predict", "photos", WEIGHTS, "-profile"], "-predict and -profile are two commands"),
         (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),

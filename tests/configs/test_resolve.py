@@ -70,6 +70,27 @@ def test_a_head_with_more_classes_than_the_data_is_warned_about():
     assert warnings(config, DataFacts(classes=7)) == []  # numbers in a list: some may be missing
 
 
+@pytest.mark.parametrize(
+    ("metric", "multi_label", "classes", "problem"),
+    [
+        ("mean_ap", "false", 20, "one label per image; use loss, top1, top5, macro_f1, balanced_accuracy, min_recall"),
+        ("macro_f1", "true", 20, "several labels per image; use loss, mean_ap"),
+        ("top5", "false", 7, "7 classes; use loss, top1, macro_f1"),
+        ("top5", "false", 10, None),
+        ("loss", "true", 2, None),
+        ("null", "true", 2, None),
+    ],
+)
+def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, problem):
+    config = options(f"EVAL.BEST_METRIC={metric}", f"DATA.MULTI_LABEL={multi_label}", "DATA.DATASET=csv")
+    if problem is None:
+        assert resolve(config, DataFacts(classes), 1).eval == config.eval
+    else:
+        with pytest.raises(UserError) as error:
+            resolve(config, DataFacts(classes), 1)
+        assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in str(error.value)
+
+
 RECIPE = "TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}"
 WARM_UPS = {  # recipe, flags -> warm-up of a run of 5 epochs
     "default": ("SEED: 0", 0.5),

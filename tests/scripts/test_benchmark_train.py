@@ -62,7 +62,7 @@ def parsed(*argv: str):
 
 
 def test_our_log_is_read_as_the_reporter_writes_it():
-    metrics = Metrics(6.9312, 0.0, 0.0, 32, 0, 1.23)
+    metrics = Metrics({"loss": 6.9312, "top1": 0.0}, 32, 0, 1.23)
     report = {
         "num_epochs": 300, "epoch_step": 1, "steps_per_epoch": 40, "step": 1, "lr": 1e-6, "latest": metrics,
         "average": metrics, "tflops_per_second": 0.24, "model_flops_utilization": None, "is_scaled": True,
@@ -159,12 +159,12 @@ def test_a_program_that_fails_gives_its_reason(code, limit_seconds, said):
 
 def test_the_entry_script_gets_the_options_of_the_user():
     flags, rest, config = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
-    for name in ("jpeg", "ready"):
+    for name in ("jpeg", "ready", "ranks"):
         ours = parse_command_line(build_program(name, rest, config, flags, Path("/f")).command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
         assert ours.train.compile == "default"
-        assert (ours.data.dataset, ours.data.hflip_prob) == (("fake", 0.0) if name == "ready" else ("folder", 0.5))
+        assert (ours.data.dataset, ours.data.hflip_prob) == (("folder", 0.5) if name == "jpeg" else ("fake", 0.0))
     flags, _, config = parsed("-programs=jpeg,ready", "-opts", "AMP.LEVEL=O2")
     assert benchmark_train.checked_programs(flags, config) == ["jpeg", "ready"]
 
@@ -200,7 +200,7 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
 @pytest.mark.slow
 def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py, capsys):
     make_images(tmp_path / "images", Size(24, 16, 0.0, count=16))
-    flags = ["-programs=jpeg,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
+    flags = ["-programs=jpeg,ranks,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
     paths = [f"-timm_train={train_py}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_train.main([*flags, *paths, *TINY]) == 0
     printed = capsys.readouterr().out

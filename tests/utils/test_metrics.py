@@ -23,7 +23,7 @@ def test_metric_sums_count_each_sample_once(cpu):
         sums.add_step(step, torch.tensor(1.0), torch.tensor(False))
     metrics = to_metrics(sums.reduced(cpu))
     top1, top5 = timm.utils.accuracy(logits, targets, topk=(1, 5))
-    assert (metrics.top1, metrics.top5) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
+    assert (metrics.values["top1"], metrics.values["top5"]) == (pytest.approx(top1.item()), pytest.approx(top5.item()))
     assert metrics.loss == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), abs=1e-6)
     assert metrics.samples == 23
 
@@ -39,15 +39,15 @@ def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
     sums = MetricSums(cpu.device)
     sums.add_step(BatchSums.of(torch.tensor(0.0), logits, targets, 5), torch.tensor(1.0), torch.tensor(False))
     metrics = to_metrics(sums.reduced(cpu))
-    assert (metrics.top1, metrics.top5) == (60, 80)
+    assert (metrics.values["top1"], metrics.values["top5"]) == (60, 80)
 
 
 def test_fewer_than_five_classes(cpu):
     sums = MetricSums(cpu.device)
     batch = BatchSums.of(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]), 3)
     sums.add_step(batch, torch.tensor(1.0), torch.tensor(False))
-    assert to_metrics(sums.reduced(cpu)).top1 == pytest.approx(200 / 3)
-    assert to_metrics(sums.reduced(cpu)).top5 == 100
+    assert to_metrics(sums.reduced(cpu)).values["top1"] == pytest.approx(200 / 3)
+    assert to_metrics(sums.reduced(cpu)).values["top5"] == 100
 
 
 def test_restored_totals_continue(cpu):
@@ -61,4 +61,4 @@ def test_restored_totals_continue(cpu):
     second.add_step(batch, torch.tensor(math.inf), torch.tensor(True))
     metrics = to_metrics(second.totals())
     assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.0, 18, 6, 3.0)
-    assert metrics.top1 == pytest.approx(100 / 6) and metrics.top5 == pytest.approx(500 / 6)
+    assert metrics.values["top1"] == pytest.approx(100 / 6) and metrics.values["top5"] == pytest.approx(500 / 6)

@@ -26,11 +26,16 @@ def exit_with_launcher() -> None:
     """
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    end_with_parent()
+    if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
+        raise SystemExit(1)  # the launcher was killed before prctl was called
+
+
+def end_with_parent() -> None:
+    """Makes this process receive SIGTERM when the process that started it ends, on Linux."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
-        raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
 def launch_processes(script: str, argv: list[str], num_processes: int) -> int:

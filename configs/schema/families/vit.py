@@ -1,6 +1,6 @@
 """PaddleViT's ViT, and the models of timm by name."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -54,5 +54,16 @@ class ViT(PlainTransformer):
         return self
 
 
-class TimmModel(Model):
+# Arguments of timm's models that have a key of their own.
+OWN_KEYS = {
+    "num_classes": "MODEL.NUM_CLASSES", "img_size": "DATA.IMAGE_SIZE", "in_chans": "DATA.IMAGE_CHANNELS",
+    "drop_rate": "MODEL.DROPOUT", "drop_path_rate": "MODEL.DROPPATH", "attn_drop_rate": "MODEL.ATTENTION_DROPOUT",
+    "device": "-device", "dtype": "AMP.DTYPE",
+}  # fmt: skip
+
+
+class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     type: Literal["timm"] = Field("timm", description="the timm model NAME")
+    kwargs: dict[str, Any] | None = Field(
+        None, description="other arguments of the model's class, such as {reg_tokens: 4, qk_norm: true}"
+    )

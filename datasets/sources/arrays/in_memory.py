@@ -61,28 +61,26 @@ class FakeImages(Samples):
 def digits(data: Data, split: str) -> ImageArray:
     """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
 
-    The split is scikit-learn's own stratified one, so that results can be compared with other programs.
+    Split and folds are scikit-learn's own stratified ones, so that results can be compared with other programs.
     """
     require("DATA.DATASET digits", "sklearn")
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    from sklearn.model_selection import StratifiedKFold, train_test_split
 
     bunch = load_digits()
     images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-    try:
-        train_images, val_images, train_targets, val_targets = train_test_split(
-            images,
-            bunch.target,
-            test_size=data.val_fraction or _DIGITS_VAL_FRACTION,
-            stratify=bunch.target,
-            random_state=data.split_seed,
-        )
-    except ValueError as error:
-        raise UserError(f"DATA.VAL_FRACTION {data.val_fraction}: {error}") from error
-    names = [str(name) for name in bunch.target_names]
-    if split == "train":
-        return ImageArray(train_images, train_targets, names)
-    return ImageArray(val_images, val_targets, names)
+    fraction, seed = data.val_fraction or _DIGITS_VAL_FRACTION, data.split_seed
+    if data.folds:
+        splits = StratifiedKFold(data.folds, shuffle=True, random_state=seed).split(images, bunch.target)
+        parts = list(splits)[data.fold or 0]
+    else:
+        try:
+            indices = range(len(images))
+            parts = train_test_split(indices, test_size=fraction, stratify=bunch.target, random_state=seed)
+        except ValueError as error:
+            raise UserError(f"DATA.VAL_FRACTION {data.val_fraction}: {error}") from error
+    part = parts[0 if split == "train" else 1]
+    return ImageArray(images[part], bunch.target[part], [str(name) for name in bunch.target_names])
 
 
 def fake(data: Data, split: str) -> FakeImages:

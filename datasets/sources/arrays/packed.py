@@ -123,7 +123,7 @@ class _Packed(Samples):
         start = int(ends[index - 1]) if index else 0
         length = int(ends[index]) - start
         try:
-            data = _read_at(self._file.fileno(), start, length)
+            data = os.pread(self._file.fileno(), length, start)
         except OSError as error:
             raise read_error(error, str(self.path), self.name(index), _FIX) from error
         if len(data) < length:
@@ -131,15 +131,6 @@ class _Packed(Samples):
         if zlib.crc32(data) != self._arrays["crcs"][index]:
             raise BadImage(self.name(index), "is damaged (its checksum does not match)", _FIX)
         return data
-
-
-def _read_at(descriptor: int, start: int, length: int) -> bytes:
-    """`length` bytes, or fewer if the file ends before. Threads and processes can share the descriptor."""
-    parts = []
-    while length and (part := os.pread(descriptor, length, start)):
-        parts.append(part)
-        start, length = start + len(part), length - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class PackedImages(_Packed, EncodedImages):

@@ -10,6 +10,9 @@ from torch import nn
 from configs.schema import Train
 from configs.schema.train import Optimizer
 from engine.parallel.compile import run_eagerly
+from engine.run.mfu.flops import count_parameters
+from models.timm_model import classifiers
+from models.tuning.lora import adapter_size
 from utils.errors import UserError, did_you_mean
 from utils.memory_shortage import find_shortage
 from utils.sharded import is_sharded
@@ -29,7 +32,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
 
     BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
     learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
-    of the model's `group_matcher`.
+    of the model's `group_matcher`. HEAD_LR_SCALE multiplies the learning rate of the head.
 
     Raises:
         UserError: timm has no optimizer of that name, or it cannot be built or step with these options; BETAS or KWARGS
@@ -60,6 +63,8 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
         _zero_momentum(optimizer)
+    if options.head_lr_scale != 1:
+        _scale_head(optimizer, model, options.head_lr_scale)
     return optimizer
 
 
@@ -112,6 +117,20 @@ def moments_per_parameter(options: Train) -> float:
     return sum(one.numel() for one in state if isinstance(one, torch.Tensor) and one.dim()) / probe.weight.numel()
 
 
+def describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
+    """A line for the log: what is trained, and the fp32 memory of it beside training all weights; none if all are."""
+    if tuned == "full":
+        return []
+    total, trained = count_parameters(model)
+    moments, base = moments_per_parameter(options), total - adapter_size(model)
+    states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
+    return [
+        f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "
+        f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights (TUNE=full: {full_states:.1f} MB, "
+        f"{full_states + 4e-6 * base:.1f} MB)"
+    ]
+
+
 def check_sharded_optimizer(options: Optimizer) -> None:
     """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones."""
     if options.name.lower() not in SHARDED_OPTIMIZERS:
@@ -127,6 +146,18 @@ def _zero_momentum(optimizer: torch.optim.SGD) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _scale_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:
+    """Gives the parameters of the head groups of their own, whose `lr_scale` also has the factor of LAYER_DECAY."""
+    heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        for in_head in (False, True):
+            if part := [parameter for parameter in group["params"] if (parameter in heads) == in_head]:
+                factor = group.get("lr_scale", 1.0) * (scale if in_head else 1.0)
+                groups.append(group | {"params": part, "lr_scale": factor})
+    optimizer.param_groups[:] = groups
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

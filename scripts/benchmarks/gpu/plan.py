@@ -16,8 +16,8 @@ from utils.device import visible_gpus
 
 ROOT = Path(__file__).parents[3]
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
-LIMITS |= {"parallel": 120, "paddlevit": 420, "colossalai": 500, "paddle": 60, "caltech256": 240}  # seconds
-LIMITS |= {"eager": 30, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}  # of each program of this kind
+LIMITS |= {"paddlevit": 420, "colossalai": 500, "paddle": 60, "caltech256": 240}  # seconds; of programs, by kind:
+LIMITS |= {"eager": 30, "ranks": 45, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}
 TABLES = ("paddlevit", "colossalai", "paddle", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
 INTERVAL, WARMUP_STEPS = 10, 20  # steps; a CUDA graph is recorded in step 12 or 13
@@ -70,11 +70,27 @@ AFTER_TESTS = {
     "resnet50_nchw": Setting(O1, options=NCHW, model=("-model=resnet50",)),
     "O1_small": Setting(O1, small=True),
 }
+FSDP = ("PARALLEL.STRATEGY=fsdp",)
+STRATEGIES = {  # with several GPUs
+    "ddp": ("PARALLEL.STRATEGY=ddp",),
+    "fsdp": FSDP,
+    "ddp_bf16": ("PARALLEL.COMM_HOOK=bf16",),
+    "ddp_5mb": ("PARALLEL.BUCKET_MB=5",),
+    "ddp_100mb": ("PARALLEL.BUCKET_MB=100",),
+    "fsdp_kept": (*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"),
+    "fsdp_checkpointing": (*FSDP, "MODEL.GRAD_CHECKPOINTING=true"),
+}
+AFTER_TESTS |= {
+    name: Setting(O1, "ranks", small=True, programs=("ranks",), options=options) for name, options in STRATEGIES.items()
+}
 TRAINING = BEFORE_TESTS | AFTER_TESTS
 
 
 def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
-    """All parts; timm's train.py only if `-timm_train` names it. rest: flags of main_single_gpu.py."""
+    """The parts that can run here: with `-timm_train` timm's, with several GPUs the strategies of PARALLEL.
+
+    rest: flags of main_single_gpu.py.
+    """
     workers = f"-num_workers={default_num_workers(own_share(), on_gpu=visible_gpus() > 0)}"
     small, large = ([f"-batch_size={size}", workers] for size in (flags.small_batch, flags.large_batch))
 
@@ -94,19 +110,19 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         command += [f"-interval={INTERVAL}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit}"]
         command += [f"-timm_train={flags.timm_train}"] if "timm" in setting.programs else []
         command += [*(setting.model or rest), *(small if setting.small else large)]
-        command += [] if setting.kind.startswith("eager") else ["-compile"]
+        command += [] if setting.kind.startswith(("eager", "ranks")) else ["-compile"]
         command += ["-opts", *MODES[setting.mode], *setting.options]
         return Part(command, limit * len(setting.programs))
 
-    parallel = [*script("gpu/parallel", "parallel"), *rest, *small, "-opts", *MODES[O1]]
+    left_out = () if flags.timm_train else ("timm",)
+    left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
     return {
         "machine": Part([*script("gpu/machine", "machine"), *rest], LIMITS["machine"]),
         "profile": Part(profile("profile"), LIMITS["profile"]),
         "profile_compiled": Part(profile("profile_compiled", "-compile"), LIMITS["profile_compiled"]),
         **{name: training(name, setting) for name, setting in BEFORE_TESTS.items()},
         "tests": _pytest_part("tests", str(ROOT / "tests"), f"--ignore={COMPILE_TESTS}"),
-        **{name: training(name, one) for name, one in AFTER_TESTS.items() if name != "timm" or flags.timm_train},
-        "parallel": Part(parallel, LIMITS["parallel"]),
+        **{name: training(name, one) for name, one in AFTER_TESTS.items() if name not in left_out},
         "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS)),
         "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
         **{name: Part([*script("benchmark_amp", name), f"-table={name}"], LIMITS[name]) for name in TABLES},

@@ -14,10 +14,6 @@ def page(records: Records, command: str) -> str:
     columns = {"images/s": speed, "share of matrix products": lambda one: one["share"], "peak memory (GB)": memory}
     texts = ["# GPU figures", f"`{command}`", machine_text(machine)] if machine else ["# GPU figures", f"`{command}`"]
     texts.append(figures_table(training_figures(records, machine), columns))
-    parallel = (records.get("parallel") or {}).get("result") or {}
-    if parallel:
-        texts.append(f"The strategies of PARALLEL, {parallel['ranks']} process(es):")
-        texts.append(figures_table(parallel["figures"], {"images/s": speed, "peak memory (GB)": memory}))
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
@@ -34,14 +30,14 @@ def machine_text(machine: dict[str, Any]) -> str:
 
 
 def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
-    """The programs of the training parts. share: of the measured speed of matrix products, for the user's model."""
+    """The programs of the training parts. share: of the speed of one GPU's matrix products, for the user's model."""
     figures: Figures = {}
     for name, setting in TRAINING.items():
         result = (records.get(name) or {}).get("result") or {}
         for program, one in result.get("figures", {}).items():
             peak = machine.get("peak_flops_per_second", {}).get(setting.mode)
             share = ""
-            if peak and SPEED in one and not setting.model:
+            if peak and SPEED in one and not setting.model and program != "ranks":
                 share = f"{one[SPEED][0] * machine['training_flops_per_image'] / peak:.1%}"
             if one:  # else its turn has not ended
                 figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}

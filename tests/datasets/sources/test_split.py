@@ -9,13 +9,14 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from source_helpers import names_of, options, write_image
+from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.registry import DATASETS
+from datasets.registry import DATASETS, read_samples
 from datasets.shards.samples import TarSamples
 from datasets.sources.arrays.strings import StringPacker, strings_in
 from datasets.sources.split import RunSplit, Splitter, hash_paths
 from engine.checkpoint.split_entry import ENTRY, exported_entry, read_split, split_to_entry
+from utils.errors import UserError
 
 PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
 
@@ -124,3 +125,85 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
         return list(strings_in(samples._arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
 
     assert held_out(1) == held_out(0) and len(held_out(0)) == 4
+
+
+def folds_of(paths, folds, known=None, **values):
+    """The held-out images of each fold; the other images are its training part."""
+    parts = []
+    for fold in range(folds):
+        val, notes, _ = part(paths, "val", known, folds=folds, fold=fold, **values)
+        train = part(paths, "train", known, folds=folds, fold=fold, **values)[0]
+        assert not notes and sorted(train + val) == sorted(paths)
+        parts.append(val)
+    return parts
+
+
+@pytest.mark.parametrize(("folds", "seed"), [(2, 0), (5, 0), (5, 7)])
+def test_each_image_is_held_out_in_one_fold(folds, seed):
+    paths = [f"{name}/{number}.jpg" for name in "abcdefg" for number in range(folds + ord(name) % 5)]
+    parts = folds_of([*paths, *paths[:9]], folds, split_seed=seed)  # some are listed twice
+    assert sorted(path for part in parts for path in part) == sorted([*paths, *paths[:9]])
+    assert sum(len(set(part)) for part in parts) == len(paths)  # the copies of an image are in one fold
+    for name in "abcdefg":
+        sizes = [sum(path[0] == name for path in set(part)) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+    totals = [len(part) for part in folds_of([f"{name}/{i}.jpg" for name in "abcde" for i in range(6)], 5)]
+    assert totals == [6] * 5  # not the larger part of each class in the same fold
+
+
+@pytest.mark.parametrize("folds", [2, 5, 9])
+def test_an_added_or_removed_image_moves_at_most_one_image_per_boundary(folds):
+    rng, moved = np.random.default_rng(folds), []
+
+    def fold_of(paths):
+        return {path: fold for fold, val in enumerate(folds_of(sorted(paths), folds)) for path in val}
+
+    for number in rng.integers(folds, 60, 40).tolist():
+        paths = [f"{name}/{i}.jpg" for name, count in (("a", 10), ("b", number)) for i in range(count)]
+        before, after = fold_of(paths), fold_of([*paths, f"b/new{number}.jpg"])
+        moved.append(sum(before[path] != after[path] for path in paths))
+    assert 0 < max(moved) <= folds - 1
+
+
+def test_images_with_several_labels_are_cut_as_one_class():
+    paths = StringPacker([f"{number}.jpg" for number in range(13)]).strings()
+    parts = [
+        Splitter(options("DIR", folds=5, fold=fold)).part(paths, np.zeros(13, np.int64), "val")[0] for fold in range(5)
+    ]
+    assert sorted(np.concatenate(parts)) == list(range(13)) and {len(part) for part in parts} == {2, 3}
+
+
+def test_the_fold_of_a_run_keeps_its_list():
+    train, _, run = part(PATHS, "train", folds=5, fold=3)
+    read = read_split(json.loads(json.dumps(exported_entry(run))), {"FOLDS": 5, "FOLD": 3})
+    assert read == run and run.fold == (3, 5)
+    now = sorted({*PATHS, *(f"a/new{number}.jpg" for number in range(20))})
+    for known in (run, read):
+        assert set(part(now, "val", known, folds=5, fold=3)[0]) == set(run.held_out) == set(PATHS) - set(train)
+    assert not set(part(PATHS, "val", run, folds=5, fold=2)[0]) & set(run.held_out)  # another fold is not the run's
+    assert part(PATHS, "val", run, folds=5, fold=2)[1][0].startswith("Warning: 4 of 4 image(s) to evaluate")
+    assert part(PATHS[:12], "val", folds=5, fold=0)[1][0].startswith("DIR: 1 class(es) have fewer images than DATA.F")
+
+
+@pytest.mark.parametrize("values", [{"fold": 5}, {"fold": 5, "folds": 5}, {"folds": 5}, {"fold": -1, "folds": 5},
+                                    {"folds": 5, "fold": 0, "val_fraction": 0.2}])  # fmt: skip
+def test_wrong_folds_are_refused(values):
+    with pytest.raises(ValueError, match="FOLD"):
+        options("DIR", **values)
+
+
+def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
+    digits = [DATASETS["digits"](options("DIR", folds=5, fold=fold)) for fold in range(5)]
+    counts = [np.bincount(read("val").targets) for read in digits]
+    assert np.array_equal(sum(counts), np.bincount(np.concatenate([digits[0](s).targets for s in ("train", "val")])))
+    assert np.ptp(counts, axis=0).max() <= 1
+    for split in ("train", "val"):
+        write_classes(tmp_path / "data" / split, cat=6, dog=6)
+    write_classes(tmp_path / "data/test", cat=1, dog=1)
+    folded, context = {"dataset": "folder", "folds": 3, "fold": 0, "batch_size": 2}, cpu
+    with pytest.raises(UserError, match=r"DATA.FOLDS 3: .* -data_path, or"):
+        read_samples(options(tmp_path / "data", **folded), None, context, "train", "val")
+    assert len(read_samples(options(tmp_path / "data", **folded), None, context, "val")[0]) == 12  # an evaluation
+    (tmp_path / "data/val").rename(tmp_path / "empty")
+    train, val, test = read_samples(options(tmp_path / "data", **folded), None, context, "train", "val", "test")
+    assert (len(train), len(val), len(test)) == (8, 4, 2)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torchvision import transforms
 from torchvision.transforms.v2 import functional as TF
 
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
-from datasets.transforms import policies
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.pillow_ops import INCREASING_ARGUMENTS, OPERATIONS
 from datasets.transforms.policies import (
@@ -56,14 +56,14 @@ def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
 
 def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
     names, _ = record(monkeypatch)
-    draws, rng = 8000, random.Random(0)
+    draws, rng, policy = 8000, random.Random(0), AutoAugment()
     for _ in range(draws):
-        AutoAugment()(None, rng)
+        policy(None, rng)
     expected = Counter()
-    for steps in policies._IMAGENET_POLICY:
-        for step in steps:
-            expected[step.name] += step.probability / 25
-    assert len(policies._IMAGENET_POLICY) == 25
+    for steps, published in zip(policy.pairs, transforms.AutoAugment().policies, strict=True):
+        for (name, probability, magnitude), (operation, *values) in zip(steps, published, strict=True):
+            assert (name, probability) == (operation, values[0]) and values[1] in (magnitude, None)
+            expected[name] += probability / 25
     for name, share in expected.items():
         assert names.count(name) / draws == pytest.approx(share, abs=0.02), name
 

@@ -13,12 +13,14 @@ from configs.reading.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
+from engine.run.tables import EPOCH_COLUMNS
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
 INVALID_CHANGES = {  # option -> what the error names
     "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",
     "TRAIN.MODEL_EMA=true": r"TRAIN\.MODEL_EMA.*false",
+    "EVAL.BEST_METRIC=loss": r"EVAL\.BEST_METRIC.*null",
     "TRAIN.LAST_EPOCH=1": "-last_epoch 1.*epoch 0",
     "MODEL.EMBED_DIM=32": "cls_token",
     "SEED=5": "SEED 0.* 5",
@@ -27,7 +29,10 @@ INVALID_CHANGES = {  # option -> what the error names
     "DATA.BATCH_SIZE=80": "192 samples.* 80",
 }
 # Keys that an earlier version did not write.
-NEWER_KEYS = {"TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "MODEL_EMA_WARMUP", "PATIENCE"), None: ("LOSS", "EVAL_RAW")}
+NEWER_KEYS = {
+    "TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "MODEL_EMA_WARMUP", "PATIENCE"), "EVAL": ("BEST_METRIC",),
+    None: ("LOSS", "EVAL_RAW"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -122,12 +127,17 @@ def test_a_run_whose_files_lack_newer_options_and_columns_resumes_exactly(digits
     older = shutil.copytree(folder, tmp_path / "older" / folder.name)
     (older / "config.yaml").write_text(without_newer_keys(read_yaml(older / "config.yaml")[0]))
     state = load_checkpoint(older / "last.pth")
-    atomic_save(older / "last.pth", state | {"options": without_newer_keys(parse_value(state["options"]))})
+    best = {name: state["best"][name] for name in ("top1", "top5", "loss", "epoch")}
+    for name in ("last.pth", "best.pth"):
+        state = load_checkpoint(older / name)
+        atomic_save(older / name, state | {"options": without_newer_keys(parse_value(state["options"])), "best": best})
     lines = (older / "metrics.csv").read_text().splitlines()
-    (older / "metrics.csv").write_text("".join(f"{line.rsplit(',', 5)[0]}\n" for line in lines))
+    newer = EPOCH_COLUMNS[EPOCH_COLUMNS.index("raw_val_top5") :]
+    (older / "metrics.csv").write_text("".join(f"{line.rsplit(',', len(newer))[0]}\n" for line in lines))
     for path in (folder, older):
         train([f"-resume={path}", "-opts", "TRAIN.MAX_STEPS=25"], cpu)
-    assert_same_state(states(older), states(folder))
-    assert rows(older) == rows(folder) and len(rows(older)) == 1
+    assert_same_state(states(older), states(folder) | {"best": best})
+    (row,), (expected,) = rows(older), rows(folder)
+    assert row == expected | dict.fromkeys(newer[:-7] + newer[-6:], "")
     log = (older / "log.txt").read_text()
     assert "options that differ from the checkpoint: TRAIN.MAX_STEPS: 23, now 25\n" in log

@@ -4,20 +4,23 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import (
+    balanced_accuracy_score,
     classification_report,
     confusion_matrix,
+    f1_score,
     precision_recall_fscore_support,
+    recall_score,
     top_k_accuracy_score,
 )
 
 from datasets.batch import PADDING
 from engine.evaluation.analysis import (
     calibration,
-    class_figures,
     confused_pairs,
+    coverage,
     worst_mistakes,
 )
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, class_figures
 
 CLASSES = 7
 
@@ -55,9 +58,17 @@ def test_metrics_are_means_over_the_readable_samples(evaluated):
     metrics = results.metrics()
     assert metrics.samples == 197
     assert metrics.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item())
-    for top_k, value in ((1, metrics.top1), (5, metrics.top5)):
+    for top_k, value in ((1, metrics.values["top1"]), (5, metrics.values["top5"])):
         expected = top_k_accuracy_score(targets, logits, k=top_k, labels=np.arange(CLASSES))
         assert value == pytest.approx(100 * expected)
+    predicted = logits.argmax(-1)
+    expected = {
+        "macro_f1": f1_score(targets, predicted, average="macro", labels=targets.unique()),
+        "balanced_accuracy": balanced_accuracy_score(targets, predicted),
+        "min_recall": recall_score(targets, predicted, average=None, labels=targets.unique()).min(),
+    }
+    found = {name: metrics.values[name] / 100 for name in expected}
+    assert found == pytest.approx(expected) and found["min_recall"] == 0 < found["macro_f1"]
 
 
 def test_class_figures_are_those_of_scikit_learn(evaluated):
@@ -100,6 +111,19 @@ def test_calibration_error_of_a_case_by_hand():
     assert bins.accuracy[[9, 14]].tolist() == pytest.approx([60, 70])
     results.probabilities[:2] = [[1.0], [np.nan]]
     assert calibration(results).count[[0, -1]].tolist() == [1, 9]
+
+
+def test_accuracy_by_coverage_of_a_closed_form():
+    """Of 1000 samples the 500 most confident ones are right: the accuracy is 100%, then 500 of the covered ones."""
+    confidences = np.random.default_rng(0).permutation(np.linspace(0.1, 1, 1000, dtype=np.float32))
+    targets = np.where(confidences > np.median(confidences), 0, 1)
+    results = SampleResults(targets, np.zeros((1000, 1), np.int32), confidences[:, None], np.zeros(1000, np.float32))
+    threshold, covered, accuracy = coverage(results).T
+    assert len(covered) == 100 and covered[-1] == 100 and (np.diff(covered) > 0).all()
+    assert covered == pytest.approx([100 * (confidences >= np.float32(t / 100) - 1e-6).mean() for t in threshold])
+    assert accuracy == pytest.approx(np.minimum(100, 5000 / covered))
+    equal = SampleResults(targets, results.labels, np.full((1000, 1), 0.25, np.float32), results.losses)
+    assert coverage(equal).tolist() == [[25, 100, 50]]
 
 
 def test_worst_mistakes_come_worst_first_and_without_unreadable_images(evaluated):

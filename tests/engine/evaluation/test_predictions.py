@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_evaluation_files import Noise
 
+from configs.reading.prediction import Prediction
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
@@ -23,7 +24,14 @@ def make(tmp_path):
 
 
 def predictions(
-    path, names=("./a.jpg", "b.jpg", "c.jpg"), classes=("cat", "dog", "emu"), top_k=2, labelled=True, chunk=2
+    path,
+    names=("./a.jpg", "b.jpg", "c.jpg"),
+    classes=("cat", "dog", "emu"),
+    top_k=2,
+    labelled=True,
+    chunk=2,
+    threshold=None,
+    multi_label=False,
 ) -> Predictions:
     """Image 1 cannot be read; the target of image i is i."""
     count = len(names)
@@ -38,7 +46,8 @@ def predictions(
         part.append(SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {}))
     samples = Noise(list(names))
     samples.targets = np.arange(count)
-    return Predictions(part, samples, list(classes), top_k, labelled)
+    options = Prediction(None if labelled else "photos", top_k, None, False, threshold=threshold)
+    return Predictions(part, samples, list(classes), options, multi_label)
 
 
 def test_the_table_of_a_prediction(make, tmp_path):
@@ -73,6 +82,29 @@ def test_json_has_the_same_values(make, tmp_path):
             ("a.jpg", "cat", None), ("b.jpg", "dog", "is empty (0 bytes)"), ("c.jpg", "emu", None)
         )
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("threshold", "multi_label", "label"),
+    [
+        (0.7, False, "cat"),  # float32(0.7) is lower: the probability of the file counts
+        (0.700001, False, "unknown"),
+        (0.05, False, "cat"),
+        (0.0, False, "cat"),
+        (0.05, True, "cat | dog | emu"),  # also the classes beyond -top_k
+        (0.2, True, "cat | dog"),
+        (0.9, True, "unknown"),
+    ],
+)
+def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
+    made = make(threshold=threshold, multi_label=multi_label)
+    with open(made.write_csv(tmp_path), newline="") as file:
+        rows = list(csv.DictReader(file))
+    images = json.loads(made.write_json(tmp_path).read_text())
+    labels = [label, "", label]  # of image 1, which cannot be read, none
+    assert [row["label"] for row in rows] == [image["label"] for image in images] == labels
+    assert [row["target"] for row in rows] == ["cat", "dog", "emu"] and list(rows[0])[-3:-1] == ["label", "target"]
+    assert [len(image["predictions"]) for image in images] == [2, 0, 2]
 
 
 def test_hostile_names_stay_text(make, tmp_path):

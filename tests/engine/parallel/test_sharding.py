@@ -48,13 +48,15 @@ def is_equal(found: dict) -> bool:
         ([BF16, CLIP], FSDP, 5),
         ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP, 5),
         ([BF16, "MODEL.FREEZE_BACKBONE=true"], FSDP, 5),
+        ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP, 5),
+        ([BF16, "MODEL.TUNE=lora", "TRAIN.ACCUM_ITER=2", *AVERAGE], FSDP, 5),
         (
             ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],
             [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
             5,
         ),
     ],
-    ids=["fp32", "bf16", "op lists", "frozen", "kept gathered"],
+    ids=["fp32", "bf16", "op lists", "frozen", "last block", "adapters", "kept gathered"],
 )
 def test_training_equals_ddp(both, options, sharded, steps):
     assert is_equal(both(against_ddp, options, sharded, steps)[0])

@@ -184,12 +184,14 @@ def test_resume_in_another_level(digits_argv, cpu):
         before = state["model"]
 
 
+@pytest.mark.parametrize("tune", ["head", "last:1", "lora"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, level):
+def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, level, tune):
     """The averaged weights must not include the weights of a newly initialized model."""
     pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"
-    argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, "MODEL.FREEZE_BACKBONE=true", f"AMP.LEVEL={level}"]
-    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1"]
+    argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, f"MODEL.TUNE={tune}", f"AMP.LEVEL={level}"]
+    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1", "TRAIN.ACCUM_ITER=2"]
+    argv += ["MODEL.DROPOUT=0.1", "MODEL.LORA.DROPOUT=0.1", "TRAIN.HEAD_LR_SCALE=3.0"]
     uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
     resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
@@ -197,7 +199,9 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, lev
         assert_same_state(resumed[part], uninterrupted[part], part)
     for name, value in load_checkpoint(pretrained)["model"].items():
         found = resumed["model"][name]
-        assert torch.equal(found, value.to(found.dtype)) != name.startswith("head"), name
+        is_trained = name.startswith(("head", "blocks.1", "norm") if tune == "last:1" else "head")
+        assert torch.equal(found, value.to(found.dtype)) != is_trained, name
+    assert (tune == "lora") == any(name.endswith(".lora_B") and value.any() for name, value in resumed["ema"].items())
 
 
 BUFFERS = {

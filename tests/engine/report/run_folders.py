@@ -99,6 +99,11 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
         for i in range(5)
     )  # fmt: skip
     write_table(folder / "calibration.csv", ["low", "high", "count", "confidence", "accuracy"], bins)
+    write_table(
+        folder / "coverage.csv",
+        ["threshold", "coverage", "accuracy"],
+        ({"threshold": 100 - share, "coverage": share, "accuracy": 100 - share / 4} for share in (20, 60, 100)),
+    )
     mistakes = [
         {"kind": kind, "index": index, "path": f"{index}.png", "true": names[index % number],
          "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from page_reader import Reader
+from page_reader import Reader, read_page
 from run_folders import add_split, make_evaluation_run, make_run, write_facts, write_json, write_table
 
 from engine.run.facts import EvaluationData, TrainingData
@@ -107,7 +107,8 @@ def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation
 
 
 def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path, compare):
-    several, one = make_run(tmp_path / "several"), make_run(tmp_path / "one", 5)
+    several = make_run(tmp_path / "several", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
+    one = make_run(tmp_path / "one", 5)
     rows = [{"epoch": epoch, "val_mean_ap": 40 + epoch, "val_loss": 1, "train_top1": 9 * epoch} for epoch in (1, 2)]
     write_table(several / "metrics.csv", EPOCH_COLUMNS, rows)
     write_json(several / "result.json", {"mean_ap": 42.0, "test": {"mean_ap": 41.0}})
@@ -116,7 +117,17 @@ def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path, compare):
     tables = page.text.index("by validation top-1"), page.text.index("by validation mean AP")
     assert tables[0] < tables[1] < page.text.index("several 42.00% mean AP 2 of 300 41.00% mean AP")
     assert "Validation mean AP" in page.text and "Training hit@1" in page.text
-    assert "top-1 from mean AP" in page.text
+
+
+def test_runs_by_loss_are_ranked_from_the_lowest(tmp_path, compare):
+    folders = [make_run(tmp_path / f"run{epochs}", epochs, ["EVAL.BEST_METRIC=loss"]) for epochs in (2, 4, 3)]
+    _, lines, _ = compare(*folders, make_run(tmp_path / "top1"))
+    tables = {line: lines[index + 2 :] for index, line in enumerate(lines) if line.startswith("Training runs by")}
+    assert [line.split()[:3] for line in tables["Training runs by validation loss, the best first:"][:3]] == [
+        ["run4", "0.2500", "loss"], ["run3", "0.3333", "loss"], ["run2", "0.5000", "loss"]
+    ]  # fmt: skip
+    assert "Training runs by validation top-1, the best first:" in tables
+    assert "best validation loss 0.2500 epoch 4 of 300 " in read_page(folders[1]).text
 
 
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):

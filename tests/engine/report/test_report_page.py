@@ -55,7 +55,8 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         assert shown in page.text, shown
     assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
-    assert len(captions) == 7  # six curves, and the reliability diagram
+    assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
+    assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
@@ -141,7 +142,7 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
     assert class_figures(run) == ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
     write_json(summary, json.loads(summary.read_text()) | {"epoch": 2})
-    assert class_figures(run).startswith(", macro F1 82.90% (epoch 2), ")
+    assert class_figures(run).endswith("have 0%; epoch 2)")
     (run / "metrics.csv").write_bytes(b"\xff")
     assert class_figures(run) == ""
 
@@ -160,7 +161,7 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
 
 
 def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
-    folder = make_run(tmp_path / "run")
+    folder = make_run(tmp_path / "run", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
     rows = [{"epoch": 1, "val_mean_ap": 40.0, "val_loss": 1.0}, {"epoch": 2, "val_mean_ap": 50.0, "val_loss": 0.5}]
     write_table(folder / "metrics.csv", ["epoch", "val_top1", "val_mean_ap", "val_loss"], rows)
     (folder / "evaluation").mkdir()

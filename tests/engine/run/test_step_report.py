@@ -14,8 +14,8 @@ REPORT = StepReport(
     steps_per_epoch=1251,
     step=21,
     lr=0.000095,
-    latest=Metrics(6.9077, 0.0, 0.0, 20480, 0, 1.2345),
-    average=Metrics(6.9077, 0.1, 0.5, 20480, 0, 1.2345),
+    latest=Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345),
+    average=Metrics({"loss": 6.9077, "top1": 0.1}, 20480, 0, 1.2345),
     images_per_second=2850.4,
     data_wait_share=0.004,
     tflops_per_second=307.2,
@@ -58,7 +58,7 @@ def test_a_value_appears_if_it_is_unusual(changes, shown):
 
 
 def test_longest_lines_have_at_most_120_columns():
-    widest = Metrics(16.9077, 100.0, 100.0, 20480, 128, 0.0012345)
+    widest = Metrics({"loss": 16.9077, "top1": 100.0}, 20480, 128, 0.0012345)
     longest = replace(
         REPORT,
         epoch=1000,

@@ -9,6 +9,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.run.facts import FACTS, Model, read_facts
 from engine.run.result import best_epoch
 from engine.run.tables import CsvFile
+from utils.metric_table import METRICS
 from utils.tables import read_rows
 
 
@@ -54,7 +55,7 @@ def test_a_run_with_a_damaged_table_is_resumed(digits_argv, cpu):
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     (warning,) = read_facts(folder / FACTS).warnings
     assert f"{folder / 'steps.csv'}: 1 row has no number in the column step" in warning
-    assert best_epoch(read_rows(folder / "metrics.csv"))[0] == 2
+    assert best_epoch(read_rows(folder / "metrics.csv"), METRICS["top1"])[0] == 2
 
 
 def test_a_result_has_the_trainable_parameters_and_the_time_of_all_starts(digits_argv, cpu):
@@ -79,4 +80,6 @@ def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
         ("", "9", ""),
     ]
     rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in rows]
-    assert best_epoch(rows) == (3, 30.0) and best_epoch(rows[4:]) is None
+    top1, loss, macro_f1 = (METRICS[name] for name in ("top1", "loss", "macro_f1"))
+    assert best_epoch(rows, top1) == (3, 30.0) and best_epoch(rows[4:], top1) is None
+    assert best_epoch(rows, loss) == (3, 1.1) and best_epoch(rows, macro_f1) is None  # of an earlier version

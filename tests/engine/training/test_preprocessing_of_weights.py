@@ -7,6 +7,7 @@ import timm
 import torch
 from conftest import train
 from timm.data import create_transform, resolve_data_config
+from timm.models import save_for_hf
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
@@ -17,6 +18,8 @@ from datasets.transforms.host import build_eval_host_transform, build_host_trans
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.run.facts import Preprocessing, read_facts
 from engine.training.run_data import complete_preprocessing
+from models.build import build_model
+from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
 
 TV = "resnet18.tv_in1k"  # bilinear
@@ -150,3 +153,46 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
         _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
         assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
+
+
+PUBLISHED = {
+    "input_size": (3, 48, 48), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "crop_pct": 0.8,
+    "interpolation": "bilinear",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hf_folder(tmp_path) -> Path:
+    """A model with register tokens, saved by timm for the Hub with the classes 'b' and 'a'."""
+    model = timm.create_model("test_vit", img_size=48, num_classes=2, reg_tokens=2, global_pool="avg")
+    save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["b", "a"]}, data_config=PUBLISHED)
+    return tmp_path / "hf"
+
+
+def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, monkeypatch, cpu):
+    """The same in training, resumed, in -eval, -predict, and exports, which do not need the Hub again."""
+    state = torch.load(hf_folder / "pytorch_model.bin")
+    monkeypatch.setattr("huggingface_hub.file_exists", lambda repo, file, revision: (hf_folder / file).exists())
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, file, revision: str(hf_folder / file))
+    start = ["-model=hf-hub:ORG/NAME@v1", "-pretrained=timm"]
+    config = parse_command_line([*start, "-image_size=48", "-opts", "MODEL.NUM_CLASSES=2"]).config
+    read = build_model(config.model, config.data, cpu.device)[0].state_dict()
+    assert read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
+
+    run, fact = run_on(photos, cpu, "-dataset=folder", *start, "-opts", "TRAIN.MAX_STEPS=1")
+    values = [fact.image_size, tuple(fact.mean), tuple(fact.std), fact.crop_pct, fact.interpolation]
+    assert values == [48, *list(PUBLISHED.values())[1:]] and run.name.startswith("test_vit-")
+    assert "classes of the head: 2 kept" in (run / "log.txt").read_text()
+    hf_folder.rename(tmp_path / "moved")
+    assert run_on(photos, cpu, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
+    exports = [tmp_path / "digits.safetensors", tmp_path / "export"]
+    for path, form in zip(exports, ("safetensors", "hf"), strict=True):
+        export.main([str(run), "-format", form, f"-output={path}", "-no_check"])
+    of_data = ["-dataset=folder", f"-data_path={photos}"]
+    for weights in (run / "last.pth", *exports, tmp_path / "moved"):
+        for command in (["-eval", *of_data], ["-predict", str(photos)]):
+            config = read_evaluation_data(parse_command_line([*command, f"-pretrained={weights}"]), cpu)[0]
+            data, kwargs = config.data, config.model.kwargs
+            found = [data.image_size, data.imagenet_mean, data.imagenet_std, data.crop_pct, data.interpolation]
+            assert found == values and config.model.name == "test_vit"
+            assert kwargs["reg_tokens"] == 2 and kwargs["global_pool"] == "avg"

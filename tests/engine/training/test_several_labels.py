@@ -46,7 +46,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     scores = [float(row["val_mean_ap"]) for row in table]
     assert result["mean_ap"] == max(scores) and result["top1"] is None and scores[-1] > 60
     assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
-    assert f"Validation mAP: {scores[0]:.2f}%, time" in log and f"----- Best mAP: {max(scores):.2f}%" in log
+    assert f"Validation mAP: {scores[0]:.2f}%, time" in log and f"----- Best mean AP: {max(scores):.2f}%" in log
     assert ", worst class AP " in log and "macro F1" not in log
     assert "class weights from" in log and "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]

@@ -1,4 +1,4 @@
-"""The best evaluation of a run; the size of its checkpoints, before there is one."""
+"""The size of the checkpoints of a run, before there is one."""
 
 import re
 import shutil
@@ -10,18 +10,7 @@ from conftest import train
 from torch import nn
 
 from configs.schema import Config
-from engine.training.snapshot import Best, disk_note
-from utils.metrics import Metrics
-
-
-def test_a_tie_in_top1_is_broken_by_the_lower_loss():
-    best = Best.of(Metrics(loss=1.0, top1=50.0, top5=90.0, samples=8), epoch=1)
-    assert best.is_beaten_by(Metrics(loss=0.9, top1=50.0, top5=90.0, samples=8))
-    assert not best.is_beaten_by(Metrics(loss=1.0, top1=50.0, top5=99.0, samples=8))
-    assert best.is_beaten_by(Metrics(loss=9.0, top1=51.0, top5=90.0, samples=8))
-    assert not best.is_beaten_by(Metrics(loss=0.1, top1=49.0, top5=90.0, samples=8))
-    unknown = Best.of(Metrics(loss=float("nan"), top1=50.0, top5=90.0, samples=8), epoch=1)
-    assert unknown.loss is None and not unknown.is_beaten_by(Metrics(loss=0.1, top1=50.0, top5=90.0, samples=8))
+from engine.training.snapshot import disk_note
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ FLOAT16 = ["AMP={ENABLED: true, DTYPE: float16, INIT_LOSS_SCALING: 1024, INCR_EV
         [*VIT, *AVERAGED, *FLOAT16],
         [*RESNET, *AVERAGED, "TRAIN.OPTIMIZER.NAME=SGD"],
         [*RESNET, *AVERAGED, "MODEL.FREEZE_BACKBONE=true"],
+        [*VIT, *AVERAGED, "AMP=true", "MODEL.TUNE=lora"],
     ],
-    ids=["fp32", "O1", "O2", "O1 float16", "batch norm, SGD", "frozen"],
+    ids=["fp32", "O1", "O2", "O1 float16", "batch norm, SGD", "frozen", "adapters"],
 )
 def test_replayed_steps_equal_eager_steps(options, tmp_path, cpu, monkeypatch):
     """Two epochs of 11 steps and their evaluations: weights, moments, averages, sums and loss scale.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import CONTEXT, GPU, fake_gpu
+from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from torch import nn
 
 from configs.reading.command_line import parse_command_line, to_yaml
@@ -14,7 +14,7 @@ from datasets.batch import Batch
 from engine.precision.loss_scaler import LossScaler
 from engine.training.losses import teacher as losses_teacher
 from models.build import build_model
-from scripts.benchmarks.training_parts import build_state, ready_batches, training_loop
+from scripts.benchmarks.training_parts import build_state, ready_batches
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",

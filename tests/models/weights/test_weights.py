@@ -205,7 +205,7 @@ def test_position_embeddings_are_interpolated_as_timm_does(tmp_path, size, no_em
     side, prefix_tokens = size // 8, 0 if no_embed_class else 1
     expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=prefix_tokens)
     assert torch.equal(model.pos_embed, expected) and model.pos_embed.requires_grad
-    assert f"pos_embed: interpolated from 4x4 to {side}x{side}" in lines
+    assert any("pos_embed from 1x" in line for line in lines)
     source.set_input_size(img_size=size)
     torch.testing.assert_close(logits(model, size), logits(source, size))
 

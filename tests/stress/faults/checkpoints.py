@@ -48,6 +48,7 @@ def checkpoint_faults() -> list[Fault]:
             r"OPTIMIZER.NAME: differs .* AdamW",
         ),
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
+        "of another metric": (_resumed(_unchanged, "EVAL.BEST_METRIC=loss"), r"EVAL.BEST_METRIC: differs .* null"),
         "with a forged evaluation": (_edited(best={"top1": "100", "top5": 1.0, "epoch": 1, "loss": None}), r"entries"),
         "of one label per image": (_of_one_label, r"DATA.MULTI_LABEL: differs from the checkpoint"),
         "beyond the last epoch": (_resumed(_unchanged, "TRAIN.NUM_EPOCHS=1"), r"NUM_EPOCHS 1: the checkpoint has 2"),

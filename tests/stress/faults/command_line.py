@@ -18,6 +18,9 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    def argument(name: str) -> Provoke:
+        return timm("MODEL.NAME=test_vit", f"MODEL.KWARGS={{{name}: 4}}")
+
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
@@ -40,9 +43,15 @@ def command_line_faults() -> list[Fault]:
         "image size that has no whole patches": (option("DATA.IMAGE_SIZE=9"), r"IMAGE_SIZE 9"),
         "misspelt optimizer": (option("TRAIN.OPTIMIZER.NAME=AdamX"), r"unknown optimizer AdamX; did you mean"),
         "two betas of three": (option("TRAIN.OPTIMIZER={NAME: adan, BETAS: [0.9, 0.99]}"), r"BETAS: adan has 3 values"),
+        "a fold out of range": (option("DATA.FOLDS=5", "DATA.FOLD=5"), r"FOLD is 5: with FOLDS 5 it must be 0 to 4"),
+        "a fold without folds": (option("DATA.FOLD=0"), r"DATA.FOLD 0 needs FOLDS"),
+        "folds and a fraction": (option("DATA={FOLDS: 5, FOLD: 0, VAL_FRACTION: 0.2}"), r"remove one"),
         "second derivatives": (option("TRAIN.OPTIMIZER.NAME=adahessian"), r"adahessian needs second derivatives"),
         "misspelt argument": (option("TRAIN.OPTIMIZER.KWARGS={amsgrat: true}"), r"KWARGS: .*; did you mean amsgrad"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
+        "misspelt argument of a model": (argument("reg_token"), r"MODEL.KWARGS: reg_token .*mean reg_tokens"),
+        "argument that has a key": (argument("img_size"), r"MODEL.KWARGS: img_size .*its key is DATA.IMAGE_SIZE"),
+        "a model folder without config.json": (given("-model=local-dir:none"), r"none/config.json: is missing"),
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
         "weights of timm for a ViT": (option("MODEL.PRETRAINED=timm"), r"PRETRAINED timm needs .*TYPE timm"),
         "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
@@ -54,6 +63,9 @@ def command_line_faults() -> list[Fault]:
         "a long decay": (option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"), r"DECAY_EPOCHS 2 .*NUM_EPOCHS 2"),
         "layer decay of a model without layers": (without_layers, r"TRAIN.LAYER_DECAY: this model"),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),
+        "mAP of one label": (option("EVAL.BEST_METRIC=mean_ap"), r"BEST_METRIC mean_ap does not apply .*one label"),
+        "an unknown metric": (option("EVAL.BEST_METRIC=f1"), r"EVAL.BEST_METRIC is 'f1': input should be 'top1'"),
+        "a threshold in percent": (given("-predict", "-threshold=70"), r"-threshold 70: is a probability"),
         "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
         "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),

@@ -53,6 +53,10 @@ def data_set_faults() -> list[Fault]:
     def folders_of_labels(scene: Scene) -> list[str]:
         return scene.images("DATA.MULTI_LABEL=true", dataset="folder")
 
+    def with_folds(number: int, part: str = "") -> Provoke:
+        keys = f"DATA.FOLDS={number}", "DATA.FOLD=0"
+        return lambda scene: scene.images(*keys, dataset="folder", flags=(f"-data_path={scene.data / part}",))
+
     table: dict[str, tuple[Provoke, str]] = {
         "a table without a header": (with_file("train.csv", "a.jpg,1\n", dataset="csv"), r"train.csv:1: the header"),
         "an unknown class": (with_table("val", "val/cat/0.jpg,emu"), r"val.csv:2: .*emu"),
@@ -76,6 +80,8 @@ def data_set_faults() -> list[Fault]:
         "one class": (_one_class, r"contains only one folder, cat"),
         "a class only in val": (with_file("val/emu/0.jpg", image_bytes(), dataset="folder"), r"'emu' .*train and val"),
         "less than a batch": (lambda scene: scene.images(flags=("-batch_size=64",)), r"24 training .*batch of 64"),
+        "folds beside a val split": (with_folds(5), r"DATA.FOLDS 5: folder has a validation split here; give the tr"),
+        "fewer images than folds": (with_folds(13, "train"), r"2 class\(es\) have fewer images than DATA.FOLDS 13"),
         "a pickle with code for CIFAR": (_cifar_with_code, r"batches.meta: is not a CIFAR batch .*posix.system"),
         "a folder that is not packed": (lambda scene: scene.images(dataset="packed"), r"train.index/ends.npy: cannot"),
         "a packed index cut short": (_packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),

@@ -1,0 +1,114 @@
+"""Low-rank adapters (Hu et al., "LoRA", 2021) as a parametrization of weights.
+
+A linear layer keeps its frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes
+W + ALPHA / RANK * B A. The layer itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with
+`self.qkv.weight` and never calls the layer. The names of the state dict stay; `lora_A` and `lora_B` are added.
+
+Legend: O output features, I input features, R rank.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from configs.schema.model import Lora
+from models.blocks import blocks_of
+from models.mixin import with_mixin
+from models.timm_model import classifiers
+from models.weights.names import State
+from utils.errors import UserError, did_you_mean
+
+A, B = "lora_A", "lora_B"
+
+
+def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
+    """W + alpha / R * B A, (O, I). In the dtype of W: autocast rounds the sum once, as it rounds merged weights."""
+    with torch.autocast("cuda" if weight.is_cuda else "cpu", enabled=False):
+        return torch.addmm(weight, b, a, alpha=alpha / len(a))
+
+
+class _Adapted(nn.Module):
+    """A mix-in for the class of a linear layer: its `weight` is the effective one.
+
+    With DROPOUT, a step in training sets columns of A to zero. peft drops the inputs of A, for each token anew; a
+    parametrization does not see the tokens, so one mask holds for all tokens of a pass.
+    """
+
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
+    lora_alpha: float
+    lora_dropout: float
+
+    @property
+    def weight(self) -> torch.Tensor:
+        a: torch.Tensor = self.lora_A
+        if self.training and self.lora_dropout:
+            a = a * F.dropout(torch.ones_like(a[:1]), self.lora_dropout)
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return effective_weight(weight, a, self.lora_B, self.lora_alpha)
+
+
+def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
+    """Freezes the backbone and adapts its linear layers. B is zero: the outputs stay the same.
+
+    Raises:
+        UserError: no layer for the adapters, or one that is narrower than the rank.
+    """
+    model.requires_grad_(False)
+    for path, layer in _targets(model, options, name).items():
+        width = min(layer.in_features, layer.out_features)
+        if options.rank > width:
+            raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
+        a, b = (layer.weight.new_empty(shape) for shape in ((options.rank, layer.in_features),
+                                                            (layer.out_features, options.rank)))  # fmt: skip
+        adapted: Any = layer
+        adapted.__class__ = with_mixin(_Adapted, type(layer))  # type: ignore[arg-type]  # a class is hashable
+        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b.zero_())
+        adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
+    for head in classifiers(model):
+        head.requires_grad_(True)
+
+
+def _targets(model: nn.Module, options: Lora, name: str) -> dict[str, nn.Linear]:
+    """The layers that TARGETS names, as peft reads it: whole paths, or their ends. null: those inside blocks.
+
+    Layers that mix attention heads (CaiT) may have fewer features than the rank: null leaves them as they are.
+    """
+    in_heads = {module for head in classifiers(model) for module in head.modules()}
+    layers = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module not in in_heads and "weight" in module._parameters
+    }
+    if options.targets is None:
+        inside = {module for block in blocks_of(model) for module in block.modules()}
+        layers = {path: layer for path, layer in layers.items() if layer in inside}
+        wide = {path: layer for path, layer in layers.items() if min(layer.weight.shape) >= options.rank}
+        if not layers:
+            raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in blocks; use last:N or full")
+        return wide or layers
+    ends = {target: [path for path in layers if f".{path}".endswith(f".{target}")] for target in options.targets}
+    for target, found in ends.items():
+        if not found:
+            hint = did_you_mean(target, {path.rpartition(".")[2] for path in layers})
+            raise UserError(f"MODEL.LORA.TARGETS: {target[:80]} is no linear layer of {name}{hint}")
+    return {path: layer for path, layer in layers.items() if any(path in found for found in ends.values())}
+
+
+def adapter_size(model: nn.Module) -> int:
+    """The number of parameters in adapters."""
+    return sum(value.numel() for path, value in model.named_parameters() if path.endswith((f".{A}", f".{B}")))
+
+
+def merge_adapters(state: State, alpha: float) -> State:
+    """The state with the effective weights in place of weights and adapters."""
+    merged = {name: tensor for name, tensor in state.items() if not name.endswith((f".{A}", f".{B}"))}
+    for name in state.keys() - merged.keys():
+        layer, _, part = name.rpartition(".")
+        if part == A:
+            weight, a, b = (state[f"{layer}.{other}"].float() for other in ("weight", A, B))
+            merged[f"{layer}.weight"] = effective_weight(weight, a, b, alpha)
+    return merged

@@ -1,0 +1,199 @@
+"""Trains one run per combination of options, as many side by side as there are GPUs; the same command continues.
+
+    python scripts/sweep.py -cfg configs/vit_digits.yaml -set DATA.FOLD=0..4 -set SEED=0..2 -opts DATA.FOLDS=5
+    python scripts/sweep.py -cfg configs/vit_digits.yaml -set TRAIN.BASE_LR=1e-3,2e-3 -set SEED=0..2 -gpus 4
+
+The runs are in `output/NAME-sweep`, in folders that are named by their options. Finished runs are skipped, others are
+resumed. A run that fails stops no other one; it is named at the end, and the exit status is 1. Ctrl-C stops all runs,
+which save. At the end the runs are compared as `scripts/report.py` does.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from configs.reading.command_line import parse_command_line
+from configs.reading.compare import shared_options
+from configs.reading.flags import Parser, add_flag
+from configs.reading.yaml_io import shorten
+from configs.schema.section import MAX_NAME_CHARS
+from scripts import report
+from scripts.flags import positive, script_parser, split_flags
+from utils.atomic_file import atomic_write
+from utils.cpu_cores import own_share
+from utils.device import visible_gpus
+from utils.errors import Unavailable, UserError
+from utils.files import read_json
+from utils.processes.entry import run_and_report_errors
+from utils.processes.launch import end_with_parent
+from utils.status import STATUS
+
+ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
+OPTIONS = "sweep.json"  # in the folder of the sweep: the options with which each run was started, by its name
+MAX_RUNS = 1000
+_SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
+
+Runs = dict[str, list[str]]  # the command line of a new run by its name
+
+
+def main(argv: list[str]) -> int:
+    flags, others = split_flags(_parser(), argv)
+    environments = _environments(flags.gpus, flags.jobs)
+    root, runs = read_grid(flags.set, others)
+    waiting = {name: argv for name, argv in runs.items() if _find_run(root, name)[1] not in ("finished", "stopped")}
+    print(f"{len(runs)} runs in {root}, {len(runs) - len(waiting)} done, {len(environments)} at a time", flush=True)
+    failures = _train(root, waiting, environments)
+    if len(failures) < len(runs):
+        report.main([str(root)])
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _parser() -> Parser:
+    usage = "-cfg FILE -set KEY=VALUES [-set ...] [-gpus N] [-jobs N] [flags of main_single_gpu.py]"
+    parser = script_parser("sweep.py", usage, "Trains one run per combination of options; the same command continues.")
+    values = "a key and its values: DATA.FOLD=0..4, TRAIN.BASE_LR=1e-3,2e-3"
+    add_flag(parser, "set", action="append", required=True, metavar="KEY=VALUES", help=values)
+    add_flag(parser, "gpus", type=positive, metavar="N", help="use the first N visible GPUs (default: all)")
+    add_flag(parser, "jobs", type=positive, metavar="N", help="runs side by side (default: one per GPU; CPU: one)")
+    return parser
+
+
+def _environments(gpus: int | None, jobs: int | None) -> list[dict[str, str]]:
+    """The environment variables of each of the runs that are side by side."""
+    visible = visible_gpus()
+    if gpus and gpus > visible:
+        raise Unavailable(f"-gpus {gpus}: only {visible} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+    if not visible:
+        threads = max(1, own_share().cores // (jobs or 1))
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * (jobs or 1)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
+    devices = named.split(",")[: gpus or visible]
+    return [{"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} for index in range(jobs or len(devices))]
+
+
+def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, Runs]:
+    """The folder of the sweep, which is made, and its runs, all of whose options are checked.
+
+    Raises:
+        UserError: values that are refused, also those of a single run; a run was started with other options.
+    """
+    grid: dict[str, Sequence[str]] = {}
+    for text in sets:
+        key, equals, values = text.partition("=")
+        if not equals or key in grid:
+            raise UserError(f"-set {shorten(text)}: expected KEY=VALUES, each key once, such as SEED=0..2")
+        grid[key] = read_values(values)
+    if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
+        raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
+    runs, options, root = Runs(), dict[str, dict[str, Any]](), Path()
+    for combination in itertools.product(*grid.values()):
+        pairs = list(zip(grid, combination, strict=True))
+        name = ",".join(f"{key.rpartition('.')[2]}={Path(value).name}" for key, value in pairs)
+        if name in runs or len(name) > MAX_NAME_CHARS:
+            raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
+        given = ["-opts", *(f"{key}={value}" for key, value in pairs)]
+        command = parse_command_line([*others, *given])
+        if command.name != "train" or command.config.model.resume:
+            raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
+        root = root if runs else Path(command.config.save) / f"{command.run_name}-sweep"
+        runs[name] = [*others, f"-output={root}", f"-name={name}", *given]
+        options[name] = shared_options(command.config)
+    _record_options(root, options)
+    return root, runs
+
+
+def read_values(text: str) -> Sequence[str]:
+    """'0..4' -> '0' to '4'; '1e-3,[1,2]' -> '1e-3' and '[1,2]'."""
+    if bounds := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", text):
+        start, end = map(int, bounds.groups())
+        return list(map(str, range(start, min(end, start + MAX_RUNS) + 1)))
+    return re.split(r",(?![^\[{]*[\]}])", text)
+
+
+def _record_options(root: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """Writes the options of the runs; raises UserError if one of them was started with others."""
+    known = read_json(root / OPTIONS)
+    for name in known.keys() & runs.keys():
+        if changed := [key for key, now in runs[name].items() if known[name].get(key, now) != now]:
+            then, now = (shorten(options[changed[0]]) for options in (known[name], runs[name]))
+            problem = f"{name} was started with {changed[0]} {then}, now it is {now}"
+            raise UserError(f"{root}: {problem}; give the options of that sweep, or another -name for a new one")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        atomic_write(root / OPTIONS, json.dumps(known | runs, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"SAVE: {root} is not writable: {error.strerror}; choose another -output") from None
+
+
+def _find_run(root: Path, name: str) -> tuple[Path | None, str | None]:
+    """The newest folder of the run if it can be resumed or is done, and its state."""
+    pattern = re.compile(re.escape(name) + r"-\d{8}-\d\d-\d\d(-\d+)?")
+    folders = sorted(path for path in root.iterdir() if pattern.fullmatch(path.name))
+    found = [(path, status["state"]) for path in folders if (status := read_json(path / STATUS)).get("checkpoint")]
+    return found[-1] if found else (None, None)
+
+
+def _train(root: Path, runs: Runs, environments: list[dict[str, str]]) -> list[str]:
+    """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end."""
+    waiting, free, failures = list(runs), environments[::-1], list[str]()
+    running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                name, environment = waiting.pop(0), free.pop()
+                running[name] = _start(root, name, runs[name], environment), environment
+            for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                process, environment = running.pop(name)
+                free.append(environment)
+                if process.returncode:
+                    lines = (root / f"{name}.log").read_text(errors="replace").splitlines() or ["no output"]
+                    failures.append(f"{name}: status {process.returncode}: {lines[-1]}")
+                print(f"{name}: {'failed' if process.returncode else 'done'}", flush=True)
+            time.sleep(0.2)
+    finally:
+        _stop([process for process, _ in running.values()])
+    return failures
+
+
+def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    folder, _ = _find_run(root, name)
+    print(f"{name}: {'resumed' if folder else 'started'}", flush=True)
+    with open(root / f"{name}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, str(ENTRY), *([f"-resume={folder}"] if folder else argv)],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # the Ctrl-C of a terminal reaches the sweep alone
+            preexec_fn=end_with_parent,
+        )
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _SHUTDOWN_SECONDS
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also workers that are left
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

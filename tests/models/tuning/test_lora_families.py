@@ -1,0 +1,93 @@
+"""In each family with attention each adapter gets a gradient in two steps, or the family is refused by name."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from configs.reading.command_line import parse_command_line
+from configs.schema.model import Lora
+from models.build import build_model
+from models.tuning.frozen import set_training
+from models.tuning.lora import add_adapters
+from utils.errors import UserError
+from utils.torch_compat import tree_leaves
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "families"
+SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
+SWIN = {"embed_dim": 24, "depths": (1, 2, 1, 1), "num_heads": (1, 2, 4, 8), "img_size": 64}
+TIMM = {  # arguments; None: the family is refused
+    "aimv2_large_patch14_224": SMALL | {"img_size": 28}, "beit_base_patch16_224": SMALL, "cait_xxs24_224": SMALL,
+    "coat_lite_tiny": {"img_size": 64}, "coatnet_pico_rw_224": None,
+    "convit_tiny": SMALL | {"depth": 12, "num_heads": 4}, "crossvit_9_240": {}, "csatv2": {},
+    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (24, 48, 96, 192), "num_heads": (1, 2, 4, 8)},
+    "deit3_small_patch16_224": SMALL, "deit_tiny_distilled_patch16_224": SMALL, "edgenext_xx_small": {},
+    "efficientformer_l1": {}, "efficientformerv2_s0": None, "efficientvit_b0": None, "efficientvit_m0": None,
+    "eva02_tiny_patch14_224": SMALL | {"img_size": 28}, "fastvit_sa12": {}, "focalnet_tiny_srf": None,
+    "gcvit_xxtiny": {}, "hiera_tiny_224": {"embed_dim": 24, "stages": (1, 1, 1, 1)}, "levit_128s": {},
+    "levit_conv_128s": None, "mobilevit_xxs": {}, "mobilevitv2_050": None, "mvitv2_tiny": {},
+    "nest_tiny": {"drop_path_rate": 0}, "nextvit_small": {}, "pit_ti_224": {}, "pvt_v2_b0": {}, "shvit_s1": None,
+    "swiftformer_xs": {}, "swin_tiny_patch4_window7_224": SWIN | {"window_size": 2}, "swinv2_cr_tiny_224": SWIN,
+    "swinv2_tiny_window8_256": SWIN | {"window_size": 2}, "test_maxvit": {},
+    "naflexvit_base_patch16_gap": {"depth": 2, "embed_dim": 48, "num_heads": 3},
+    "tiny_vit_5m_224": {}, "tnt_s_patch16_224": {"depth": 2}, "twins_svt_small": {"depths": (1, 1, 1, 1)},
+    "visformer_tiny": None, "vit_base_patch16_rope_mixed_224": SMALL, "vit_base_patch16_siglip_224": SMALL,
+    "vit_pe_core_tiny_patch16_384": SMALL, "vit_relpos_small_patch16_224": SMALL, "vit_small_patch16_dinov3": SMALL,
+    "vit_tiny_patch16_224": SMALL, "vit_tiny_r_s16_p8_224": SMALL, "vitamin_small_224": {"img_size": 64},
+    "volo_d1_224": {}, "xcit_nano_12_p16_224": SMALL,
+}  # fmt: skip
+REFUSED_PADDLE = {"ConvMixer", "HaloNet", "HaloNet_silu", "MobileOne", "MobileOne_se", "PoolFormer"}
+
+
+def without_gradients(model: nn.Module, images: torch.Tensor) -> list[str]:
+    """The adapters of which A or B has no gradient in two steps of SGD."""
+    set_training(model, "lora")
+    with torch.no_grad():  # initial values of zero, of heads, norms and layer scales, are no values of trained weights
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.02)
+    adapters = {name: value for name, value in model.named_parameters() if ".lora_" in name}
+    for name, value in adapters.items():
+        if name.endswith("B"):
+            nn.init.zeros_(value)
+    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
+    found = set()
+    for _ in range(2):
+        loss = sum(output.logsumexp(-1).sum() for output in tree_leaves(model(images)))
+        loss.backward()
+        found |= {name for name, value in adapters.items() if value.grad is not None and value.grad.any()}
+        optimizer.step()
+        optimizer.zero_grad()
+    assert adapters
+    return sorted(adapters.keys() - found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM)
+def test_timms_families(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=4, **(TIMM[name] or {}))
+    if TIMM[name] is None:
+        with pytest.raises(UserError, match=f"lora: {name} has no linear layers"):
+            add_adapters(model, Lora(), name)
+        return
+    add_adapters(model, Lora(), name)
+    size = TIMM[name].get("img_size", model.default_cfg["input_size"][-1])
+    assert without_gradients(model, torch.randn(2, 3, size, size)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+def test_paddlevits_families(folder):
+    options = ["-opts", "MODEL.TUNE=lora", "MODEL.LORA.RANK=4", "MODEL.DROPPATH=0.0"]
+    config = parse_command_line([f"-cfg={folder / 'model.yaml'}", *options]).config
+    if folder.name in REFUSED_PADDLE:
+        with pytest.raises(UserError, match=r"lora: .* has no linear layers"):
+            build_model(config.model, config.data, torch.device("cpu"))
+        return
+    torch.manual_seed(0)
+    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    shape = config.data.image_channels, config.data.image_size, config.data.image_size
+    assert without_gradients(model, torch.randn(2, *shape)) == []

@@ -1,0 +1,98 @@
+"""Models as timm saves them for the Hugging Face Hub: config.json and weights, in a folder or on the Hub."""
+
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from utils.errors import Unavailable, UserError
+from utils.files import read_json
+from utils.threads import DaemonPool
+
+HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes of a model name
+CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+ANSWER_SECONDS = 8.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
+
+
+def model_folder(source: str, flag: str = "-pretrained=FOLDER") -> Path:
+    """The folder of `hf-hub:ORG/NAME[@REVISION]`, with config.json, or of `local-dir:FOLDER`; else `source` itself.
+
+    Raises:
+        Unavailable: the Hub does not send config.json; names the flag that reads a folder.
+    """
+    if not source.startswith(HUB):
+        return Path(source.removeprefix(LOCAL))
+    fix = f"download it and {WEIGHTS[0]} by hand, and give {flag}"
+    return download(source.removeprefix(HUB), (CONFIG,), fix).parent
+
+
+def weight_file(source: str) -> str:
+    """The weights in a folder with config.json, here or on the Hub; another path is unchanged.
+
+    Raises:
+        UserError: as `read_config` and `download`; the folder has no weights.
+    """
+    folder = model_folder(source)
+    if not os.path.isfile(folder / CONFIG):
+        return source
+    read_config(folder)
+    if source.startswith(HUB):  # of the same commit
+        repository = f"{source.removeprefix(HUB).partition('@')[0]}@{folder.name}"
+        return str(download(repository, WEIGHTS, "download it by hand, and give -pretrained=FILE"))
+    for file in (folder / name for name in WEIGHTS):
+        if os.path.isfile(file):
+            return str(file)
+    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(WEIGHTS)}; add the weights")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of config.json; in its old form, the entry `pretrained_cfg` is the content.
+
+    Raises:
+        UserError: it is missing or damaged, or describes no model of timm's.
+    """
+    content = read_json(folder / CONFIG)
+    config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | content
+    types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}
+    if not all(isinstance(config[name], kind) for name, kind in types.items()):
+        problem = "is damaged, or names no architecture of timm's" if os.path.isfile(folder / CONFIG) else "is missing"
+        raise UserError(f"{folder / CONFIG}: {problem}; give a folder that timm's save_for_hf or export.py wrote")
+    return config
+
+
+@functools.cache
+def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
+    """The first of the files that the repository ORG/NAME[@REVISION] has; one in the Hub's cache needs no request.
+
+    Raises:
+        Unavailable: the Hub does not answer in time, or has no such file; names its address, and `fix`.
+    """
+    import huggingface_hub as hub  # 0.3 s
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt is a warning
+    name, _, tag = repository.partition("@")
+    revision, pool = tag or "main", DaemonPool(1)
+
+    def find() -> str:
+        return next((file for file in names if hub.file_exists(name, file, revision=revision)), names[0])
+
+    with explained(f"{hub.constants.ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
+        for file in names:
+            cached = hub.try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(cached, str):
+                return Path(cached)
+        file = pool.submit(find).result(ANSWER_SECONDS)  # the library's own limit is for each address of the server
+        return Path(hub.hf_hub_download(name, file, revision=revision))
+
+
+@contextmanager
+def explained(url: str, fix: str) -> Iterator[None]:
+    """Converts the exceptions of a download into one line."""
+    try:
+        yield
+    except Exception as error:  # of many types: of the libraries for HTTP, too
+        reason = f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error).split("\n")[0]
+        raise Unavailable(f"{url}: cannot be downloaded ({reason}); {fix}") from error

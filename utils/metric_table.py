@@ -1,0 +1,67 @@
+"""The metrics of evaluations, one table: `best.pth`, tables, page, loggers and log read it. Without torch and numpy."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MetricName = Literal["top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, in percent except for the loss.
+
+    Attributes:
+        name, title: in files; on the page and in the log.
+        compute: from the `SampleResults` of the evaluation.
+        multi_label: whether it is for several labels per image; None: for one label, too.
+        sign: 1 if higher is better, -1 if lower is better.
+        log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
+        min_classes: with fewer classes it is always high.
+    """
+
+    name: str
+    title: str
+    compute: Callable[[Any], float]
+    multi_label: bool | None = False
+    sign: int = 1
+    log_name: str = ""
+    min_classes: int = 1
+
+    def rank(self, values: Mapping[str, float | None]) -> tuple[float, float]:
+        """The highest for the best evaluation: by this metric, then by the loss. values: by name of the metric.
+
+        A value that is missing or not finite is -inf: no evaluation is worse.
+        """
+        signed = ((values.get(self.name), self.sign), (values.get("loss"), -1))
+        first, second = (-math.inf if x is None or not math.isfinite(x) else sign * x for x, sign in signed)
+        return first, second
+
+    def text(self, value: float | None) -> str:
+        """'97.83%', a loss '0.0931', '' for no value."""
+        return "" if value is None else f"{value:.4f}" if self.name == "loss" else f"{value:.2f}%"
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "loss", lambda results: results.mean_loss, None, sign=-1, log_name="Loss"),
+        Metric("top1", "top-1", lambda results: results.accuracy(1), log_name="Acc@1"),
+        Metric("top5", "top-5", lambda results: results.accuracy(5), log_name="Acc@5", min_classes=10),
+        Metric("mean_ap", "mean AP", lambda results: results.mean_average_precision, True, log_name="mAP"),
+        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"]),
+        Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
+        Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),
+    )
+}
+
+
+def metrics_of(multi_label: bool) -> list[Metric]:
+    """The metrics of data with several labels per image, or with one."""
+    return [metric for metric in METRICS.values() if metric.multi_label in (None, multi_label)]
+
+
+def best_metric(chosen: object, multi_label: bool) -> Metric:
+    """The metric that decides which evaluation is the best: `EVAL.BEST_METRIC`, by default mean AP or top-1."""
+    return METRICS.get(str(chosen)) or METRICS["mean_ap" if multi_label else "top1"]
