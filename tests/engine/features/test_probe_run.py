@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, digits_flags, environment, read_result, run_folders, run_script, train
+from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, run_folders, run_script, train
+from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
@@ -136,3 +137,28 @@ def test_a_killed_embedding_continues_on_any_number_of_ranks(probed, tmp_path, c
     assert "Features: 0 of" not in run_script(*scripts[continued], *command)
     for name in ("embeddings.npy", "embeddings.csv"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_several_labels_and_unreadable_images(tmp_path, cpu):
+    """The labels are the bright channels; one image of the training is damaged, and its row is left out."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 30)):
+        lines = ["image_path,target"]
+        for number in range(count):
+            has = generator.random(3) < 0.4
+            pixels = (generator.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{split}{number}.png")
+            lines.append(f"{split}{number}.png,{'|'.join(np.array(['red', 'green', 'blue'])[has])}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "train1.png").write_bytes((tmp_path / "train1.png").read_bytes()[:40])
+    options = ["MODEL.TUNE=probe", "MODEL.FEATURES=token_avg", "MODEL.NUM_CLASSES=null", "DATA.MULTI_LABEL=true"]
+    argv = ["-dataset=csv", f"-data_path={tmp_path}", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts"]
+    argv += [*TINY_VIT, *options, "DATA.ON_BAD_IMAGE=skip", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced"]
+    folder = train(argv, cpu)
+    result, features = read_result(folder), features_of(tmp_path / "out", "train")
+    assert result["mean_ap"] > 90 and result["knn_top1"] is None
+    assert features.shape == (60, 32) and np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
+    assert "train1.png" in (folder / "bad_images_0.csv").read_text()
+    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
+    (evaluated,) = run_folders(tmp_path / "eval", "eval")
+    assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
